@@ -12,6 +12,7 @@ FOLDER/result.json.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -97,15 +98,19 @@ def bandwidth(device):
     return 2 * len(source) / median(seconds)
 
 
-def rounds_of(words, output):
-    """Trains, and returns the rows of the run's metrics and the wall-clock seconds of each round."""
+def rounds_of(words, output, count):
+    """Trains `count` rounds, and returns the rows of the run's metrics and the wall-clock seconds of each round. Then
+    kills the run, which would save all states at its end: tens of gigabytes for a real size."""
+    shutil.rmtree(output, ignore_errors=True)
     process = subprocess.Popen(command("train", *words), stdout=sys.stderr)
     ends = []
-    while process.poll() is None:
+    while process.poll() is None and len(ends) < count:
         while len(rows(output / "metrics.jsonl")) > len(ends):
             ends.append(time.perf_counter())
         time.sleep(0.02)
-    assert process.returncode == 0, "the run failed: see above"
+    process.kill()
+    process.wait()
+    assert len(ends) == count, "the run failed: see above"
     walls = [after - before for before, after in pairwise(ends)]
     return rows(output / "metrics.jsonl")[1:], walls
 
@@ -129,7 +134,7 @@ def main(folder, name="small", *overrides):
     settings = fitting(settings)
     config = with_precision(compose_config(settings))
     device = ranks.device(config)
-    measured, walls = rounds_of(settings, folder / "run")
+    measured, walls = rounds_of(settings, folder / "run", num_rounds + WARM_UP)
     measured, walls = measured[WARM_UP - 1 :], walls[WARM_UP - 1 :]
 
     def middle(key):

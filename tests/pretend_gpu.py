@@ -261,6 +261,8 @@ def pretend_gpu() -> Iterator[torch.device]:
         "get_device_capability": lambda device=None: (9, 0),
         "synchronize": lambda device=None: _wait("synchronize"),
         "empty_cache": lambda: None,
+        # A torch that was built for CUDA would ask the driver.
+        "is_current_stream_capturing": lambda: False,
     }
     before = get_accelerator()
     set_accelerator(_Accelerator())

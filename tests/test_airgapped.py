@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "airgapped"
@@ -37,6 +38,30 @@ def test_steps_are_given_shares_of_the_time_that_a_call_has(tmp_path):
         command = ["bash", "-c", "\n".join(lines)]
         subprocess.run(command, cwd=FOLDER.parent.parent, env=environment | given, check=True, capture_output=True)
         assert (tmp_path / "out" / "half.log").read_text() == seconds
+
+
+def test_a_step_gets_what_earlier_steps_left_but_no_more_than_the_call(tmp_path):
+    (tmp_path / "timeout").write_text('#!/bin/sh\necho "$3"\n')
+    (tmp_path / "timeout").chmod(0o755)
+    lines = ["source benchmarks/airgapped/steps.sh", "SECONDS=400", "step late 100 true"]
+    lines += ["planned=450 SECONDS=440", "step early 30 true", "SECONDS=999", "step over 9 true"]
+    environment = {"OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = ["bash", "-c", "\n".join(lines)]
+    subprocess.run(command, cwd=FOLDER.parent.parent, env=environment, check=True, capture_output=True)
+    limits = [(tmp_path / "out" / f"{name}.log").read_text() for name in ("late", "early", "over")]
+    assert limits == ["80\n", "40\n", "1\n"]
+
+
+def test_a_step_whose_time_is_over_leaves_nothing_that_runs(tmp_path):
+    """A run finishes its round and saves when it is asked to stop, and holds a GPU's memory meanwhile."""
+    (tmp_path / "saving").write_text(f"(trap '' TERM; echo $BASHPID >{tmp_path}/pid; sleep 60) & wait")
+    lines = ["source benchmarks/airgapped/steps.sh", f"step late 1 bash {tmp_path}/saving"]
+    environment = {"OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
+    command = ["bash", "-c", "\n".join(lines)]
+    done = subprocess.run(command, cwd=FOLDER.parent.parent, env=environment, capture_output=True, text=True)
+    assert "late: exit code 124" in done.stdout
+    process = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
 def test_what_is_packed_is_what_the_project_pins_where_it_pins_it():

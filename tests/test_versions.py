@@ -111,11 +111,13 @@ def test_this_vllm_takes_every_call_of_an_engine_in_process():
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker import worker_base
 
+    from grpo.rollout import vllm_sampler
     from grpo.weight_sync.vllm_receiver import WeightReceiver
 
     def taken(method, *arguments, **named):
         return inspect.signature(method).bind(None, *arguments, **named)
 
+    assert vllm_sampler.LLM is LLM
     taken(LLM.sleep, level=2)
     taken(LLM.wake_up, ["weights"])
     taken(LLM.collective_rpc, "receive_bucket", args=([],))

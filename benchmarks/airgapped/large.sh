@@ -5,4 +5,5 @@ source benchmarks/airgapped/steps.sh
 step throughput-7b 470 "$PYTHON" -m benchmarks.throughput "$WORK/throughput-7b" qwen2.5-7b "device=$DEVICE" \
   model.lora.rank=32 learner.gradient_checkpointing=true "$@"
 cp "$WORK/throughput-7b/result.json" "$OUT/throughput-7b.json" 2>/dev/null
+cp "$WORK/throughput-7b/run/metrics.jsonl" "$OUT/throughput-7b-rounds.jsonl" 2>/dev/null
 exit $failed

@@ -6,4 +6,5 @@ shape=${1:-qwen2.5-1.5b}
 prove 190 round
 step throughput 290 "$PYTHON" -m benchmarks.throughput "$WORK/throughput" "$shape" "device=$DEVICE" "$@"
 cp "$WORK/throughput/result.json" "$OUT/throughput.json" 2>/dev/null
+cp "$WORK/throughput/run/metrics.jsonl" "$OUT/throughput-rounds.jsonl" 2>/dev/null
 exit $failed

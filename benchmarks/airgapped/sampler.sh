@@ -3,7 +3,9 @@
 source benchmarks/airgapped/steps.sh
 unpack "$@" || exit
 about
-# The smallest first, without graphs: whatever is wrong is told by a short log.
+# The smallest first, without graphs: whatever is wrong is told by a short log. A run of an earlier call would be in the
+# way.
+rm -rf "$WORK/colocated"
 step colocated 120 "$PYTHON" -m grpo.cli train experiment=tiny "device=$DEVICE" num_steps=3 evaluation.num_problems=0 \
   checkpoint.export=false rollout.gpu_memory_fraction=0.2 rollout.enforce_eager=true \
   learner.precision=bfloat16 rollout.precision=bfloat16 "output_dir=$WORK/colocated"

@@ -1,6 +1,7 @@
 # What the scripts beside this one share; each of them sources it from the repository's root.
 # OUT is the folder for logs and numbers, SITE the one for packages that the machine lacks, PYTHON the machine's own.
 # CALL_SECONDS is how long a call may take; the limits of its steps, written for 480, are shares of it.
+# `planned` adds up the shares of the steps so far.
 set -u
 : "${OUT:?set OUT to a folder for logs and numbers}" "${SITE:=/tmp/grpo-site}" "${PYTHON:=python3}" "${DEVICE:=cuda}" \
   "${CALL_SECONDS:=480}"
@@ -11,7 +12,7 @@ export PYTHONPATH="$PWD:$SITE" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_DATASETS_O
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 VLLM_WORKER_MULTIPROCESSING_METHOD=spawn
 # DeepSpeed takes the device that torch takes, wherever the driver shows it.
 export DS_ACCELERATOR="$DEVICE"
-failed=0
+failed=0 planned=0
 
 # unpack FOLDER...: packages from the parts of an archive that lie in these folders.
 unpack() {
@@ -23,11 +24,20 @@ unpack() {
   "$PYTHON" -m compileall -q -j 0 "$SITE" >/dev/null 2>&1 || true
 }
 
-# step NAME SECONDS COMMAND...: runs it so long at most, of 480. Its output is in OUT/NAME.log, its end is printed here.
+# step NAME SECONDS COMMAND...: runs it so long at most, of 480, and as much longer as earlier steps took less, but not
+# longer than the call. Its output is in OUT/NAME.log, its end is printed here.
 step() {
   local name=$1 seconds=$(($2 * CALL_SECONDS / 480)) begun=$SECONDS code=0
+  local spare=$((planned - begun)) left=$((CALL_SECONDS - begun))
   shift 2
-  timeout -k 10 "$seconds" "$@" >"$OUT/$name.log" 2>&1 || code=$?
+  planned=$((planned + seconds))
+  [ "$spare" -le 0 ] || seconds=$((seconds + spare))
+  [ "$seconds" -le "$left" ] || seconds=$left
+  [ "$seconds" -gt 0 ] || seconds=1
+  timeout -k 10 "$seconds" "$@" >"$OUT/$name.log" 2>&1 &
+  wait $! || code=$?
+  # A run that was asked to stop still saves. It would hold the GPU's memory while the next step starts.
+  kill -KILL -- -$! 2>/dev/null
   tail -n 40 "$OUT/$name.log"
   echo "== $name: exit code $code after $((SECONDS - begun)) s"
   [ "$code" = 0 ] || failed=1

@@ -82,15 +82,22 @@ def sync(bench: Bench) -> Report:
 
 
 def whole_round(bench: Bench) -> Report:
-    """Measures a few rounds of `grpo train`. The run has its own engines, so the bench's must not have started yet."""
+    """Measures a few rounds of `grpo train`. The run has its own engines, so the bench's must not have started yet. It
+    is killed after its last round: at its end it would save all states, tens of gigabytes at a real size."""
     if needs := bench.lacking(steps=True):
         return Report([Fact("round", "rounds finished", None, needs=needs)])
     bench.build()
     output = bench.folder / "round"
     shutil.rmtree(output, ignore_errors=True)
     words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", f"output_dir={output}"]
-    exit_status = exit_code([sys.executable, "-m", "grpo.cli", "train", *words])
-    rows = [] if exit_status else read_metrics(output / METRICS_FILE)
+    metrics = output / METRICS_FILE
+
+    def finished_rounds() -> list[dict[str, Any]]:
+        return read_metrics(metrics) if metrics.exists() else []
+
+    command = [sys.executable, "-m", "grpo.cli", "train", *words]
+    exit_status = exit_code(command, enough=lambda: len(finished_rounds()) == WARM_UP + ROUNDS)
+    rows = [] if exit_status else finished_rounds()
     rounds_finished = Fact("round", "rounds finished", len(rows), low=WARM_UP + ROUNDS)
     if not rows:
         return Report([rounds_finished])

@@ -9,7 +9,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,20 +20,33 @@ from grpo.prove.facts import Fact, Report
 LAST_CHARACTERS = 3000
 # A process may take this many seconds. A part that hangs is then reported before the eight minutes of a part are over.
 LONGEST_SECONDS = 450.0
+LOOK_SECONDS = 0.1
 
 
-def exit_code(command: Sequence[str]) -> int:
+def exit_code(command: Sequence[str], enough: Callable[[], bool] = lambda: False) -> int:
     """Runs a command for `LONGEST_SECONDS` at most, and returns its exit code, or 124 if it took longer. If the code is
-    not 0, the end of the command's output goes to standard error."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    try:
-        process = subprocess.run(command, timeout=LONGEST_SECONDS, **pipes)
-        code, output = process.returncode, process.stdout
-    except subprocess.TimeoutExpired as late:
-        # 124 is the exit code of coreutils' `timeout`. The output comes as bytes here.
-        code, output = 124, (late.stdout or b"").decode(errors="replace")
+    not 0, the end of the command's output goes to standard error.
+
+    Once `enough` returns True, the command is killed, and the code is 0.
+    """
+    deadline = time.monotonic() + LONGEST_SECONDS
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while (code := process.poll()) is None:
+                late = time.monotonic() > deadline
+                if late or enough():
+                    # 124 is the exit code of coreutils' `timeout`.
+                    code = 124 if late else 0
+                    break
+                time.sleep(LOOK_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        printed = output.read().decode(errors="replace")
     if code:
-        print(output[-LAST_CHARACTERS:], file=sys.stderr)
+        print(printed[-LAST_CHARACTERS:], file=sys.stderr)
     return code
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import torch
 from transformers import PreTrainedTokenizerBase
 from vllm import LLM, SamplingParams
-from vllm.exceptions import VLLMError
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
@@ -60,7 +60,7 @@ class VllmSampler:
         arguments = engine_arguments(config, str(model_path), self._on_gpu, cpu_special)
         speculates = "speculative_config" in config.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
-        with passing_on("rollout.sampling.extra", config.rollout.sampling.extra, VLLMError):
+        with passing_on("rollout.sampling.extra", config.rollout.sampling.extra, VLLMValidationError):
             self._parameters(config.rollout.sampling, seed=0)
         classes = ModelClasses()
         if self._on_gpu:
@@ -69,7 +69,7 @@ class VllmSampler:
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
             with (
-                passing_on("rollout.engine_args", config.rollout.engine_args, VLLMError),
+                passing_on("rollout.engine_args", config.rollout.engine_args, VLLMValidationError),
                 explaining_startup_oom(self._on_gpu),
             ):
                 self._llm = LLM(**arguments)

@@ -17,11 +17,15 @@ from grpo.prove import own_process
 from tests import warm
 
 
-def run(command, **_):
-    return warm.run(command[1:])
+class Forked:
+    """A process that has ended by the time it is made, with its output in the file `stdout`."""
+
+    def __init__(self, command, stdout, **_):
+        ended = warm.run(command[1:])
+        self.poll = self.wait = self.kill = lambda: ended.returncode
+        stdout.write(f"{ended.stdout}{ended.stderr}".encode())
 
 
 if __name__ == "__main__":
-    named = {name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "TimeoutExpired")}
-    with mock.patch.object(own_process, "subprocess", SimpleNamespace(run=run, **named)):
+    with mock.patch.object(own_process, "subprocess", SimpleNamespace(Popen=Forked, STDOUT=subprocess.STDOUT)):
         sys.exit(prove.run(sys.argv[1:]))

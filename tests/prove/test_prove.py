@@ -148,6 +148,7 @@ def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monke
     monkeypatch.setattr(own_process, "LONGEST_SECONDS", 1.0)
     assert own_process.exit_code(["sh", "-c", "echo the last word; exec sleep 60"]) == 124
     assert {"the reason", "the last word"} <= set(capfd.readouterr().err.splitlines())
+    assert own_process.exit_code(["sleep", "60"], enough=lambda: True) == 0
     monkeypatch.setattr(own_process, "exit_code", lambda command: 1)
     [fact] = own_process.measured_apart(bench, "learning", "learner", "ZeRO-3").facts
     assert (fact.what, fact.verdict) == ("ZeRO-3: exit code of its process", "wrong")
