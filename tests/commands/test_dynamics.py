@@ -1,4 +1,4 @@
-"""These tests give `grpo dynamics plan` folders that hold no pass rates."""
+"""These tests give `grpo dynamics plan` folders without pass rates, and what a proof has measured."""
 
 import json
 
@@ -36,3 +36,22 @@ def test_a_plan_reads_the_pass_rates_in_a_folder_that_also_holds_runs(runs, caps
     (runs / "rates.jsonl").write_text("".join(json.dumps({"solve_rate": rate / 10}) + "\n" for rate in range(11)))
     assert dynamics.run(["plan", str(runs)]) == 0
     assert "progress" in capsys.readouterr().out
+
+
+def test_a_plan_counts_the_seconds_that_a_proof_has_measured(runs, capsys):
+    (runs / "rates.jsonl").write_text("".join(json.dumps({"solve_rate": rate / 10}) + "\n" for rate in range(11)))
+    constants = {
+        "sampling_tokens_per_second": [[128, 100.0], [1024, 800.0]],
+        "learning_tokens_per_second": 1000.0,
+        "refresh_seconds": 9.0,
+        "round_overhead_seconds": 1.0,
+    }
+    proof = runs / "prove.json"
+    proof.write_text(json.dumps({"device": "H100 of this test", "parameters": 1_500_000, "constants": constants}))
+    assert dynamics.run(["plan", str(runs / "rates.jsonl"), f"machine={proof}"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "seconds are those of one H100 of this test with a model of 1,500,000 parameters" in printed
+    del constants["refresh_seconds"]
+    proof.write_text(json.dumps({"device": "CPU", "parameters": 7, "constants": constants}))
+    with pytest.raises(UserError, match="lacks refresh_seconds: measure it by `grpo prove part=sync`"):
+        dynamics.run(["plan", str(runs / "rates.jsonl"), f"machine={proof}"])

@@ -1,6 +1,7 @@
 """Settings for vLLM, DeepSpeed and transformers reach them, and those that the run sets itself are refused by name."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.pass_through import ENGINE_ARGS, SAMPLING, check_pass_through, check_training
 from grpo.learner.engine import deepspeed_config
 from grpo.models.changed import with_config
+from grpo.rollout import known_arguments
 from grpo.rollout.engine_arguments import colocated_arguments, command_line, engine_arguments, sampling_arguments
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.rollout.servers import server_arguments
@@ -142,3 +144,15 @@ def test_an_argument_that_vllm_does_not_know_is_refused_with_the_one_that_is_mea
     check_engine_arguments(config("rollout=vllm_server", word).rollout)
     with pytest.raises(UserError, match="max-log-len is no argument of the installed vLLM"):
         check_engine_arguments(config(word).rollout)
+    # Only flags have two signs.
+    hyphens = "+rollout.engine_args={kv-cache-dtype: fp8}"
+    check_engine_arguments(config("rollout=vllm_server", hyphens).rollout)
+    with pytest.raises(UserError, match="did you mean kv_cache_dtype?"):
+        check_engine_arguments(config(hyphens).rollout)
+
+
+@pytest.mark.parametrize("vllm", ["not installed", "with its source elsewhere"])
+def test_where_the_names_of_arguments_cannot_be_read_none_is_refused(vllm, monkeypatch, tmp_path):
+    elsewhere = None if vllm == "not installed" else SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(known_arguments, "find_spec", lambda name: elsewhere)
+    check_engine_arguments(config("+rollout.engine_args={anything: 1}").rollout)

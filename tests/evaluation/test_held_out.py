@@ -1,6 +1,7 @@
 """These tests check what an evaluation reports, and which sets a suite has."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -164,6 +165,48 @@ def test_problems_that_could_not_be_graded_are_left_out_and_counted():
     assert [*result_table("sums", result).columns[0].cells][-1] == "not graded, left out"
     whole = evaluated_in_an_outage([])
     assert (whole["ungraded"], whole["ungraded_problems"]) == (0, []) and "graded" not in told(whole)[0]
+
+
+def test_a_problem_whose_greedy_answer_alone_could_not_be_graded_counts_in_all_other_numbers():
+    class Later(NineProblems):
+        def __init__(self):
+            super().__init__()
+            graded = ScriptedTask([[1, 0]] * 9).grade
+            self.grade = lambda groups: [ungraded(one) if lost(one) else one for one in graded(groups)]
+
+    def lost(one):
+        return len(one.grades) == 1 and one.group.prompt.problem.problem_id in ("p1", "p4")
+
+    task, settings = Later(), EvaluationConfig(num_problems=9, samples_per_problem=2, greedy=True)
+    result = evaluate(task, answering(task), settings, SamplingConfig(), SingleRank())
+    assert (result["ungraded"], result["pass@1"]["value"], result["greedy"]["value"]) == (0, 0.5, 1.0)
+    assert [row["problem_id"] for row in result["per_problem"] if "greedy" not in row] == ["p1", "p4"]
+
+
+def test_a_problem_with_one_completion_that_could_not_be_graded_says_why():
+    class Halfway(NineProblems):
+        def __init__(self):
+            super().__init__()
+            self.grade = lambda groups: [half_lost(one) for one in ScriptedTask([[1, 1]] * 9).grade(groups)]
+
+    def half_lost(one):
+        lost = ungraded(one).grades
+        return replace(one, grades=(one.grades[0], *lost[1:])) if one.group.prompt.problem.problem_id == "p2" else one
+
+    task, settings = Halfway(), EvaluationConfig(num_problems=9, samples_per_problem=2)
+    result = evaluate(task, answering(task), settings, SamplingConfig(), SingleRank())
+    [row] = result["ungraded_problems"]
+    assert (row["problem_id"], row["outcome"], result["ungraded"]) == ("p2", "unanswered", 1)
+
+
+def test_a_source_of_which_no_problem_could_be_graded_has_no_numbers():
+    task = Outage(["p0", "p6", "p7", "p8"])
+    names = ["sums"] * 6 + ["words"] * 3
+    task.held_out = [Prompt(Problem(f"p{index}", "q", "a", source=name), (1,)) for index, name in enumerate(names)]
+    result = evaluate(task, answering(task), EvaluationConfig(num_problems=9), SamplingConfig(), SingleRank())
+    assert {name: (of["problems"], of["ungraded"]) for name, of in result["sources"].items()} == {"sums": (6, 1)}
+    assert result["ungraded"] == 4 and not {"per_problem", "ungraded_problems"} & result["sources"]["sums"].keys()
+    assert [row["source"] for row in result["ungraded_problems"]] == ["sums", "words", "words", "words"]
 
 
 def test_an_evaluation_of_which_nothing_could_be_graded_has_no_pass_rate():

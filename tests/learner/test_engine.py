@@ -55,13 +55,15 @@ def test_groups_that_deepspeed_and_vllm_make_have_the_deadline_of_the_run(backen
     """ZeRO exchanges in a group that DeepSpeed makes without a deadline. With NCCL torch gives it ten minutes."""
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         monkeypatch.setattr(distributed_c10d, name, timedelta(minutes=10))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    own = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, timeout: own.append(timeout))
     monkeypatch.setattr(deepspeed, "init_distributed", lambda *arguments, **named: None)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     engine.init_distributed(torch.device("cpu"), 7200)
-    assert distributed_c10d._get_default_timeout(backend) == timedelta(hours=2)
+    assert own == [distributed_c10d._get_default_timeout(backend)] == [timedelta(hours=2)]
 
 
 def test_only_warnings_of_tensor_parallelism_and_of_other_optimizers_are_passed_over():

@@ -9,6 +9,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from benchmarks.small_models import config_of
 from grpo.learner.norms import fuse_norms, normalized
+from grpo.learner.policy import Policy
 
 
 def norms_of(name, dtype):
@@ -19,6 +20,13 @@ def norms_of(name, dtype):
 def fused(model):
     fuse_norms(model)
     return [module for module in model.modules() if getattr(module.forward, "__func__", None) is normalized]
+
+
+def test_a_policy_has_torchs_norms():
+    model, norms = norms_of("Llama", torch.bfloat16)
+    language_model = Policy(model, 64).language_model
+    forwards = [getattr(module.forward, "__func__", None) for module in language_model.modules()]
+    assert norms and forwards.count(normalized) == len(norms)
 
 
 def result(norm, hidden, upstream):

@@ -37,6 +37,9 @@ def test_what_a_model_of_7b_takes_is_counted_by_hand(on):
     assert refreshing_gib(config, SEVEN_B, 1, 139.8) == pytest.approx(14.2 + 28.4 + 28.4 + 55.9 + 1.5, abs=0.2)
     config.learner.offload_optimizer = True
     assert refreshing_gib(config, SEVEN_B, 1, 79.6) == pytest.approx(14.2 + 28.4 + 31.8 + 1.5, abs=0.2)
+    # Moments that wait in main memory while the sampler works are not there to be subtracted.
+    config.learner.offload_optimizer, config.learner.offload_states = False, True
+    assert refreshing_gib(config, SEVEN_B, 1, 79.6) >= 31.8 + 1.5
 
 
 def test_a_refresh_that_does_not_fit_is_skipped_and_says_what_to_try(on):
@@ -63,6 +66,9 @@ def test_rows_are_as_long_as_a_gpu_has_memory_for(on):
     assert given.config.learner.micro_batch_tokens == 16384
     [fact] = exchange.whole_round(given).facts
     assert fact.needs.startswith("needs 86 GiB of a GPU, of which 79 are free")
+    # The learner's states, 29.8, stay while nine tenths of the GPU are the sampler's.
+    sampling_more = on(H100, "1.5b", "rollout.gpu_memory_fraction=0.9").lacking(steps=True)
+    assert sampling_more.startswith("needs 103 GiB of a GPU, of which 79 are free")
 
 
 def test_a_model_whose_states_fill_a_gpu_has_no_fitting_rows(on):

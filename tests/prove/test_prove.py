@@ -44,15 +44,43 @@ def test_attention_is_right_here_and_a_wrong_mask_is_found(bench, monkeypatch):
     assert sabotaged["plain, float32"] == sabotaged["plain, bfloat16"] == "wrong"
 
 
-def test_attention_whose_gradients_alone_are_nan_is_wrong(bench, monkeypatch):
+def test_windows_that_are_forgotten_are_found(bench, monkeypatch):
     attend = computation.tree_attention
 
-    def spoilt(module, query, key, value, *arguments, **options):
-        key.register_hook(lambda gradient: gradient * float("nan"))
-        return attend(module, query, key, value, *arguments, **options)
+    def without(*arguments, sliding_window, **options):
+        return attend(*arguments, **options)
 
-    monkeypatch.setattr(computation, "tree_attention", spoilt)
+    monkeypatch.setattr(computation, "tree_attention", without)
+    monkeypatch.setattr(computation, "TREES", computation.TREES[:1])
+    sabotaged = verdicts(computation.attention(bench))
+    assert (sabotaged["plain, float32"], sabotaged["plain, bfloat16"]) == ("fine", "fine")
+    assert (sabotaged["window, float32"], sabotaged["window, bfloat16"]) == ("wrong", "wrong")
+
+
+def test_a_long_tree_whose_completions_lose_their_prompt_is_found(bench, monkeypatch):
+    branches = tree_attention._branches
+
+    def forgetful(query, key, value, parts, kind, row):
+        attended = branches(query, key, value, parts, kind, row)
+        return attended if len(parts) == 1 else attended.roll(1, 2)
+
+    monkeypatch.setattr(tree_attention, "_branches", forgetful)
+    assert computation.attention_error(bench.device, torch.float32, None) > 0.1
+
+
+@pytest.mark.parametrize("spoilt", range(3))
+def test_attention_with_a_gradient_that_is_nan_is_wrong(spoilt, bench, monkeypatch):
+    attend, types = computation.tree_attention, set()
+
+    def spoiling(module, *arguments, **options):
+        types.add(arguments[spoilt].dtype)
+        arguments[spoilt].register_hook(lambda gradient: gradient * float("nan"))
+        return attend(module, *arguments, **options)
+
+    monkeypatch.setattr(computation, "tree_attention", spoiling)
+    monkeypatch.setattr(computation, "TREES", computation.TREES[:1])
     assert set(verdicts(computation.attention(bench)).values()) == {"wrong"}
+    assert types == {torch.float32, torch.bfloat16}
 
 
 def test_gradients_are_right_here_and_positions_that_do_not_restart_are_found(bench, monkeypatch):
@@ -64,6 +92,20 @@ def test_gradients_are_right_here_and_positions_that_do_not_restart_are_found(be
         return packed(policy, micro, coefficients)
 
     monkeypatch.setattr(computation, "packed_results", shifted)
+    assert verdicts(computation.gradients(bench))["gradients, float32"] == "wrong"
+
+
+@pytest.mark.parametrize("spoilt", ["log-probabilities", "gradients"])
+def test_log_probabilities_and_gradients_are_each_compared(spoilt, bench, monkeypatch):
+    packed = computation.packed_results
+
+    def off(policy, micro, coefficients):
+        logprobs, gradients = packed(policy, micro, coefficients)
+        if spoilt == "gradients":
+            return logprobs, {name: 1.01 * gradient for name, gradient in gradients.items()}
+        return logprobs + 0.01, gradients
+
+    monkeypatch.setattr(computation, "packed_results", off)
     assert verdicts(computation.gradients(bench))["gradients, float32"] == "wrong"
 
 
@@ -156,15 +198,24 @@ def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monke
 
 def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_told(bench, monkeypatch):
     norms = dict.fromkeys(learning.WAYS, 2.0) | {"ZeRO-3": 2.1}
-    monkeypatch.setattr(learning, "_lacking", lambda bench, words, num_ranks: "needs more" * ("offload" in str(words)))
+    monkeypatch.setattr(learning, "_lacking", lambda bench, words, num_ranks: "needs more" * ("stage=2" in str(words)))
+    tried = {}
 
     def measured(bench, measures, part, way, words, num_ranks):
+        chosen = Bench("tiny", bench.folder, words, device="cpu").config.learner
+        tried[way] = (chosen.zero_stage, chosen.gradient_checkpointing, chosen.offload_optimizer, measures)
         fact = Fact("learner", f"{way}: gradient norm", norms[way])
         return Report([fact], {"learning_tokens_per_second": float(len(way))})
 
     monkeypatch.setattr(learning, "measured_apart", measured)
     report = Report.joined(learning.learner(bench))
-    assert [fact.verdict for fact in report.facts] == ["skipped", "–", "fine", "wrong", "fine", "skipped"]
+    assert [fact.verdict for fact in report.facts] == ["skipped", "–", "skipped", "wrong", "fine", "fine"]
+    assert tried == {
+        "ZeRO-1": (1, False, False, "learning,rows"),
+        "ZeRO-3": (3, False, False, "learning"),
+        "checkpointing": (1, True, False, "learning"),
+        "offload": (1, False, True, "learning"),
+    }
     # Of the learner as it is configured.
     assert report.constants == {"learning_tokens_per_second": 6.0}
 
@@ -203,6 +254,12 @@ def test_a_proof_that_is_ended_before_its_time_leaves_what_it_has_measured(tmp_p
     facts = json.loads((tmp_path / "prove.json").read_text())["facts"]
     assert [(fact["what"], fact["verdict"]) for fact in facts] == [("error", "wrong"), ("packed tokens", "–")]
     assert "grpo:   error  2  ≤ 1  wrong\n" in capsys.readouterr().err
+
+
+def test_a_part_that_is_slow_ends_the_proof_with_1(tmp_path, monkeypatch):
+    slow = Report([Fact("attention", "seconds", 2.0, high=1.0, failing="slow")])
+    monkeypatch.setattr(computation, "attention", lambda bench: slow)
+    assert prove.run(["part=attention", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]) == 1
 
 
 @pytest.mark.parametrize(("word", "command"), [("hardware.ranks_per_node=8", "launch"), ("rollout=vllm", "train")])

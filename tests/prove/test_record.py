@@ -56,6 +56,7 @@ def test_parts_that_are_measured_one_by_one_stand_in_one_file(tmp_path):
     with_basis = write_record(tmp_path, ABOUT, [Report([], basis=BASIS)])
     words = ["learner.micro_batch_tokens=512", "rollout=vllm", "rollout.kv_cache_gib=0.25"]
     assert [setting["word"] for setting in with_basis["settings"]] == words
+    assert write_record(tmp_path, ABOUT, [faster])["settings"] == with_basis["settings"]
     record = json.loads((tmp_path / "prove.json").read_text())
     assert [(fact["part"], fact["measured"]) for fact in record["facts"]] == [("round", 6), ("learner", 600.0)]
     assert read_constants(tmp_path / "prove.json") == MachineConstants(

@@ -12,7 +12,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import claims
 from grpo.rollout.claims import Claims, claim, claim_first, require_same, served
-from grpo.rollout.replica import Replica, RequestRefused
+from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
 from grpo.rollout.server_claim import LEASE_SECONDS, SERVED_VARIABLE, ClaimMiddleware
 
 
@@ -54,6 +54,7 @@ def test_one_run_at_a_time_uses_a_server_until_it_is_released(server):
     for path in ("/claim", "/init_weight_transfer_engine", "/update_weights", "/inference/v1/generate"):
         assert server.ask("/runs/c", path) == TAKEN
         assert server.ask("/runs/a%20b", "/update_weights") == "reached"
+    assert server.ask("/runs/c", "/claim", "GET") == TAKEN, "a claim by another method"
     assert server.ask("/runs/c", "/is_paused", "GET") == server.ask("", "/pause") == "reached"
     server.ask("/runs/c", "/release")
     assert server.ask("/runs/c", "/claim") == TAKEN, "another run's release"
@@ -119,6 +120,8 @@ class Claiming:
 
     async def post(self, session, route, payload):
         answer = next(self._answers)
+        if answer is None:
+            raise ReplicaLost("no answer within 5 s")
         if isinstance(answer, int):
             raise RequestRefused("", answer, "it serves the run in /runs/b (process 7 on host)")
         return answer
@@ -134,6 +137,11 @@ def test_a_run_waits_for_the_claim_of_a_killed_one_and_no_longer(described, monk
         UserError, match=r"a:1 is in use: it serves the run in /runs/b \(process 7 on host\); wait until"
     ):
         asyncio.run(claim_first(Claiming(409, 409), ours))
+
+
+def test_a_server_that_does_not_answer_a_claim_is_told_before_the_first_round(described):
+    with pytest.raises(UserError, match="a:1 was lost before the first round: no answer within 5 s"):
+        asyncio.run(claim_first(Claiming(None), described()))
 
 
 def test_a_server_that_knows_no_claims_was_started_otherwise(described):

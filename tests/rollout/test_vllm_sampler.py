@@ -112,6 +112,27 @@ def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_
     assert [call for call in engine.calls if call[0] == "sleep"] == [("sleep", 1), ("sleep", level)]
 
 
+@pytest.mark.parametrize(
+    ("device", "said", "told"),
+    [
+        ("cuda", "is less than desired GPU memory utilization", "lower rollout.gpu_memory_fraction"),
+        ("cuda", "No available memory for the cache blocks", "raise rollout.gpu_memory_fraction"),
+        ("cpu", "No available memory for the cache blocks", "raise rollout.kv_cache_gib"),
+    ],
+)
+def test_an_engine_without_memory_to_start_is_one_line_on_each_device(device, said, told, tmp_path, monkeypatch):
+    from benchmarks.small_models import tiny_tokenizer
+    from grpo.rollout import vllm_sampler
+
+    def full(**arguments):
+        raise ValueError(f"the memory {said}")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(vllm_sampler, "LLM", full)
+    with pytest.raises(UserError, match=f"vLLM has too little memory to start: .*{told}"):
+        vllm_sampler.VllmSampler(TrainConfig(), tiny_llama(tmp_path), tiny_tokenizer(), torch.device(device))
+
+
 def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler

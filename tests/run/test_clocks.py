@@ -207,3 +207,42 @@ def test_what_is_not_timed_is_asked_of_the_part_and_set_in_it():
     timed.cursor = 5
     assert task.cursor == 5 and [prompt.prompt_id for prompt in timed.next_prompts(1)] == ["p5@0"]
     assert timed.cursor == 6
+
+
+class Deadlines:
+    """These phases note the deadline of each phase, and the key that sets it, by the phase's name."""
+
+    def __init__(self):
+        self.noted = {}
+
+    def timed(self, name, function, deadline_seconds, config_key):
+        self.noted[name] = (deadline_seconds, config_key)
+        return function
+
+
+class Anything:
+    """Every attribute of this part is a function."""
+
+    def __getattr__(self, name):
+        return lambda *arguments: None
+
+
+def test_each_phase_has_the_deadline_that_the_configuration_sets_for_it():
+    config = TrainConfig()
+    config.rollout.deadline_seconds, config.learner.deadline_seconds = 1.0, 10.0
+    config.weight_sync.deadline_seconds = 100.0
+    phases = Deadlines()
+    clocks = Clocks(config, phases)
+    for wrap in (clocks.task, clocks.sampler, clocks.resting, clocks.learner, clocks.weight_sync):
+        wrap(Anything())
+    clocks.waited(Anything().any)
+    clocks.offload(Anything().any)
+    rollout, learner = (1.0, "rollout.deadline_seconds"), (10.0, "learner.deadline_seconds")
+    assert phases.noted == {
+        **dict.fromkeys(("grade", "sample", "sleep", "wait"), rollout),
+        **dict.fromkeys(("logprobs", "learn", "save", "load", "offload"), learner),
+        "sync": (100.0, "weight_sync.deadline_seconds"),
+    }
+    # An evaluation samples, and may refresh the sampler.
+    clocks.between("evaluation", Anything().any)
+    assert phases.noted["evaluation"] == (111.0, "learner.deadline_seconds")

@@ -1,11 +1,16 @@
 """A GPU without memory ends a run in one line that names the keys which need less."""
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from grpo.config import TrainConfig, UserError
+from grpo.run import session
 from grpo.run.clocks import Clocks
 from grpo.telemetry import Phases
+from tests.fakes import SingleRank
 
 SAID = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is "
@@ -27,6 +32,19 @@ def clocks():
     return Clocks(TrainConfig(), Phases())
 
 
+def built(**engines):
+    """Builds the engines of a run, by the functions in `engines` where one is given."""
+    ready = SimpleNamespace(
+        config=TrainConfig(device="cpu"), path="", tokenizer=None, suite=(), task=SimpleNamespace(identity=None)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        a_learner = SimpleNamespace(collective=SingleRank())
+        patch.setattr(session, "DeepSpeedLearner", engines.get("learner", lambda *arguments: a_learner))
+        patch.setattr(session, "sampler_in_turn", engines.get("sampler"))
+        patch.setattr(session, "base_of", lambda *arguments: None)
+        session.Session(ready, None, None, None, ExitStack())
+
+
 @pytest.mark.parametrize(
     ("call", "phase", "key"),
     [
@@ -35,6 +53,11 @@ def clocks():
         (lambda: clocks().sampler(Full()).generate([], 8), "sample", "rollout.gpu_memory_fraction"),
         (lambda: clocks().resting(Full()).wake(), "sleep", "rollout.gpu_memory_fraction"),
         (lambda: clocks().weight_sync(Full()).refresh(None, None), "sync", "weight_sync.bucket_mib"),
+        (lambda: clocks().offload(Full().reload)(), "offload", "learner.micro_batch_tokens"),
+        (lambda: clocks().between("evaluation", Full().evaluate)(), "evaluation", "rollout.gpu_memory_fraction"),
+        (lambda: clocks().waited(Full().result)(), "wait", "rollout.gpu_memory_fraction"),
+        (lambda: built(learner=Full().load), "loading the model", "learner.micro_batch_tokens"),
+        (lambda: built(sampler=Full().start), "starting the sampler", "rollout.gpu_memory_fraction"),
     ],
 )
 def test_each_phase_names_the_keys_that_need_less_memory(call, phase, key):

@@ -1,4 +1,9 @@
+"""These tests check which learner an evaluation builds, and how long its ranks wait for one another."""
+
+import pytest
+
 from grpo.config import TrainConfig
+from grpo.run import measured_model
 from grpo.run.measured_model import saved_learner
 
 
@@ -10,3 +15,29 @@ def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_s
     assert (learner.sequence_parallel, learner.hpz_partition_size) == (1, 0)
     here.sequence_parallel = 2
     assert saved_learner(here, saved).sequence_parallel == 2
+
+
+@pytest.mark.parametrize("words", [{"path": "given"}, {"path": "given", "start": "runs/x"}])
+def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatch):
+    asked = []
+
+    def join(device, deadline_seconds):
+        asked.append(deadline_seconds)
+        raise InterruptedError
+
+    config = TrainConfig(device="cpu", output_dir="runs/x")
+    config.rollout.deadline_seconds, config.weight_sync.deadline_seconds = 7200.0, 300.0
+    for name, value in words.items():
+        setattr(config.model, name, value)
+    monkeypatch.setenv("WORLD_SIZE", "1" if config.model.start else "2")
+    for name in ("resolve", "load_tokenizer"):
+        monkeypatch.setattr(measured_model.models, name, lambda *arguments: "path")
+    for name in ("check_spread", "check_cpu_heads"):
+        monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
+    monkeypatch.setattr(measured_model, "described", lambda model: model)
+    monkeypatch.setattr(measured_model, "fit_lengths", lambda config, *arguments: (config, []))
+    monkeypatch.setattr(measured_model, "check_start", lambda *arguments: None)
+    monkeypatch.setattr(measured_model, "init_distributed", join)
+    with pytest.raises(InterruptedError):
+        measured_model.candidate(config, [])
+    assert asked == [7200.0 + 1800.0 + 300.0]

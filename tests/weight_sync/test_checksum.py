@@ -319,9 +319,11 @@ def test_a_router_that_vllm_widens_to_float32_is_compared_in_the_type_that_it_wa
     """vLLM keeps the routers of GLM-4.5 and MiniMax-M2 in float32, whatever the model computes in."""
     name = LAYER + "mlp.gate.weight"
     sent = {name: torch.randn(4, 8).bfloat16(), LAYER + "mixer.A_log": torch.tensor([0.0, 1.0]).bfloat16()}
-    # -exp(0) is a number of bfloat16, and is compared in float32 nevertheless.
     decay = -sent[LAYER + "mixer.A_log"].float().exp()
-    stored = {name: sent[name].float(), LAYER + "mixer.A": decay}
+    # -exp(0) is a number of bfloat16, and is compared in float32 nevertheless.
+    narrow = LAYER.replace("1", "2")
+    sent[narrow + "mixer.A_log"] = torch.zeros(2).bfloat16()
+    stored = {name: sent[name].float(), LAYER + "mixer.A": decay, narrow + "mixer.A": -torch.ones(2)}
 
     def compared():
         return differing(checksums(sent.items()), checksums(as_sent(stored.items(), torch.bfloat16)))
@@ -367,6 +369,8 @@ def test_a_sleep_loses_what_is_neither_a_parameter_nor_a_buffer():
     attention.kv_cache, attention.impl = torch.ones(2), SimpleNamespace(sinks=weight, width=3, empty=torch.zeros(0))
     attention.part_of_the_weight = weight.detach()[:1]
     engine["norm"].has_weight, engine["norm"].weight = False, torch.ones(2)
+    # Sleep frees the memory of the engine's own device only.
+    attention.elsewhere = torch.ones(2, device="meta")
     assert lost_by_sleep(engine) == []
     attention.impl.alibi_slopes = torch.tensor([0.5, 0.25])
     assert lost_by_sleep(engine) == ["attention.alibi_slopes"]
