@@ -153,6 +153,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         "completions/unparsable_answer_fraction": _mean([grade.outcome == "unparsable" for grade in grades]),
         "completions/failed_fraction": _mean([grade.outcome == "failed" for grade in grades]),
         "completions/unanswered_fraction": _mean([grade.outcome == "unanswered" for grade in grades]),
+        "completions/raised_fraction": _mean([grade.outcome == "raised" for grade in grades]),
         "policy/sampler_entropy": Mean(-logprobs, tokens),
     }
     if flags := [grade.answered for grade in grades if grade.answered is not None]:

@@ -81,6 +81,16 @@ def test_what_could_not_be_graded_counts_as_neither_right_nor_wrong(ranks):
         assert (metrics["groups/num_sampled"], metrics["completions/num_sampled"]) == (4.0, 8.0)
 
 
+def test_a_round_tells_for_how_many_completions_the_users_function_raised_an_exception():
+    round_ = during_an_outage(0)
+    broken = [replace(grade, reward=0.0, correct=False, outcome="raised") for grade in round_.sampled[0].grades]
+    sampled = (replace(round_.sampled[0], grades=tuple(broken)), *round_.sampled[1:])
+    statistics = measure_round(3, replace(round_, sampled=sampled), REPORTS, {}, SingleRank())
+    metrics = flatten(statistics)
+    assert statistics.reward_counts == {(1, 2): 3} and metrics["completions/raised_fraction"] == 0.25
+    assert metrics["completions/unanswered_fraction"] == metrics["completions/failed_fraction"] == 0.0
+
+
 def test_a_round_of_which_nothing_could_be_graded_has_no_pass_rate_and_no_reward():
     statistics = measure_round(3, during_an_outage(4), REPORTS, {}, SingleRank())
     assert statistics.reward_counts == {}

@@ -29,7 +29,7 @@ These words choose groups:
 These choose completions within the groups, and leave out groups without any:
   correct    whether the completion is right
   truncated  whether it was cut off at the token limit
-  outcome    graded, timed_out, failed, unparsable or unanswered (by a server)
+  outcome    graded, timed_out, failed, unparsable, unanswered (by a server) or raised (an exception of your function)
   contains   a text within the completion
 
 limit is the number of groups shown; 0 shows all. The output can be piped: grpo samples runs/x limit=0 | less
@@ -38,7 +38,7 @@ A run keeps whole groups of each round with tracking.samples_per_round completio
 tracking.completions=all it keeps every one."""
 
 KINDS = ("mixed", "right", "wrong")
-OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered")
+OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised")
 
 
 def run(words: Sequence[str]) -> int:

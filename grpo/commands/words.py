@@ -49,16 +49,6 @@ def count(word: str) -> int:
 count.__name__ = "a whole number of at least 0"
 
 
-def seconds(word: str) -> float:
-    """Reads a finite number of seconds above 0. Raises ValueError for anything else."""
-    if not 0 < (number := float(word)) < math.inf:
-        raise ValueError(word)
-    return number
-
-
-seconds.__name__ = "a number of seconds above 0"
-
-
 def natural(word: str) -> int:
     """Reads a whole number above 0. Raises ValueError for anything else."""
     if (number := int(word)) < 1:
@@ -77,6 +67,14 @@ def positive(word: str) -> float:
 
 
 positive.__name__ = "a number above 0"
+
+
+def seconds(word: str) -> float:
+    """Reads a finite number of seconds above 0. Raises ValueError for anything else."""
+    return positive(word)
+
+
+seconds.__name__ = "a number of seconds above 0"
 
 
 def integers(words: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.engines import LoraConfig, ModelConfig
-from grpo.config.errors import UserError, require
+from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, STATE_FILE, checkpoints_in
 from grpo.config.runs_within import refuse_several
 from grpo.config.saved import read_config
@@ -142,4 +142,4 @@ def _read(file: Path) -> dict[str, Any]:
     except KeyError as error:
         raise UserError(f"{file} is damaged: it has no {error.args[0]}") from error
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{file} is damaged ({first_line(error)})") from error

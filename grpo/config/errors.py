@@ -23,6 +23,15 @@ class EndedElsewhere(UserError):
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
 
 
+def first_line(error: Exception) -> str:
+    r"""Returns the first line of an error's text, or the name of its type where it has no text.
+
+    >>> first_line(ValueError("no such name\nat line 3")), first_line(TimeoutError())
+    ('no such name', 'TimeoutError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def require(condition: bool, message: str) -> None:
     """Raises UserError with `message` where `condition` does not hold."""
     if not condition:

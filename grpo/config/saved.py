@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.complaints import one_line
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, first_line
 from grpo.config.folder import STATE_FILE
 from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
@@ -65,7 +65,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     try:
         state = json.loads((checkpoint / STATE_FILE).read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({first_line(error)})") from error
     if not isinstance(state, dict):
         raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no JSON object")
     return state

@@ -56,7 +56,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "answers": (unanswered, ("completions/no_answer_fraction",)),
     "repetition": (symptoms.repetition, ("completions/repetition_fraction",)),
     "seconds": (symptoms.slow_rounds, ("time/round_seconds",)),
-    "grading": (symptoms.grading, ("completions/failed_fraction|completions/timed_out_fraction",)),
+    "grading": (symptoms.grading, ("|".join(symptoms.UNGRADED),)),
     "plateau": (progress.plateau, ("pass_rate",)),
 }
 """Each check has a name, a function and the metrics that it needs. Of metrics separated by a bar, one is enough."""

@@ -124,10 +124,7 @@ def oscillator_law(momentum: float) -> Law:
                     points.append([logit(start), logit(plateau), np.log(stiffness), np.log(inertia)])
         return points
 
-    def read(free: Array) -> Array:
-        return np.concatenate([expit(free[:2]), np.exp(free[2:])])
-
-    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
+    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, _two_rates)
 
 
 def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stiffness: Array, inertia: Array) -> Array:
@@ -153,6 +150,11 @@ def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stif
     return np.clip(np.nan_to_num(result, nan=1e3, posinf=1e3, neginf=-1e3), -1e3, 1e3)
 
 
+def _two_rates(free: Array) -> Array:
+    """Returns a law's parameters, given the logits of two pass rates and the logarithms of the other parameters."""
+    return np.concatenate([expit(free[:2]), np.exp(free[2:])])
+
+
 def _three(function: Callable[[Array, Array, Array, Array], Array], name: str, names: tuple[str, ...]) -> Law:
     """Makes a law from `function`, with two pass rates and one time constant as its parameters.
 
@@ -170,10 +172,7 @@ def _three(function: Callable[[Array, Array, Array, Array], Array], name: str, n
             [logit(start), logit(plateau), np.log(share * span)] for share in (0.1, 0.3, 1.0) for plateau in plateaus
         ]
 
-    def read(free: Array) -> Array:
-        return np.concatenate([expit(free[:2]), np.exp(free[2:])])
-
-    return Law(name, names, curve, guesses, read)
+    return Law(name, names, curve, guesses, _two_rates)
 
 
 EXPONENTIAL = _three(
@@ -226,7 +225,7 @@ def _sigmoid() -> Law:
     def read(free: Array) -> Array:
         return np.concatenate([expit(free[:2]), np.exp(free[2:3]), free[3:]])
 
-    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, read)
+    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, _two_rates)
 
 
 SIGMOID = _sigmoid()

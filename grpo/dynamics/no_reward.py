@@ -24,6 +24,11 @@ _CAUSES = (
         "mend the function; the warnings above show an example",
     ),
     (
+        "completions/raised_fraction",
+        "of the completions are in groups for which the reward function raised an exception",
+        "mend the function, or let it return 0 where it means 0; the warnings above show an example",
+    ),
+    (
         "completions/unanswered_fraction",
         "of the completions are in groups for which a reward server did not answer",
         "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time",
@@ -51,7 +56,11 @@ _DIFFICULTY = (
 )
 
 
-_UNGRADED = ("completions/unanswered_fraction", "completions/unparsable_answer_fraction")
+_UNGRADED = (
+    "completions/unanswered_fraction",
+    "completions/raised_fraction",
+    "completions/unparsable_answer_fraction",
+)
 
 
 def shares(metrics: Mapping[str, float]) -> str:

@@ -167,14 +167,20 @@ def slow_rounds(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     )
 
 
+# These metrics count answers without a grade, and say in words what became of them.
+UNGRADED = {
+    "completions/failed_fraction": "failed while grading",
+    "completions/timed_out_fraction": "timed out while grading",
+    "completions/raised_fraction": "are in groups for which the reward function raised an exception",
+}
+
+
 def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds answers whose grading failed or timed out."""
-    names = ("completions/timed_out_fraction", "completions/failed_fraction")
-    shares = {name: share for name in names if (share := level(log[name])) and share.value > rule.ungraded}
+    """Finds answers whose grading failed, timed out, or ended in an exception of the user's function."""
+    shares = {name: share for name in UNGRADED if (share := level(log[name])) and share.value > rule.ungraded}
     if not shares:
         return None
     worst = max(shares, key=lambda name: shares[name].value)
-    kind = worst.removeprefix("completions/").removesuffix("_fraction").replace("_", " ")
-    evidence = f"{shares[worst].value:.0%} of answers {kind} while grading"
+    evidence = f"{shares[worst].value:.0%} of answers {UNGRADED[worst]}"
     return Finding("grading fails", WARNING, evidence, "task.reward.timeout_seconds=20 task.reward.workers=4, or fix "
                    "the reward function")  # fmt: skip

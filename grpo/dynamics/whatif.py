@@ -139,9 +139,9 @@ def stages_of(log: RunLog, setting: BatchSetting) -> tuple[Stage, ...]:
 
 
 def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: Array) -> Stage:
-    def middle(name: str, default: float) -> float:
+    def middle(name: str, default: float, average: Callable[[Array], np.float64] = np.median) -> float:
         series = log[name]
-        return float(np.median(np.interp(ends[rounds], series.steps, series.values))) if len(series) else default
+        return float(average(np.interp(ends[rounds], series.steps, series.values))) if len(series) else default
 
     own_setting = replace(
         setting,
@@ -155,7 +155,8 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
             counts[pair] = counts.get(pair, 0.0) + number
     prompt, completion = middle("prompts/length_mean", 0.0), middle("completions/length_mean", 1.0)
     refresh = middle("time/sync_seconds", 0.0)
-    groups = sum(counts.values()) / len(rounds)
+    # Groups that could not be graded cost tokens too.
+    groups = middle("groups/num_sampled", sum(counts.values()) / len(rounds), np.mean)
     tokens = groups * (prompt + own_setting.group_size * completion)
     return Stage(
         step=float(log.history.steps[rounds].mean()),

@@ -18,7 +18,7 @@ Ask = Callable[[Sequence[Prompt], int, SamplingConfig], list[ScoredGroup]]
 """This function, ask(prompts, completions per prompt, sampling), samples and grades completions. It returns a scored
 group for each prompt, in order."""
 
-NOT_GRADED = "a reward server did not answer, or their own answers cannot be read"
+NOT_GRADED = "a reward server did not answer, a reward function failed, or their own answers cannot be read"
 # The keys of an evaluation's rows of problems: those that were graded, and the others.
 _ROWS = ("per_problem", "ungraded_problems")
 

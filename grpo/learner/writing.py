@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from deepspeed import DeepSpeedEngine
 
+from grpo.config.errors import first_line
+
 Attempt = Callable[..., None]
 """Calls a function with the given arguments, unless an earlier call has failed."""
 
@@ -24,7 +26,7 @@ def raising_os_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise OSError(f"torch could not write a file to its end: {str(error).splitlines()[0]}") from error
+        raise OSError(f"torch could not write a file to its end: {first_line(error)}") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from grpo.config import ModelConfig, UserError
-from grpo.config.errors import require
+from grpo.config.errors import first_line, require
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once
 from grpo.models.changed import with_config
@@ -116,7 +116,7 @@ def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerB
     except Exception as error:  # the tokenizers library raises no more specific error
         hint = "it brings its own code; if you trust that, set model.trust_remote_code=true"
         if "trust_remote_code" not in str(error):
-            hint = f"save one there with save_pretrained ({_first_line(error)})"
+            hint = f"save one there with save_pretrained ({first_line(error)})"
         raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error
 
 
@@ -155,7 +155,7 @@ def _download(name: str, revision: str, weights: bool) -> Path:
             "set): go online once, or give a directory"
         )
     except (HfHubHTTPError, OSError) as error:
-        problem = f"the download failed ({_first_line(error)}): try again"
+        problem = f"the download failed ({first_line(error)}): try again"
     raise UserError(f"model.path={name}: {problem}")
 
 
@@ -180,8 +180,4 @@ def _check_weights(directory: Path, name: str) -> None:
             with safe_open(directory / file, framework="numpy"):
                 pass
         except SafetensorError as error:
-            raise UserError(f"model.path={name} has a damaged {file}: copy it again ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"model.path={name} has a damaged {file}: copy it again ({first_line(error)})") from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from grpo.config import UserError
+from grpo.config.errors import first_line
 
 Result = TypeVar("Result")
 
@@ -53,15 +54,11 @@ def _told(name: str, action: Callable[[], Result]) -> Result:
     try:
         return action()
     except HFValidationError as error:
-        problem = f"that is no valid name ({_first_line(error)})"
+        problem = f"that is no valid name ({first_line(error)})"
     except LocalTokenNotFoundError:
         problem = "nobody is logged in on this machine: run `hf auth login`, or set HF_TOKEN"
     except HfHubHTTPError as error:
-        problem = f"the hub refuses it ({_first_line(error)}): check the name, and the rights of your token"
+        problem = f"the hub refuses it ({first_line(error)}): check the name, and the rights of your token"
     except (OSError, HTTPError) as error:
-        problem = f"the hub is not reachable ({_first_line(error)}): leave out upload=, and run `hf upload` later"
+        problem = f"the hub is not reachable ({first_line(error)}): leave out upload=, and run `hf upload` later"
     raise UserError(f"upload={name}: {problem}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

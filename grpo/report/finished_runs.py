@@ -15,8 +15,7 @@ from scipy.optimize import isotonic_regression
 from grpo.config import UserError
 from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
-from grpo.dynamics.replay import round_seconds
-from grpo.report.logs import Row, num_completions, read_run, run_config
+from grpo.report.logs import Row, costs, read_run, run_config
 from grpo.report.summary import asked
 from grpo.telemetry import COUNTS, Resumption, read_metrics, read_resumptions
 
@@ -40,16 +39,12 @@ class Run:
 
     @cached_property
     def spent(self) -> dict[str, Array]:
-        """Returns the run's cost until each evaluation, by unit: "steps", "samples" (completions), "tokens" (of
-        completions) and "seconds" (of rounds)."""
+        """Returns the run's cost until each evaluation, by unit: "steps", and the units of `costs`."""
         steps = np.array([evaluation["step"] for evaluation in self.evaluations], float)
-        samples = np.array([num_completions(row) for row in self.rows])
-        tokens = np.array([row["completions/length_mean"] for row in self.rows]) * samples
-        seconds = [round_seconds(row) for row in self.rows]
         ends = [0.0, *(row["step"] for row in self.rows)]
-        totals = {"samples": samples, "tokens": tokens, "seconds": np.array(seconds)}
         return {"steps": steps} | {
-            name: np.interp(steps, ends, np.concatenate([[0.0], np.cumsum(values)])) for name, values in totals.items()
+            unit: np.interp(steps, ends, np.concatenate([[0.0], np.cumsum(values)]))
+            for unit, values in costs(self.rows).items()
         }
 
     @cached_property

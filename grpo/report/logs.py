@@ -16,6 +16,7 @@ from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
 from grpo.config.runs_within import refuse_several
 from grpo.dynamics.history import history_of, lag, num_tried
+from grpo.dynamics.replay import round_seconds
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
 from grpo.report.course import how_often
@@ -75,6 +76,13 @@ def num_completions(row: Row) -> int:
     """Returns the number of completions that were sampled in one row of metrics. Rows of older versions lack it, and
     there it is the number of those that were graded."""
     return round(row.get("completions/num_sampled", num_tried(counts_of(row))))
+
+
+def costs(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Returns the costs of each round, by unit: "samples" (completions), "tokens" (of completions) and "seconds"."""
+    samples = np.array([num_completions(row) for row in rows])
+    lengths = np.array([row.get("completions/length_mean", 0.0) for row in rows])
+    return {"samples": samples, "tokens": lengths * samples, "seconds": np.array([round_seconds(row) for row in rows])}
 
 
 def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:

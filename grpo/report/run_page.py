@@ -183,7 +183,7 @@ def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     tables: dict[str, dict[str, Any]] = {}
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
-        tables["Held-out problems"] = {"caption": conditions(after) + ".", "rows": summary_rows(before, after)}
+        tables["Held-out problems"] = {"caption": conditions(before, after) + ".", "rows": summary_rows(before, after)}
     names = {name: f"completions/by_pass_rate/{name}" for name in BANDS}
     tables["Completions by difficulty"] = {
         "caption": f"{rounds} A prompt is hard where few of its completions are right.",

@@ -14,6 +14,7 @@ from grpo.dynamics.forecast import forecast
 from grpo.dynamics.progress import harder_prompts, with_known_prompts
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.setbacks import lost
+from grpo.dynamics.symptoms import UNGRADED
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import signed
 from grpo.report.verdict import BAD, GOOD, UNSURE
@@ -48,7 +49,7 @@ METRIC_WORDS = {
     "completions/no_answer_fraction": "the share of completions without an answer",
     "completions/repetition_fraction": "the share of repetitive completions",
     "time/round_seconds": "seconds of rounds",
-    "completions/failed_fraction or completions/timed_out_fraction": "counts of failed grading",
+    " or ".join(UNGRADED): "counts of failed grading",
 }
 # The line on a log's missing columns names at most this many of them.
 NEEDS_TOLD = 4

@@ -32,7 +32,7 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
 
     Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
     """
-    table = Table(title=conditions(after), title_justify="left")
+    table = Table(title=conditions(before, after), title_justify="left")
     header, *rows = summary_rows(before, after)
     table.add_column(header[0])
     for name in header[1:]:
@@ -70,7 +70,7 @@ def write_markdown(
     Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
     """
     header, *rows = summary_rows(before, after)
-    lines = ["# Held-out evaluation", "", conditions(after), ""]
+    lines = ["# Held-out evaluation", "", conditions(before, after), ""]
     lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
     lines += [_markdown_row(row) for row in rows]
     link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
@@ -187,12 +187,15 @@ def pairs_of(
     return ((row, by_id[row["problem_id"]]) for row in rows_before if row["problem_id"] in by_id)
 
 
-def conditions(evaluation: Evaluation) -> str:
-    """Says how many problems and samples an evaluation had, its temperature, and what its intervals are."""
-    few = evaluation["problems"] < FEWEST_PROBLEMS
+def conditions(before: Evaluation, after: Evaluation) -> str:
+    """Says how many problems two evaluations asked and both graded, how many samples each had, their temperature, and
+    what the intervals are."""
+    num_asked, num_graded = after["problems"], len([*pairs_of(before["per_problem"], after["per_problem"])])
+    few = num_graded < FEWEST_PROBLEMS
+    problems = f"{num_asked}" if num_graded == num_asked else f"{num_graded} graded of {num_asked}"
     return (
-        f"{evaluation['problems']} held-out problems × {evaluation['samples_per_problem']} samples, "
-        f"temperature {evaluation['temperature']:g}; 95 % intervals"
+        f"{problems} held-out problems × {after['samples_per_problem']} samples, "
+        f"temperature {after['temperature']:g}; 95 % intervals"
         + ("; of so few problems the change has a sign test and no interval" if few else "")
     )
 

@@ -12,7 +12,7 @@ from grpo.dynamics.evidence import FEWEST_ROUNDS, change
 from grpo.dynamics.run_log import NOTHING, Series
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_difference, sign_test
 from grpo.report.glossary import duration, signed
-from grpo.report.logs import num_completions
+from grpo.report.logs import costs
 from grpo.report.summary import check_comparable, pairs_of
 from grpo.telemetry import Row
 from grpo.types import Interval
@@ -141,12 +141,10 @@ def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
 
 
 def _spent(metrics: Sequence[Row]) -> Number:
-    seconds = sum(row.get("time/round_seconds", 0.0) for row in metrics)
-    completions = sum(map(num_completions, metrics))
-    tokens = sum(row.get("completions/length_mean", 0.0) * num_completions(row) for row in metrics)
+    total = {unit: values.sum() for unit, values in costs(metrics).items()}
     step = metrics[-1]["step"] if metrics else 0
-    note = f"{step:,} optimizer steps, {completions:,} completions, {tokens:,.0f} tokens"
-    return Number("time of all rounds", duration(seconds), note)
+    note = f"{step:,} optimizer steps, {total['samples']:,.0f} completions, {total['tokens']:,.0f} tokens"
+    return Number("time of all rounds", duration(total["seconds"]), note)
 
 
 def probability(p: float) -> str:

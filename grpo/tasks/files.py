@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from grpo.config import UserError
-from grpo.config.errors import require
+from grpo.config.errors import first_line, require
 
 PACKED = ".gz"
 SEPARATORS = ",;\t"
@@ -47,7 +47,7 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     except RecursionError as error:
         raise UserError(f"cannot read {path}, whose brackets are nested too deeply: correct the file.") from error
     except (ValueError, csv.Error, OSError, EOFError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; correct the file.") from error
+        raise UserError(f"cannot read {path}: {first_line(error)}; correct the file.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(
             f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line."

@@ -276,8 +276,8 @@ class GraderPool:
             if failure.what not in self._warned:
                 self._warned.add(failure.what)
                 logger.warning(
-                    "%s for %d answers, for example %s; they get no reward",
-                    failure.what, counts[failure.what], _example(item, failure),
+                    "%s for %d answers, for example %s; %s",
+                    failure.what, counts[failure.what], _example(item, failure), failure.consequence,
                 )  # fmt: skip
 
 

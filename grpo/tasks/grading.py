@@ -95,8 +95,8 @@ class Grading:
             logger.warning("%s; nothing is learned from them", unparsable(new))
 
     def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
-        """Scores a group. If the problem's own answer cannot be parsed, or a server did not answer, all completions get
-        the same reward and none is learned from.
+        """Scores a group. If the problem's own answer cannot be parsed, a server did not answer, or a user's function
+        raised an exception, all completions get the same reward and none is learned from.
 
         Only completions with an answer to compare show that the problem's own cannot be parsed. The others would win by
         giving none.

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo.config import RewardConfig
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
-from grpo.tasks.rewards import build_parts
+from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
 from grpo.tasks.worker_groups import lead_group
 from grpo.types import Problem
@@ -23,6 +23,8 @@ UNPARSABLE = "unparsable"
 """This outcome says that the problem's own answer cannot be read."""
 UNANSWERED = "unanswered"
 """This outcome says that a server did not answer, which is not the completion's fault."""
+RAISED = "raised"
+"""This outcome says that a user's own function raised an exception. It gave no reward then, and not a reward of 0."""
 MAX_MESSAGE = 200
 LARGEST = 1e6
 
@@ -32,8 +34,8 @@ class RawGrade:
     """A raw grade holds the value of each reward part, before weights, and the further numbers that parts returned.
 
     All values are 0 unless `outcome` is ``"graded"``. The other outcomes are ``"timed_out"`` (worker killed),
-    ``"failed"`` (exception, or not enough memory), ``"unparsable"`` (the problem's own answer cannot be read) and
-    ``"unanswered"`` (a server did not answer).
+    ``"failed"`` (not enough memory, or an exception of a part of ours), ``"unparsable"`` (the problem's own answer
+    cannot be read), ``"unanswered"`` (a server did not answer) and ``"raised"`` (an exception of a user's function).
     """
 
     parts: Mapping[str, float]
@@ -53,6 +55,12 @@ class Failure:
     message: str = ""
     by_reward: bool = False
     outcome: str = "failed"
+
+    @property
+    def consequence(self) -> str:
+        if self.outcome == RAISED:
+            return "nothing is learned from their groups, so let the function return 0 where it means 0"
+        return "they get no reward"
 
 
 _parts: dict[str, Part] = {}
@@ -164,4 +172,6 @@ def merged(grades: Sequence[RawGrade]) -> RawGrade:
 
 def _raised(name: str, error: BaseException) -> Failure:
     message = " ".join(str(error).split())[:MAX_MESSAGE]
-    return Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True)
+    # A part of ours raises for what the completion says, so that its completion is wrong.
+    outcome = "failed" if name in REWARDS else RAISED
+    return Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True, outcome=outcome)

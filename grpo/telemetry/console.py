@@ -35,6 +35,20 @@ class Field(NamedTuple):
 FIELDS = (
     Field("reward", "reward/mean", "{:.2f}", "mean reward of the round's completions"),
     Field("right", "pass_rate", "{:.0%}", "share of the completions that are right (pass rate)"),
+    Field(
+        "raised",
+        "completions/raised_fraction",
+        "{:.0%}",
+        "share of completions left out since the reward function raised an exception in their groups",
+        5e-3,
+    ),
+    Field(
+        "mute",
+        "completions/unanswered_fraction",
+        "{:.0%}",
+        "share of completions left out since a reward server did not answer for their groups",
+        5e-3,
+    ),
     Field("silent", "groups/silent_fraction", "{:.0%}", "share of groups with equal rewards, which teach nothing"),
     Field("len", "completions/length_mean", "{:.0f}", "mean length of a completion, in tokens"),
     Field("cut", "completions/truncated_fraction", "{:.0%}", "share of completions cut off at the token limit"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import first_line
 
 EVENT_FILES = "*tfevents*"
 
@@ -45,4 +46,4 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} cannot be read as a Parquet file: {first_line(error)}") from None

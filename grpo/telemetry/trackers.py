@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo.config import TrackingConfig, UserError
+from grpo.config.errors import first_line
 from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
 from grpo.config.saved import flat
 from grpo.config.start import run_name
@@ -187,7 +188,7 @@ class MlflowTracker:
                 if Path(directory, file).exists():
                     self._client.log_artifact(self._id, str(Path(directory, file)))
         except mlflow.exceptions.MlflowException as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise UserError(
                 f'MLflow at {uri} did not start ({reason}): correct that, or set tracking.mlflow=""'
             ) from error

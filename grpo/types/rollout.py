@@ -90,7 +90,7 @@ class RolloutGroup:
         return sum(len(completion.token_ids) for completion in self.completions) / len(self.completions)
 
 
-NOT_THEIR_FAULT = ("unparsable", "unanswered")
+NOT_THEIR_FAULT = ("unparsable", "unanswered", "raised")
 """These outcomes of grading say nothing about completions, so nothing is learned from their group."""
 
 
@@ -99,11 +99,11 @@ class Grade:
     """A grade is the grader's result for one completion.
 
     `reward` is the weighted sum of `parts`. `correct` is the task's own criterion of success, from which pass rates are
-    computed. `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"``, ``"unparsable"`` or ``"unanswered"``. Unparsable
-    is the problem's own answer, not the completion, and unanswered is a request to a server. `magnitude` is the sum of
-    the absolute values that were added up. When parts cancel, the reward's rounding error is proportional to it (see
-    `grpo.types.values.alike`). `answered` says whether the reward found an answer in the completion. It is None when
-    the reward looks for none.
+    computed. `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"``, ``"unparsable"``, ``"unanswered"`` or
+    ``"raised"``. Unparsable is the problem's own answer, not the completion. Unanswered is a request to a server, and
+    raised is an exception of the user's own function. `magnitude` is the sum of the absolute values that were added up.
+    When parts cancel, the reward's rounding error is proportional to it (see `grpo.types.values.alike`). `answered`
+    says whether the reward found an answer in the completion. It is None when the reward looks for none.
     """
 
     reward: float
@@ -119,8 +119,8 @@ class ScoredGroup:
     """A scored group is a rollout group with one grade per completion, in the same order.
 
     `included[i]` is False for a completion that is not learned from, such as an overlong one when the task masks those,
-    or one of a problem whose own answer cannot be parsed, or of a group for which a server did not answer. Such a
-    completion still counts in its group's mean and standard deviation.
+    or one of a group that could not be graded (see `spoilt`). Such a completion still counts in its group's mean and
+    standard deviation.
     """
 
     group: RolloutGroup

@@ -22,6 +22,7 @@ NOTHING = {"reward/mean": 0.0, "reward/std": 0.0}
         ("timed_out", "took longer to grade than task.reward.timeout_seconds", "raise task.reward.timeout_seconds"),
         ("failed", "made the reward function fail", "mend the function"),
         ("unanswered", "a reward server did not answer", "look after the server"),
+        ("raised", "the reward function raised an exception", "mend the function, or let it return 0"),
         ("unparsable_answer", "whose own answer cannot be read", "choose another task.data.answer_column"),
         ("truncated", "were cut off before they ended", "raise rollout.sampling.max_tokens"),
         ("no_answer", "hold no answer in the form that task.reward.extract", "set task.reward.extract=final"),
@@ -46,10 +47,13 @@ def test_a_round_with_rewards_is_warned_only_of_what_holds_for_all_completions()
     assert list(told) == ["completions/truncated_fraction"]
 
 
-def test_a_round_of_which_nothing_could_be_graded_says_so_and_not_that_it_failed():
-    outage = {"completions/truncated_fraction": 0.0, "completions/unanswered_fraction": 1.0}
+@pytest.mark.parametrize(
+    ("share", "remedy"), [("unanswered", "look after the server"), ("raised", "mend the function")]
+)
+def test_a_round_of_which_nothing_could_be_graded_says_so_and_not_that_it_failed(share, remedy):
+    outage = {"completions/truncated_fraction": 0.0, f"completions/{share}_fraction": 1.0}
     told = warnings(outage)
-    assert list(told) == ["completions/unanswered_fraction"] and "⇒ look after the server" in told[next(iter(told))]
+    assert list(told) == [f"completions/{share}_fraction"] and f"⇒ {remedy}" in told[next(iter(told))]
     assert shares(outage).endswith("0% were cut off, 100% could not be graded and count neither as right nor as wrong")
 
 

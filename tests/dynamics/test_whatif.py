@@ -65,6 +65,15 @@ def test_the_same_setting_gives_the_same_curve_and_its_costs():
     )
 
 
+def test_groups_that_could_not_be_graded_took_their_share_of_the_seconds():
+    log = run_log()
+    # Each round samples 40 groups of 8 × 100 + 20 tokens in 2 s, and 32 of them are graded.
+    sampled = Series(log["time/round_seconds"].steps, np.full(ROUNDS, 40.0))
+    partly_out = replace(log, series={**log.series, "groups/num_sampled": sampled})
+    assert {stage.token_seconds for stage in stages_of(partly_out, SETTING)} == {2.0 / (40 * 820)}
+    assert {stage.token_seconds for stage in stages_of(log, SETTING)} == {2.0 / (32 * 820)}
+
+
 def test_four_times_the_prompts_are_twice_as_fast_a_step():
     faster = course(replace(SETTING, prompts_per_step=128))
     for step in (10, 25, 45):

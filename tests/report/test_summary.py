@@ -155,5 +155,11 @@ def test_problems_that_one_evaluation_could_not_grade_are_left_out_of_the_change
     table = summary_table(BEFORE, without(AFTER, "p0", "p1"))
     assert row_of(table, "pass@1")[3] == "+50.0 points; 18 better, 0 worse (p = 7.6e-06)"
     assert row_of(table, "problems not graded")[1:] == ["0", "2", "+2"]
+    # The change is that of 18 problems, which are too few for an interval.
+    assert table.title == (
+        "18 graded of 20 held-out problems × 2 samples, temperature 1; 95 % intervals; of so few problems the change "
+        "has a sign test and no interval"
+    )
+    assert summary_table(BEFORE, AFTER).title == "20 held-out problems × 2 samples, temperature 1; 95 % intervals"
     with pytest.raises(UserError, match="no problem was graded in both evaluations"):
         summary_table(without(BEFORE, *(f"p{i}" for i in range(10))), without(AFTER, *(f"p{i}" for i in range(10, 20))))

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
-from grpo.tasks import grader_pool
+from grpo.tasks import grader_pool, grading_worker
 from grpo.tasks.grader_pool import GraderPool
 
 
@@ -39,21 +39,23 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
         grades = pool.grade([(text, "5", {}) for text in texts])
         pool.grade([("raise", "5", {}), ("5", "5", {})])
     assert outcomes(grades) == [
-        "graded", "timed_out", "timed_out", "failed", "failed", "failed", "failed", "failed",
-        "failed", "failed", "graded",
+        "graded", "timed_out", "timed_out", "raised", "failed", "failed", "failed", "raised",
+        "raised", "failed", "graded",
     ]  # fmt: skip
     assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 10
     warnings = [record.getMessage() for record in caplog.records]
+    left_out = "nothing is learned from their groups, so let the function return 0 where it means 0"
     told = {
-        "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'",
-        f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise)",
-        f"reward part '{name}' raised SystemExit for 1 answers, for example 'exit' (enough)",
-        "grading ended in MemoryError for 1 answers, for example 'hog'",
-        "grading ended in RecursionError for 1 answers, for example 'recurse' (maximum recursion depth exceeded)",
-        "grading ended its process (exit code 3) for 1 answers, for example 'die'",
-        "grading ended its process (SIGSEGV) for 1 answers, for example 'crash'",
+        "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'; they get no reward",
+        f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise); {left_out}",
+        f"reward part '{name}' raised SystemExit for 1 answers, for example 'exit' (enough); {left_out}",
+        "grading ended in MemoryError for 1 answers, for example 'hog'; they get no reward",
+        "grading ended in RecursionError for 1 answers, for example 'recurse' (maximum recursion depth exceeded); they "
+        "get no reward",
+        "grading ended its process (exit code 3) for 1 answers, for example 'die'; they get no reward",
+        "grading ended its process (SIGSEGV) for 1 answers, for example 'crash'; they get no reward",
     }
-    assert {warning.removesuffix("; they get no reward") for warning in warnings} == told
+    assert {*warnings} == told
     assert len(warnings) == len(told)
 
 
@@ -72,7 +74,18 @@ def test_a_reward_that_always_raises_ends_the_run(obeying):
 
 def test_one_answer_that_is_graded_by_itself_does_not_end_the_run_when_the_reward_raises(obeying):
     pool, _ = obeying
-    assert outcomes(pool.grade([("raise", "5", {})])) == ["failed"]
+    assert outcomes(pool.grade([("raise", "5", {})])) == ["raised"]
+
+
+@pytest.mark.parametrize(("part", "outcome"), [("math", "failed"), ("rewards.py:own", "raised")])
+def test_an_exception_is_the_completions_fault_in_a_part_of_ours_and_the_functions_in_a_users(
+    part, outcome, monkeypatch
+):
+    def fails(completion, answer, metadata):
+        raise ValueError("no number")
+
+    monkeypatch.setitem(grading_worker._parts, part, fails)
+    assert grading_worker.grade_one("x", "5", {}).outcome == outcome
 
 
 def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):

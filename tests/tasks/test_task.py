@@ -119,10 +119,23 @@ def test_an_answer_that_was_not_graded_has_no_reward_and_is_not_correct(tokenize
     reward = {"parts": [RewardPartConfig(name=f"{custom_rewards}:obey")], "timeout_seconds": 0.5, "correct_at": 0.0}
     with build(tokenizer, config(**reward)) as task:
         (prompt,) = task.next_prompts(1)
-        (scored,) = task.grade([group(prompt, completion("sleep"), completion("raise"), completion("other"))])
+        (scored,) = task.grade([group(prompt, completion("sleep"), completion("die"), completion("other"))])
     assert scored.rewards == (0.0, 0.0, 0.0)
     assert [grade.outcome for grade in scored.grades] == ["timed_out", "failed", "graded"]
     assert [grade.correct for grade in scored.grades] == [False, False, True]
+
+
+def test_nothing_is_learned_from_a_group_for_which_the_users_function_raised_an_exception(tokenizer, custom_rewards):
+    parts = [RewardPartConfig(name=f"{custom_rewards}:obey"), RewardPartConfig(name="format", weight=0.5)]
+    with build(tokenizer, config(parts=parts, format_pattern=".")) as task:
+        first, second = task.next_prompts(2)
+        spoilt, whole = task.grade([
+            group(first, completion("raise"), completion(first.problem.answer)),
+            group(second, completion("wrong"), completion(second.problem.answer)),
+        ])  # fmt: skip
+    assert [grade.outcome for grade in spoilt.grades] == ["raised", "raised"]
+    assert (spoilt.rewards, spoilt.included, spoilt.outcome) == ((0.0, 0.0), (False, False), (0, 0))
+    assert (whole.rewards, whole.included, whole.outcome) == ((0.5, 1.5), (True, True), (1, 2))
 
 
 def rows_file(path, *answers):

@@ -58,6 +58,17 @@ def test_each_number_is_explained_once_when_it_first_appears():
     assert "KL 0.004  loss -0.500  gap 0.030" in lines[-1]
 
 
+def test_completions_that_are_left_out_are_told_of_in_the_rounds_in_which_there_are_some():
+    def two_rounds(display):
+        display.round(5, METRICS | {"completions/raised_fraction": 0.0, "completions/unanswered_fraction": 0.0})
+        display.round(6, METRICS | {"completions/raised_fraction": 0.25, "completions/unanswered_fraction": 0.125})
+
+    lines = logged(two_rounds).splitlines()
+    assert "right 25%  silent 50%" in lines[6]
+    assert "right 25%  raised 25%  mute 12%  silent 50%" in lines[-1]
+    assert "left out since the reward function raised an exception" in lines[7]
+
+
 def test_a_line_fits_a_terminal_of_a_hundred_columns():
     output = io.StringIO()
     display = RunDisplay(100, Console(file=output, force_terminal=True, width=100))
