@@ -1,5 +1,12 @@
+import threading
+
 from grpo.config import TrainConfig
-from grpo.run.measured_model import saved_learner
+from grpo.config.hydra import compose_config
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
+from grpo.run import measured_model
+from grpo.run.measured_model import candidate, saved_learner
+from grpo.telemetry import phases
+from tests.fakes import ScriptedSampler, ScriptedTask
 
 
 def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_share_them():
@@ -10,3 +17,20 @@ def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_s
     assert (learner.sequence_parallel, learner.hpz_partition_size) == (1, 0)
     here.sequence_parallel = 2
     assert saved_learner(here, saved).sequence_parallel == 2
+
+
+def test_a_model_that_is_only_measured_is_sampled_under_a_deadline(monkeypatch):
+    complaints, over = [], threading.Event()
+
+    class Hanging(ScriptedSampler):
+        def generate(self, prompts, *rest, **named):
+            assert over.wait(30)
+            return []
+
+    monkeypatch.setattr(measured_model, "build_sampler", lambda *parts: Hanging())
+    monkeypatch.setattr(phases, "_end_process", lambda complaint: (complaints.append(complaint), over.set()))
+    config = compose_config(["experiment=tiny", "device=cpu", "rollout.deadline_seconds=0.05"])
+    model = candidate(config, [config.task])
+    with GradingThread(ScriptedTask([])) as thread:
+        sampled_and_graded(model.sampler, model.clocks.evaluation_grading(thread), [], 2)
+    assert len(complaints) == 1 and "gave no result for 0.05 s" in complaints[0]
