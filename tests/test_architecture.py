@@ -83,7 +83,7 @@ MAY_NAME = {
     "launch": {"torch"},
     "reproduce": {"numpy", "rich"},
     "prove": {"torch", "transformers"},
-    "commands": {"torch", "numpy", "scipy", "psutil", "rich"},
+    "commands": {"torch", "numpy", "scipy", "rich"},
     "trainer": {"torch", "pandas"},
 }
 

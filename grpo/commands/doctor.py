@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
+from grpo.host import main_memory
 from grpo.host.terminal import Terminal
 
 USAGE = """usage: grpo doctor
@@ -69,14 +69,14 @@ def _version(distribution: str) -> str | None:
 
 def _machine() -> Iterator[Check]:
     """Checks Python, CPU, memory and disk."""
-    memory = psutil.virtual_memory()
+    memory = main_memory.free_gib()
     free = shutil.disk_usage(os.getcwd()).free / GIB
     yield Check("Python", platform.python_version(), "" if sys.version_info >= (3, 11) else "use 3.11 or newer")
     yield Check("CPU cores", str(len(os.sched_getaffinity(0))))
     yield Check(
         "memory",
-        f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free",
-        "" if memory.available > 8 * GIB else "the default model needs 8 GiB: end other programs",
+        f"{memory:.1f} of {main_memory.total_gib():.1f} GiB free",
+        "" if memory > 8 else "the default model needs 8 GiB: end other programs",
     )
     yield Check("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need space: free some")
 

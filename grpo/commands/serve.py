@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from grpo import models
@@ -13,6 +14,7 @@ from grpo.host import ranks
 from grpo.host.signals import StopRequest
 from grpo.run.parts import warm_start_examples
 from grpo.run.precision import with_precision
+from grpo.run.preflight import check_vllm
 
 if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
@@ -31,7 +33,10 @@ def run(config: TrainConfig) -> int:
     from grpo.rollout.servers import start_servers
 
     stop = StopRequest()
+    # Servers are started whatever engine the words name.
+    config = replace(config, rollout=replace(config.rollout, engine="vllm_server"))
     device = ranks.device(config)
+    check_vllm(config)
     config = with_precision(config)
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     processes = start_servers(config, str(path), device)

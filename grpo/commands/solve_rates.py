@@ -18,10 +18,9 @@ from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
-from grpo.interfaces import Collective, Sampler
 from grpo.report.solve_rates_page import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
-from grpo.run.measured_model import candidate
+from grpo.run.measured_model import Candidate, candidate
 from grpo.tasks import VerifiableTask
 from grpo.tasks.files import read_rows
 from grpo.tasks.solve_rates import MEASURED_COLUMN, MEASURED_LENGTH, PROMPT_LENGTH, SAMPLES_ENDING
@@ -57,7 +56,7 @@ def run(config: TrainConfig) -> int:
     load_problems(config.task.data)  # errors in the data show before the engine starts
     model = candidate(config, [config.task])
     with model.load_task(model.tasks[0]) as task:
-        _measure(task, model.sampler, model.collective, config, finished_rows)
+        _measure(task, model, config, finished_rows)
     if model.collective.rank:
         return 0
     rows = read_rows(output / RATES_FILE, "the file of solve rates")
@@ -77,18 +76,20 @@ def _asking_each_once(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _measure(task: VerifiableTask, sampler: Sampler, collective: Collective, config: TrainConfig, done: int) -> None:
+def _measure(task: VerifiableTask, model: Candidate, config: TrainConfig, done: int) -> None:
     """Measures all problems but the first `done`, which the first rank counted, and appends their rows to the file."""
+    collective = model.collective
     sampling = drawn_as(config.evaluation, config.rollout.sampling)
     task.cursor = collective.gather(done)[0]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     first = collective.rank == 0
-    with Progress(*columns, disable=not first) as progress, GradingThread(task) as grading:
+    with Progress(*columns, disable=not first) as progress, GradingThread(task) as thread:
+        grading = model.clocks.evaluation_grading(thread)
         bar = progress.add_task("problems", total=task.num_problems, completed=task.cursor)
         while task.cursor < task.num_problems:
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
             samples = config.evaluation.samples_per_problem
-            scored = sampled_and_graded(sampler, grading, prompts, samples, sampling)
+            scored = sampled_and_graded(model.sampler, grading, prompts, samples, sampling)
             shares = collective.gather({group.group.prompt.position: _row(group) for group in scored})
             # Rows are written in the stream's order. A file that is cut off then holds the first problems, and the
             # count of its rows is the cursor to continue from.

@@ -170,7 +170,8 @@ class RolloutConfig:
     # learner. Rounds in turn need dynamics.refresh_interval − 1; one round ahead needs twice the interval less 1, as
     # pipeline=one_round has. Other pipelines do not read it.
     max_staleness: int = 3
-    # Sampling one round may take this many seconds before the run is ended as hung.
+    # Sampling one round may take this many seconds before the run is ended as hung. An evaluation, also by grpo eval
+    # and grpo solve-rates, is ended when no problem's completions are finished for this long.
     deadline_seconds: float = 1800.0
 
 

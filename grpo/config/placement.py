@@ -29,6 +29,11 @@ def starts_servers(config: TrainConfig) -> bool:
     return config.rollout.engine == "vllm_server" and not config.rollout.servers.urls
 
 
+def uses_running_servers(config: TrainConfig) -> bool:
+    """Tells whether a run samples from vLLM servers that run already, often on machines of another kind."""
+    return config.rollout.engine == "vllm_server" and bool(config.rollout.servers.urls)
+
+
 def server_gpus(config: TrainConfig, index: int) -> range:
     """Returns the GPUs of server `index`.
 

@@ -15,6 +15,7 @@ runs that were made afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -149,15 +150,12 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
         prompts_per_step=round(middle("plan/prompts_per_step", setting.prompts_per_step)),
         refresh_interval=round(middle("plan/refresh_interval", setting.refresh_interval)),
     )
-    counts: dict[tuple[int, int], float] = {}
-    for index in rounds:
-        for pair, number in log.counts[index].items():
-            counts[pair] = counts.get(pair, 0.0) + number
+    counts: Counter[tuple[int, int]] = sum((Counter(log.counts[index]) for index in rounds), Counter())
     prompt, completion = middle("prompts/length_mean", 0.0), middle("completions/length_mean", 1.0)
-    refresh = middle("time/sync_seconds", 0.0)
     # Groups that could not be graded cost tokens too.
     groups = middle("groups/num_sampled", sum(counts.values()) / len(rounds), np.mean)
     tokens = groups * (prompt + own_setting.group_size * completion)
+    refresh = middle("time/sync_seconds", 0.0)
     return Stage(
         step=float(log.history.steps[rounds].mean()),
         setting=own_setting,

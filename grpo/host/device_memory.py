@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
 import torch
 
 from grpo.config import TrainConfig
-from grpo.host import ranks
+from grpo.host import main_memory, ranks
 
 # A GPU that this machine lacks is taken to have this many GiB.
 GIB_ELSEWHERE = 80.0
-# A container may use this many bytes of its machine's memory, or "max".
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def device_gib(config: TrainConfig) -> float:
@@ -27,11 +22,4 @@ def available_gib(config: TrainConfig) -> float:
     """Returns the free memory of this rank's device in GiB, or `GIB_ELSEWHERE` for a GPU that this machine lacks."""
     if ranks.on_gpu(config):
         return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else GIB_ELSEWHERE
-    return psutil.virtual_memory().available / 2**30
-
-
-def main_memory_gib() -> float:
-    """Returns the main memory of this machine in GiB, or what a container may use of it."""
-    total = psutil.virtual_memory().total
-    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else "max"
-    return min(total, int(limit) if limit.isdecimal() else total) / 2**30
+    return main_memory.free_gib()

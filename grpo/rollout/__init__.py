@@ -3,6 +3,7 @@
 Engines in this process:
 vllm_sampler, engine_arguments   vLLM's engine, and its settings (servers take them too)
 known_arguments        names of vLLM's arguments, checked before anything starts
+vllm_version           which vLLM is installed
 pooling                prompts of ranks that share an engine
 model_classes          protects transformers' classes from vLLM's changes
 weight_names           weights under the names that vLLM's loader knows
@@ -18,6 +19,7 @@ restarts               when a server is restarted, in a run and under `grpo serv
 servers, replica       how servers are started; one server
 dispatch               hands requests out to the servers
 server_claim, claims   lets one run at a time use a server; what a run says and asks to claim one
+served                 what a server runs, compared with what a run needs
 server_key             guards a server with the run's key
 server_use             says how full a server's cache was at its fullest moment
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import os
 import socket
 import threading
@@ -12,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 import grpo
 from grpo.config import TrainConfig, UserError
-from grpo.config.errors import require
 from grpo.host.terminal import say
 from grpo.rollout.replica import HEALTH_SECONDS, Replica, ReplicaLost, RequestRefused
+from grpo.rollout.served import require_same, told_versions
 from grpo.rollout.server_claim import CLAIM_ROUTE, CONFLICT, LEASE_SECONDS, RELEASE_ROUTE
 
 BEAT_SECONDS, ANSWER_SECONDS = LEASE_SECONDS / 5, 2.0
@@ -27,13 +27,17 @@ READ_ROUTE = "/is_paused"
 # Servers are reached without a proxy, as by `Replica`.
 DIRECT = build_opener(ProxyHandler({}))
 WAIT_SECONDS = 1.0
-# These entries of a model's config.json say nothing of what it computes.
-UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-VERSION, LENGTH = "the version of grpo", "model.max_length"
 
 
 class Claimed(UserError):
-    """This error says that another run has claimed a server."""
+    """This error says that another run has claimed the server at `url`."""
+
+    def __init__(self, url: str, answer: str):
+        super().__init__(
+            f"the vLLM server at {url} is in use: {answer}; wait until that run ends, stop it, or give this run "
+            "servers of its own"
+        )
+        self.url = url
 
 
 def name_of(config: TrainConfig) -> str:
@@ -41,68 +45,71 @@ def name_of(config: TrainConfig) -> str:
     return f"{Path(config.output_dir).absolute()} (process {os.getpid()} on {socket.gethostname()})"
 
 
-def served(config: TrainConfig, model_path: str | Path) -> dict[str, Any]:
-    """Returns what a server of this configuration runs: what it has in common with the run that may use it."""
-    described = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
-    model = {f"{name} of the model": value for name, value in described.items() if name not in UNIMPORTANT}
-    return model | {
-        VERSION: grpo.__version__,
-        LENGTH: config.model.max_length,
-        "model.head_precision": config.model.head_precision,
-        "rollout.precision": config.rollout.precision,
-        "rollout.servers.tensor_parallel": config.rollout.servers.tensor_parallel,
-    }
-
-
-def require_same(url: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raises UserError when the server at `url` runs another model or version than this run, in another precision, or
-    takes shorter sequences."""
-    names = [name for name in dict.fromkeys([*ours, *theirs]) if theirs.get(name) != ours.get(name)]
-    if theirs.get(LENGTH, 0) >= ours[LENGTH]:
-        names = [name for name in names if name != LENGTH]
-    differences = ", ".join(f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in names[:3])
-    require(
-        not names,
-        f"the vLLM server at {url} does not run what this run needs: {differences}: start `grpo serve` there with the "
-        "words of this run, or correct rollout.servers.urls",
-    )
-
-
-async def claim(replica: Replica, ours: Mapping[str, Any]) -> None:
-    """Claims a server that runs `ours` (see `served`). Raises UserError when it serves another run or runs something
-    else, and ReplicaLost when it does not answer."""
+async def claim(replica: Replica, ours: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Claims a server that runs `ours` (see `served`). Returns what the server says that it runs. Raises UserError when
+    it serves another run or runs something else, and ReplicaLost when it does not answer."""
     try:
         async with replica.session(HEALTH_SECONDS) as session:
             theirs = await replica.post(session, CLAIM_ROUTE, {})
     except RequestRefused as refused:
         if refused.status == CONFLICT:
-            raise Claimed(
-                f"the vLLM server at {replica.url} is in use: {refused.answer}; wait until that run ends, stop it, or "
-                "give this run servers of its own"
-            ) from refused
+            raise Claimed(replica.url, refused.answer) from refused
         raise UserError(
             f"the vLLM server at {replica.url} knows no claims ({refused.status}): start it by the `grpo serve` of "
             f"grpo {grpo.__version__}"
         ) from refused
     require_same(replica.url, theirs, ours)
+    return theirs
 
 
-async def claim_first(replica: Replica, ours: Mapping[str, Any]) -> None:
-    """Claims a server at a run's start. Waits until the claim of a run that was killed has ended."""
+async def claim_all(replicas: Sequence[Replica], ours: Mapping[str, Any]) -> None:
+    """Claims all servers at a run's start. Waits until the claim of a run that was killed has ended.
+
+    A run that cannot have all servers keeps none while it waits. Of two runs that start at once, one then gets all:
+    both ask in the order of the URLs, and where each knows the servers by other URLs, both wait for random times. If it
+    raises an error, no server stays claimed.
+    """
     deadline = asyncio.get_running_loop().time() + LEASE_SECONDS + BEAT_SECONDS
     told = False
     while True:
         try:
-            return await claim(replica, ours)
-        except Claimed:
+            theirs = await _claim_in_order(replicas, ours)
+            break
+        except Claimed as taken:
             if asyncio.get_running_loop().time() > deadline:
                 raise
-        except ReplicaLost as lost:
-            raise UserError(f"the vLLM server at {replica.url} was lost before the first round: {lost}") from lost
-        if not told:
-            told = True
-            say(f"grpo: the vLLM server at {replica.url} is another run's; waiting to see whether that run has ended")
-        await asyncio.sleep(WAIT_SECONDS)
+            if not told:
+                told = True
+                say(f"grpo: the vLLM server at {taken.url} is another run's; waiting to see whether that run has ended")
+        # The generator is not the run's, whose random numbers would depend on how often it waited.
+        await asyncio.sleep(WAIT_SECONDS * Random().uniform(0.5, 1.5))
+    if remark := told_versions(ours, theirs):
+        say(f"grpo: {remark}")
+
+
+async def _claim_in_order(replicas: Sequence[Replica], ours: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Claims servers in the order of their URLs. Returns what they answer, by URL. If it raises an error, it gives all
+    back."""
+    theirs = {}
+    try:
+        for replica in sorted(replicas, key=lambda replica: replica.url):
+            theirs[replica.url] = await claim(replica, ours)
+    except UserError:
+        await _give_back(replicas)
+        raise
+    except ReplicaLost as lost:
+        await _give_back(replicas)
+        raise UserError(f"the vLLM server at {replica.url} was lost before the first round: {lost}") from lost
+    return theirs
+
+
+async def _give_back(replicas: Sequence[Replica]) -> None:
+    async def release(replica: Replica) -> None:
+        async with replica.session(HEALTH_SECONDS) as session:
+            await replica.post(session, RELEASE_ROUTE, {})
+
+    # A server that does not answer serves nobody.
+    await asyncio.gather(*map(release, replicas), return_exceptions=True)
 
 
 class Claims:

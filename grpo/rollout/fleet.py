@@ -20,10 +20,11 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
-from grpo.rollout.claims import Claims, claim, claim_first, name_of, served
+from grpo.rollout.claims import Claims, claim, claim_all, name_of
 from grpo.rollout.engine_use import ServerUse
 from grpo.rollout.replica import LoadFailed, Replica, Standing
 from grpo.rollout.restarts import restart_lost
+from grpo.rollout.served import served
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
@@ -114,15 +115,11 @@ class Fleet:
     def _claim_all(self) -> None:
         """Claims all servers for this run. Raises UserError on every rank when one cannot be used."""
 
-        async def claimed() -> None:
-            await asyncio.gather(*(claim_first(replica, self._serves) for replica in self.replicas))
-
         refusal = ""
         if self._first:
-            # A server that is claimed and then refused, for its model say, is released by `close`.
-            self._claims = Claims(self.replicas)
             try:
-                asyncio.run(claimed())
+                asyncio.run(claim_all(self.replicas, self._serves))
+                self._claims = Claims(self.replicas)
             except UserError as error:
                 refusal = str(error)
         if refusal := self._collective.gather(refusal)[0]:

@@ -23,7 +23,7 @@ RUN = "x-grpo-run"
 SERVED_VARIABLE = "GRPO_SERVED"
 LEASE_SECONDS = 30.0
 CONFLICT = 409
-RESTARTED = "it was started anew and has no weights yet"
+UNCLAIMED = "no run has claimed it since it was started or released"
 
 
 class ClaimMiddleware:
@@ -45,7 +45,10 @@ class ClaimMiddleware:
         if claims and self._clock() >= self._until:
             self._owner = run
         if run == self._owner:
-            self._until = 0.0 if scope["path"] == RELEASE_ROUTE else self._clock() + LEASE_SECONDS
+            self._until = self._clock() + LEASE_SECONDS
+            if scope["path"] == RELEASE_ROUTE:
+                # A request of this run that comes late does not claim the server again.
+                self._owner, self._until = b"", 0.0
         if claims and run == self._owner:
             await _answer(send, 200, os.environ.get(SERVED_VARIABLE, "{}"))
         elif scope["path"] == RELEASE_ROUTE:
@@ -53,7 +56,7 @@ class ClaimMiddleware:
         elif run == self._owner or (scope["method"] == "GET" and not claims):
             await self._app(scope, receive, send)
         else:
-            serving = f"it serves the run in {unquote(self._owner.decode())}" if self._owner else RESTARTED
+            serving = f"it serves the run in {unquote(self._owner.decode())}" if self._owner else UNCLAIMED
             await _answer(send, CONFLICT, serving)
 
 

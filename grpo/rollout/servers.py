@@ -15,9 +15,9 @@ from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import free_port, require_free, url_of
 from grpo.host.tether import PRIVATE
-from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
+from grpo.rollout.served import served
 from grpo.rollout.server_claim import SERVED_VARIABLE
 
 # Every server knows the policy by this name.

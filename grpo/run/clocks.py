@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo.config import TrainConfig
+from grpo.config import SamplingConfig, TrainConfig
 from grpo.host.alive import slow
-from grpo.interfaces import AskableSampler, Collector, Learner, Pending, Sampler, Task, WeightSync
+from grpo.interfaces import AskableSampler, Collector, Learner, OnGroup, Pending, Sampler, Task, WeightSync
 from grpo.rollout.grading_thread import GradingThread
 from grpo.run.full_memory import explaining_oom
 from grpo.telemetry import Phases
-from grpo.types import Collected, RoundPlan
+from grpo.types import Collected, Prompt, RolloutGroup, RoundPlan
 
 EVALUATION = "evaluation"
 
@@ -43,16 +44,40 @@ class Clocks:
         """Wraps a task so that grading is timed."""
         return Timed(task, grade=self._of_rollout("grade", task.grade))
 
-    def grading(self, grading: GradingThread, phase: str = "grade") -> GradingThread:
+    def grading(self, grading: GradingThread) -> GradingThread:
         """Wraps a grading thread so that waiting for its results after the last sample is timed."""
-        results = grading.results if phase == EVALUATION else slow("grading completions", grading.results)
-        return Timed(grading, results=self._of_rollout(phase, results))
+        return Timed(grading, results=self._of_rollout("grade", slow("grading completions", grading.results)))
 
-    def sampler(self, sampler: Sampler, phase: str = "sample") -> Sampler:
+    def sampler(self, sampler: Sampler) -> Sampler:
         """Wraps a sampler so that `generate` is timed."""
-        # An evaluation prints a line of its own when it takes long.
-        generate = sampler.generate if phase == EVALUATION else slow("writing completions", sampler.generate)
-        return Timed(sampler, generate=self._of_rollout(phase, generate))
+        return Timed(sampler, generate=self._of_rollout("sample", slow("writing completions", sampler.generate)))
+
+    def evaluated(self, sampler: Sampler) -> Sampler:
+        """Wraps a sampler for an evaluation, which may ask any number of problems: each group that is completed begins
+        the deadline anew."""
+        generate = sampler.generate
+
+        @functools.wraps(generate)
+        def by_group(
+            prompts: Sequence[Prompt],
+            group_size: int | Sequence[int],
+            sampling: SamplingConfig | None = None,
+            first_sample: int = 0,
+            on_group: OnGroup | None = None,
+        ) -> list[RolloutGroup]:
+            def completed(place: int, group: RolloutGroup) -> None:
+                self.phases.extend()
+                if on_group:
+                    on_group(place, group)
+
+            return generate(prompts, group_size, sampling, first_sample, completed)
+
+        return Timed(sampler, generate=self._of_rollout(EVALUATION, by_group))
+
+    def evaluation_grading(self, grading: GradingThread) -> GradingThread:
+        """Wraps a grading thread for an evaluation: each group that is graded begins the deadline anew."""
+        graded_group = self._of_rollout(EVALUATION, grading.results)
+        return Timed(grading, results=lambda graded: [scored for one in graded for scored in graded_group([one])])
 
     def resting(self, sampler: Sampler) -> Sampler:
         """Wraps a sampler so that `sleep` and `wake`, which free its memory and take it back, are timed. The memory of

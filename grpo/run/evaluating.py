@@ -14,7 +14,7 @@ from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
-from grpo.run.clocks import EVALUATION, Clocks
+from grpo.run.clocks import Clocks
 from grpo.run.first_rank import on_first
 from grpo.run.parts import load_task
 from grpo.run.records import RecordFiles
@@ -58,8 +58,8 @@ class PolicyEvaluation:
 
     def _ask(self, grading: GradingThread, task: Task, num_problems: int) -> dict[str, Any]:
         evaluation = replace(self._config.evaluation, num_problems=num_problems)
-        sampler = self._clocks.sampler(self._sampler, EVALUATION)
-        ask = partial(sampled_and_graded, sampler, self._clocks.grading(grading, EVALUATION))
+        sampler = self._clocks.evaluated(self._sampler)
+        ask = partial(sampled_and_graded, sampler, self._clocks.evaluation_grading(grading))
         result = held_out.evaluate(task, ask, evaluation, self._config.rollout.sampling, self._collective)
         return {"step": sampler.policy_version} | result
 

@@ -88,7 +88,7 @@ def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bo
     peft's format. Needs no GPU. Raises UserError as `to_export` does.
     """
     checkpoint, config = to_export(place, directory, adapter)
-    config = with_precision(config)
+    config = with_precision(config, samples=False)
     started = replace(config, model=replace(config.model, start=str(checkpoint)))
     path = models.resolve(config.model, lambda: warm_start_examples(config))
     tokenizer = models.load_tokenizer(path, config.model)

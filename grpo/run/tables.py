@@ -19,7 +19,7 @@ from grpo.config.memory_estimate import (
     optimizer_bytes,
 )
 from grpo.config.placement import gpus_wanted, placement_table
-from grpo.host import device_memory, ranks
+from grpo.host import device_memory, main_memory, ranks
 from grpo.host.device_memory import GIB_ELSEWHERE
 from grpo.host.terminal import Terminal, facts_table
 from grpo.run.price import price, price_rows
@@ -131,7 +131,7 @@ def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, loc
         )
         return warning if at_rest_gib > gib else ""
     learner, sampler = certain_memory(config, shape, world_size, local)
-    available_gib = device_memory.main_memory_gib()
+    available_gib = main_memory.total_gib()
     warning = (
         f"this run asks for {learner + sampler:,.1f} GiB of main memory (learner {learner:,.1f}, sampler "
         f"{sampler:,.1f}), and this machine has {available_gib:,.1f}: lower "

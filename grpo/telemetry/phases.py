@@ -37,6 +37,27 @@ class _Running:
     within: float = 0.0
 
 
+class _Guard:
+    """A guard ends the process with `complaint` unless it is stopped within `seconds` of its start."""
+
+    def __init__(self, complaint: str, seconds: float, outermost: bool):
+        self._complaint, self._seconds, self._outermost = complaint, seconds, outermost
+
+    def start(self) -> None:
+        self._timer = threading.Timer(self._seconds, _end_process, [self._complaint])
+        self._timer.daemon = True
+        self._timer.start()
+        if self._outermost:
+            # A native call that keeps the interpreter lock also blocks the timer. This watchdog needs no lock.
+            # A process has only one, so only the outermost phase sets it. It exits with code 1.
+            faulthandler.dump_traceback_later(self._seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._outermost:
+            faulthandler.cancel_dump_traceback_later()
+
+
 class Phases:
     """This clock accumulates the seconds of named phases and ends the process when one exceeds its deadline.
 
@@ -74,7 +95,7 @@ class Phases:
         """
         complaint = (
             f"grpo: rank {self._rank}: phase '{name}' ({getattr(function, '__qualname__', repr(function))}) "
-            f"did not finish within {deadline_seconds:g} s and was ended as hung; "
+            f"gave no result for {deadline_seconds:g} s and was ended as hung; "
             f"if it is only slow, raise {config_key}"
         )
 
@@ -84,6 +105,12 @@ class Phases:
                 return function(*args, **kwargs)
 
         return phase
+
+    def extend(self) -> None:
+        """Begins the deadline of each phase that runs now in this thread anew, because a part of its work is done."""
+        for guard in self._guards:
+            guard.stop()
+            guard.start()
 
     def take(self) -> dict[str, float]:
         """Returns the calling thread's seconds by phase since that thread's last call, and resets them."""
@@ -110,6 +137,11 @@ class Phases:
         """Returns the phases that are running now in this thread, the innermost last."""
         return self._local.__dict__.setdefault("nested", [])
 
+    @property
+    def _guards(self) -> list[_Guard]:
+        """Returns the guards of the phases that are running now in this thread, the innermost last."""
+        return self._local.__dict__.setdefault("guards", [])
+
     @contextmanager
     def _measured(self, name: str) -> Iterator[None]:
         start, around = self._clock(), self._nested[-1:]
@@ -128,20 +160,14 @@ class Phases:
     @contextmanager
     def _guarded(self, complaint: str, deadline_seconds: float) -> Iterator[None]:
         """Ends the process with `complaint` when the context lasts longer than the deadline."""
-        timer = threading.Timer(deadline_seconds, _end_process, [complaint])
-        timer.daemon = True
-        timer.start()
         outermost = not self._nested and threading.current_thread() is threading.main_thread()
-        if outermost:
-            # A native call that keeps the interpreter lock also blocks the timer. This watchdog needs no lock.
-            # A process has only one, so only the outermost phase sets it. It exits with code 1.
-            faulthandler.dump_traceback_later(deadline_seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
+        guard = _Guard(complaint, deadline_seconds, outermost)
+        guard.start()
+        self._guards.append(guard)
         try:
             yield
         finally:
-            timer.cancel()
-            if outermost:
-                faulthandler.cancel_dump_traceback_later()
+            self._guards.pop().stop()
 
 
 def _end_process(complaint: str) -> None:

@@ -15,8 +15,11 @@ from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
 from grpo.report.solve_rates import analysed, mass, silent_share
 from grpo.report.solve_rates_page import write_solve_rates
+from grpo.run.clocks import Clocks
+from grpo.run.measured_model import Candidate
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.tasks.sources import load_problems
+from grpo.telemetry import Phases
 from grpo.types import Grade, Problem, ScoredGroup
 from tests import warm
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
@@ -27,6 +30,10 @@ from tests.runs import grpo
 WORDS = ["experiment=tiny", "evaluation.samples_per_problem=4", "task.data.options.max=13"]
 
 
+def measured(config, sampler, collective):
+    return Candidate(sampler, Clocks(config, Phases(collective.rank)), collective, [], None)
+
+
 @pytest.mark.parametrize("done", [0, 1, 2, 4])
 def test_rows_are_in_the_streams_order_wherever_three_ranks_begin(tmp_path, done):
     config = TrainConfig(output_dir=str(tmp_path))
@@ -35,7 +42,7 @@ def test_rows_are_in_the_streams_order_wherever_three_ranks_begin(tmp_path, done
     def measure(collective):
         task = ScriptedTask([(1, 0)] * 9, collective.rank, collective.world_size)
         task.num_problems = 9
-        _measure(task, ScriptedSampler(), collective, config, done)
+        _measure(task, measured(config, ScriptedSampler(), collective), config, done)
 
     on_ranks(3, measure)
     assert [row["problem_id"] for row in rows(tmp_path / "solve_rates.jsonl")] == [f"p{i}" for i in range(done, 9)]
@@ -75,7 +82,7 @@ def test_the_file_of_rates_asks_the_same_problems_and_has_no_rate_of_what_could_
         Problem("b", "2 + 2?", "4", {}, talk),
         Problem("c", "3 + 3?", "6"),
     ]
-    _measure(AskedOnce(problems), ScriptedSampler(), SingleRank(), config, done=0)
+    _measure(AskedOnce(problems), measured(config, ScriptedSampler(), SingleRank()), config, done=0)
     path = tmp_path / "solve_rates.jsonl"
     assert [row["solve_rate"] for row in rows(path)] == [0.5, 0.0, None]
     read, _ = load_problems(DataConfig(path=str(path), id_column="problem_id"))

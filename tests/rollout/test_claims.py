@@ -11,9 +11,10 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import claims
-from grpo.rollout.claims import Claims, claim, claim_first, require_same, served
+from grpo.rollout.claims import Claims, claim, claim_all
 from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
-from grpo.rollout.server_claim import LEASE_SECONDS, SERVED_VARIABLE, ClaimMiddleware
+from grpo.rollout.served import require_same, served, told_versions
+from grpo.rollout.server_claim import LEASE_SECONDS, RELEASE_ROUTE, SERVED_VARIABLE, ClaimMiddleware
 
 
 class Server:
@@ -49,7 +50,7 @@ TAKEN = (409, "it serves the run in /runs/a b")
 
 
 def test_one_run_at_a_time_uses_a_server_until_it_is_released(server):
-    assert server.ask("/runs/c", "/update_weights") == (409, "it was started anew and has no weights yet")
+    assert server.ask("/runs/c", "/update_weights") == (409, "no run has claimed it since it was started or released")
     assert server.ask("/runs/a%20b", "/claim") == (200, '{"model.max_length": 64}')
     for path in ("/claim", "/init_weight_transfer_engine", "/update_weights", "/inference/v1/generate"):
         assert server.ask("/runs/c", path) == TAKEN
@@ -59,6 +60,7 @@ def test_one_run_at_a_time_uses_a_server_until_it_is_released(server):
     server.ask("/runs/c", "/release")
     assert server.ask("/runs/c", "/claim") == TAKEN, "another run's release"
     server.ask("/runs/a%20b", "/release")
+    assert server.ask("/runs/a%20b", "/is_paused", "GET") == "reached", "a late sign of life"
     assert server.ask("/runs/c", "/claim")[0] == 200
     assert server.ask("/runs/a%20b", "/update_weights") == (409, "it serves the run in /runs/c")
 
@@ -79,9 +81,11 @@ def test_a_claim_ends_some_time_after_the_runs_last_request(server):
 
 @pytest.fixture
 def described(tmp_path):
-    def describe(**words):
+    def describe(engine_args=(), **words):
         (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "_name_or_path": "x"} | words))
-        return served(TrainConfig(), tmp_path)
+        config = TrainConfig()
+        config.rollout.engine_args = dict(engine_args)
+        return served(config, tmp_path)
 
     return describe
 
@@ -106,19 +110,120 @@ def test_a_server_of_another_model_version_or_precision_is_refused_in_one_line(d
         require_same("http://a:1", ours | {"model.max_length": -1}, ours)
 
 
-class Claiming:
-    """This stands for a replica whose server answers a claim by the next of `answers`."""
+def test_a_server_with_other_arguments_of_vllm_is_refused_unless_they_only_spend_memory_and_time(described):
+    ours = described({"kv_cache_dtype": "fp8", "max_num_batched_tokens": 4096, "hf_token": "secret"})
+    assert "secret" not in str(ours)
+    require_same("http://a:1", described({"kv-cache-dtype": "fp8", "max_num_batched_tokens": 512}), ours)
+    guesses = {"speculative_config": {"method": "ngram"}}
+    for theirs, said in (
+        (described(), "rollout.engine_args.kv_cache_dtype is None there and 'fp8' here"),
+        (described({"kv_cache_dtype": "auto"}), "rollout.engine_args.kv_cache_dtype is 'auto' there and 'fp8' here"),
+        (
+            described({"kv_cache_dtype": "fp8"} | guesses),
+            "rollout.engine_args.speculative_config is {'method': 'ngram'} there and None here",
+        ),
+    ):
+        with pytest.raises(UserError) as refused:
+            require_same("http://a:1", theirs, ours)
+        assert f"{said}: start `grpo serve` there with the words of this run, or" in str(refused.value)
 
-    url = "http://a:1"
 
-    def __init__(self, *answers):
-        self._answers = iter(answers)
+def test_what_machines_choose_by_themselves_has_to_be_named_where_they_choose_differently(described):
+    ours = described() | {"rollout.precision": "float32"}
+    with pytest.raises(UserError, match=r", and name rollout.precision there and here, since auto depends on"):
+        require_same("http://a:1", ours | {"rollout.precision": "bfloat16"}, ours)
+
+
+def test_several_versions_of_vllm_are_told_and_not_refused(described):
+    ours = described() | {"the version of vLLM": "0.32.0"}
+    other, older = ours | {"the version of vLLM": "0.32.1"}, {**ours}
+    del older["the version of vLLM"]
+    require_same("http://a:1", other, ours)
+    assert told_versions(ours, {"http://a:1": ours, "http://b:1": older}) == ""
+    told = told_versions(ours, {"http://a:1": ours, "http://b:1": other})
+    assert "0.32.0 at http://a:1, 0.32.1 at http://b:1, 0.32.0 at this machine" in told
+    # A learner needs no vLLM of its own.
+    assert told_versions(ours | {"the version of vLLM": ""}, {"http://b:1": other}) == ""
+
+
+class Reached:
+    """This stands for a replica: the server that the run `run` knows as `url`."""
+
+    def __init__(self, url, guard, run):
+        self.url, self._guard, self._run = url, guard, run
 
     @asynccontextmanager
     async def session(self, seconds):
         yield None
 
     async def post(self, session, route, payload):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        # Another run's request may come in between.
+        await asyncio.sleep(0.001)
+        headers = [(b"x-grpo-run", self._run.encode())]
+        await self._guard({"type": "http", "path": route, "method": "POST", "headers": headers}, None, send)
+        start, body = sent
+        if start["status"] != 200:
+            raise RequestRefused("", start["status"], body["body"].decode())
+        return json.loads(body["body"])
+
+
+@pytest.fixture
+def two_servers(described, monkeypatch):
+    """Returns a function that starts two runs at once. It takes by which URLs each knows the same two servers, and
+    returns which run has claimed each server after every run's end, and what the runs ended with."""
+    monkeypatch.setattr(claims, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(claims, "LEASE_SECONDS", 1.0 - claims.BEAT_SECONDS)
+    ours = described()
+    monkeypatch.setenv(SERVED_VARIABLE, json.dumps(ours))
+
+    def start(*urls_by_run):
+        guards = [ClaimMiddleware(None), ClaimMiddleware(None)]
+
+        async def all_at_once():
+            runs = [
+                claim_all(
+                    [Reached(url, guard, f"/runs/{number}") for url, guard in zip(urls, guards, strict=True)], ours
+                )
+                for number, urls in enumerate(urls_by_run)
+            ]
+            return await asyncio.gather(*runs, return_exceptions=True)
+
+        ends = asyncio.run(all_at_once())
+        return {guard._owner.decode() for guard in guards}, ends
+
+    return start
+
+
+@pytest.mark.parametrize("second", [("http://a:1", "http://b:1"), ("http://z:1", "http://y:1")])
+def test_of_two_runs_that_start_at_once_one_has_both_servers_and_the_other_is_refused(two_servers, second):
+    owners, ends = two_servers(("http://a:1", "http://b:1"), second)
+    [winner] = owners
+    refused = ends[1 - int(winner[-1])]
+    assert ends[int(winner[-1])] is None
+    assert isinstance(refused, UserError) and f"is in use: it serves the run in {winner}; wait" in str(refused)
+
+
+class Claiming:
+    """This stands for a replica whose server answers a claim by the next of `answers`. A release always succeeds."""
+
+    url = "http://a:1"
+
+    def __init__(self, *answers):
+        self._answers, self.released = iter(answers), 0
+
+    @asynccontextmanager
+    async def session(self, seconds):
+        yield None
+
+    async def post(self, session, route, payload):
+        if route == RELEASE_ROUTE:
+            self.released += 1
+            return {}
         answer = next(self._answers)
         if answer is None:
             raise ReplicaLost("no answer within 5 s")
@@ -130,18 +235,27 @@ class Claiming:
 def test_a_run_waits_for_the_claim_of_a_killed_one_and_no_longer(described, monkeypatch, capsys):
     monkeypatch.setattr(claims, "WAIT_SECONDS", 0.0)
     ours = described()
-    asyncio.run(claim_first(Claiming(409, 409, ours), ours))
+    asyncio.run(claim_all([Claiming(409, 409, ours)], ours))
     assert capsys.readouterr().err.count("is another run's") == 1
     monkeypatch.setattr(claims, "LEASE_SECONDS", -claims.BEAT_SECONDS)
     with pytest.raises(
         UserError, match=r"a:1 is in use: it serves the run in /runs/b \(process 7 on host\); wait until"
     ):
-        asyncio.run(claim_first(Claiming(409, 409), ours))
+        asyncio.run(claim_all([Claiming(409, 409)], ours))
+
+
+def test_servers_that_are_claimed_beside_one_that_is_refused_are_given_back(described):
+    ours = described()
+    first, second = Claiming(ours), Claiming(described(hidden_size=128))
+    second.url = "http://b:1"
+    with pytest.raises(UserError, match="hidden_size of the model is 128 there"):
+        asyncio.run(claim_all([second, first], ours))
+    assert first.released == second.released == 1
 
 
 def test_a_server_that_does_not_answer_a_claim_is_told_before_the_first_round(described):
     with pytest.raises(UserError, match="a:1 was lost before the first round: no answer within 5 s"):
-        asyncio.run(claim_first(Claiming(None), described()))
+        asyncio.run(claim_all([Claiming(None)], described()))
 
 
 def test_a_server_that_knows_no_claims_was_started_otherwise(described):

@@ -13,7 +13,7 @@ from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import fleet
-from grpo.rollout.claims import served
+from grpo.rollout.served import served
 from grpo.rollout.server_claim import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.channel import Manifest, open_end

@@ -8,11 +8,12 @@ import torch
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.loop import Loop, LoopParts
+from grpo.rollout.grading_thread import GradingThread
 from grpo.run.clocks import Clocks, Timed
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
 from grpo.run.pipeline import build_pipeline
-from grpo.telemetry import Phases, flatten
+from grpo.telemetry import Phases, flatten, phases
 from grpo.types import Batch, Mean, Progress, StepReport, Verdict
 from grpo.types.weights import MERGED
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
@@ -198,6 +199,77 @@ def test_sampling_beside_the_loop_belongs_to_the_round_whose_tokens_it_made_and_
         assert flatten(statistics)["throughput/sample_tokens_per_second"] == 2.0
         assert flatten(statistics)["time/round_seconds"] == 14.5
     assert trained.spent == [14.5, 29.0, 43.5]
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Returns the complaints with which processes were ended. What hangs goes on then, instead of ending."""
+
+    class Complaints(list):
+        over = threading.Event()
+
+        def add(self, complaint):
+            self.append(complaint)
+            self.over.set()
+
+    complaints = Complaints()
+    monkeypatch.setattr(phases, "_end_process", complaints.add)
+    return complaints
+
+
+class Hanging(ScriptedSampler):
+    """This sampler hangs after two groups, until `over` is set."""
+
+    def __init__(self, over):
+        self.over = over
+
+    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
+        groups = super().generate(prompts[:2], group_size, sampling, first_sample, on_group)
+        assert self.over.wait(30)
+        return groups
+
+
+def config_with_deadline(seconds):
+    config = TrainConfig()
+    config.rollout.deadline_seconds = seconds
+    return config
+
+
+def test_an_evaluation_whose_sampler_or_grader_hangs_is_ended_and_told(ended):
+    clocks, task = Clocks(config_with_deadline(0.05), Phases()), ScriptedTask([(1, 0)] * 9)
+    prompts = task.next_prompts(4)
+    groups = clocks.evaluated(Hanging(ended.over)).generate(prompts, 2)
+    assert len(groups) == 2 and len(ended) == 1
+    assert ended[0].startswith("grpo: rank 0: phase 'evaluation' (Hanging.generate) gave no result for 0.05 s")
+    assert ended[0].endswith("raise rollout.deadline_seconds")
+    ended.over.clear()
+
+    class Slow(ScriptedTask):
+        def grade(self, groups):
+            assert ended.over.wait(30)
+            return super().grade(groups)
+
+    with GradingThread(Slow([(1, 0)] * 9)) as thread:
+        assert len(clocks.evaluation_grading(thread).results(thread.grade_all(groups))) == 2
+    assert "phase 'evaluation' (GradingThread.results) gave no result for 0.05 s" in ended[1]
+
+
+def test_an_evaluation_may_take_long_as_long_as_groups_come(monkeypatch):
+    guards = []
+
+    class Timer(threading.Timer):
+        def __init__(self, seconds, *rest):
+            guards.append(seconds)
+            super().__init__(seconds, *rest)
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    clocks, told = Clocks(config_with_deadline(60.0), Phases()), []
+    prompts = ScriptedTask([(1, 0)] * 9).next_prompts(4)
+    evaluated = clocks.evaluated(ScriptedSampler())
+    groups = evaluated.generate(prompts, 2, on_group=lambda place, group: told.append((place, group)))
+    assert told == [*enumerate(groups)]
+    assert guards == [60.0] * 5, "one at the start, and one after each group"
+    assert len(evaluated.generate(prompts, 2)) == 4
 
 
 def test_what_is_not_timed_is_asked_of_the_part_and_set_in_it():

@@ -1,10 +1,16 @@
-"""These tests check which learner an evaluation builds, and how long its ranks wait for one another."""
+"""These tests check which learner an evaluation builds, how long its ranks wait, and when it is ended."""
+
+import threading
 
 import pytest
 
 from grpo.config import TrainConfig
+from grpo.config.hydra import compose_config
+from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import measured_model
-from grpo.run.measured_model import saved_learner
+from grpo.run.measured_model import candidate, saved_learner
+from grpo.telemetry import phases
+from tests.fakes import ScriptedSampler, ScriptedTask
 
 
 def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_share_them():
@@ -41,3 +47,20 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     with pytest.raises(InterruptedError):
         measured_model.candidate(config, [])
     assert asked == [7200.0 + 1800.0 + 300.0]
+
+
+def test_a_model_that_is_only_measured_is_sampled_under_a_deadline(monkeypatch):
+    complaints, over = [], threading.Event()
+
+    class Hanging(ScriptedSampler):
+        def generate(self, prompts, *rest, **named):
+            assert over.wait(30)
+            return []
+
+    monkeypatch.setattr(measured_model, "build_sampler", lambda *parts: Hanging())
+    monkeypatch.setattr(phases, "_end_process", lambda complaint: (complaints.append(complaint), over.set()))
+    config = compose_config(["experiment=tiny", "device=cpu", "rollout.deadline_seconds=0.05"])
+    model = candidate(config, [config.task])
+    with GradingThread(ScriptedTask([])) as thread:
+        sampled_and_graded(model.sampler, model.clocks.evaluation_grading(thread), [], 2)
+    assert len(complaints) == 1 and "gave no result for 0.05 s" in complaints[0]

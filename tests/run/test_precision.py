@@ -27,6 +27,21 @@ def test_a_bfloat16_sampler_is_refused_on_such_a_gpu(old_gpu):
         with_precision(config)
 
 
+def test_a_learner_on_such_a_gpu_may_have_bfloat16_servers_elsewhere_and_export_what_they_sampled_for(old_gpu):
+    config = TrainConfig(device="cuda")
+    config.rollout.precision = "bfloat16"
+    exported = with_precision(config, samples=False)
+    assert (exported.learner.precision, exported.rollout.precision) == ("float32", "bfloat16")
+    config.rollout.engine = "vllm_server"
+    with pytest.raises(UserError, match=r"compute capability 8.0 or newer"):
+        with_precision(config)
+    config.rollout.servers.urls = ["http://10.0.0.5:8000"]
+    assert (with_precision(config).learner.precision, with_precision(config).rollout.precision) == (
+        "float32",
+        "bfloat16",
+    )
+
+
 def test_a_gpu_that_is_not_here_is_taken_for_a_new_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = with_precision(TrainConfig(device="cuda"))

@@ -8,7 +8,7 @@ from transformers import GPT2Config, LlamaConfig
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
-from grpo.host import device_memory
+from grpo.host import device_memory, main_memory
 from grpo.run import tables
 from grpo.run.shape import model_shape
 from grpo.run.tables import print_price, print_tables, too_much_memory, too_small_a_share
@@ -104,7 +104,7 @@ def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_told(tmp_pa
 )
 def test_a_run_on_cpus_that_asks_for_more_memory_than_there_is_says_both(words, asked, tmp_path, monkeypatch):
     LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
-    monkeypatch.setattr(device_memory, "main_memory_gib", lambda: 23.5)
+    monkeypatch.setattr(main_memory, "total_gib", lambda: 23.5)
     tiny = ["experiment=tiny", "device=cpu", "dry_run=true", "task.prompt.max_tokens=24"]
     config = compose_config([*tiny, *words])
     shape = model_shape(tmp_path)

@@ -149,7 +149,7 @@ def test_a_wait_past_its_deadline_exits_with_one_line_and_all_stacks():
     )
     assert done.returncode == 75
     assert done.stderr.splitlines()[0] == (
-        "grpo: rank 3: phase 'refresh' (refresh) did not finish within 0.3 s and was ended as hung; "
+        "grpo: rank 3: phase 'refresh' (refresh) gave no result for 0.3 s and was ended as hung; "
         "if it is only slow, raise weight_sync.deadline_seconds"
     )
     assert "in refresh" in done.stderr
