@@ -247,7 +247,7 @@ WALLS = [90.0, 80.0, 10.0, 10.0, 12.0, 12.0]
 
 
 def ran(folder, monkeypatch, code=0, phases=(5.5, 3.3, 1.1)):
-    def train(command):
+    def train(command, enough):
         (folder / "round").mkdir()
         names = ("round", "sample", "learn", "sync", "sleep")
         rows = [
