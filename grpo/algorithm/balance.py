@@ -40,7 +40,7 @@ TreeCosts = tuple[float, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share holds the trees that one rank computes, and which pieces of all ranks' trees they are.
+    """A share holds the trees that one rank computes, and for each tree the `Piece` that says where it comes from.
 
     `imbalance` is the busiest rank's work divided by the mean work of a rank.
     """

@@ -47,15 +47,15 @@ def run(words: Sequence[str]) -> int:
         terminal.out(page(), highlight=False)
         return 0
     keys = [key for section in sections() for key in section.keys if _holds(words, key.name, key.values, key.meaning)]
-    chosen = [choice for choice in choices() if _holds(words, choice.name, choice.meaning)]
-    if not keys and not chosen:
+    matching_choices = [choice for choice in choices() if _holds(words, choice.name, choice.meaning)]
+    if not keys and not matching_choices:
         raise UserError(
             f"no key and no choice contains {' and '.join(map(repr, words))}: `grpo config` prints all of them"
         )
     if keys:
         terminal.print(key_table(keys))
-    if chosen:
-        terminal.print(choice_table(chosen))
+    if matching_choices:
+        terminal.print(choice_table(matching_choices))
     return 0
 
 

@@ -16,5 +16,5 @@ def run(config: TrainConfig) -> int:
     if ranks.launched():
         # A rank whose launcher is killed gets this signal, so that it saves and ends. Nothing else would end it.
         end_with_parent(signal.SIGTERM)
-    measured = config.hardware.measured
-    return train(config, machine=read_constants(measured) if measured else None)
+    constants_file = config.hardware.measured
+    return train(config, machine=read_constants(constants_file) if constants_file else None)

@@ -166,5 +166,5 @@ def _point(history: History, indices: list[int]) -> tuple[float, float, float, f
 def lag_of(statistics: RoundStatistics) -> int:
     """Returns a round's measured lag: the optimizer steps from the weights that sampled the round to the weights at its
     beginning."""
-    measured = statistics.means.get("staleness/mean")
-    return lag(measured.value if measured and measured.count else 0.0, statistics.plan.refresh_interval)
+    staleness = statistics.means.get("staleness/mean")
+    return lag(staleness.value if staleness and staleness.count else 0.0, statistics.plan.refresh_interval)

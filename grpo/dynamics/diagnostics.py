@@ -94,5 +94,7 @@ def unchecked(log: RunLog) -> dict[str, str]:
     def is_logged(name: str) -> bool:
         return bool(len(log.held_out)) if name == "held out" else any(len(log[metric]) for metric in name.split("|"))
 
-    missing = {name: next((need for need in needs if not is_logged(need)), None) for name, (_, needs) in CHECKS.items()}
-    return {name: need.replace("|", " or ") for name, need in missing.items() if need}
+    missing_need = {
+        name: next((need for need in needs if not is_logged(need)), None) for name, (_, needs) in CHECKS.items()
+    }
+    return {name: need.replace("|", " or ") for name, need in missing_need.items() if need}

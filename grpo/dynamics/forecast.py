@@ -91,8 +91,8 @@ def _forecast(trend: Trend, now: float, end: float, rounds: float, coverage: flo
     curves, error = trend.draws(steps, NUM_DRAWS)
     noise = np.random.default_rng(1).standard_normal(NUM_DRAWS) * error / np.sqrt(rounds)
     tail = (1 - coverage) / 2
-    measured = np.clip(curves + noise[:, None], 0.0, 1.0)
-    low, middle, high = np.quantile(measured, [tail, 0.5, 1 - tail], axis=0)
+    measured_rates = np.clip(curves + noise[:, None], 0.0, 1.0)
+    low, middle, high = np.quantile(measured_rates, [tail, 0.5, 1 - tail], axis=0)
     gains = curves[:, -1] - curves[:, 0]
     least, usual, most = np.quantile(gains, [tail, 0.5, 1 - tail])
     return Forecast(steps, middle, low, high, Interval(float(usual), float(least), float(most)), gains)

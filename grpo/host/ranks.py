@@ -37,10 +37,10 @@ def check_environment(config: TrainConfig) -> None:
     name another `output_dir`."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         _number(name, 0)
-    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    missing_names = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     require(
-        "RANK" not in os.environ or not missing,
-        f"the environment variable RANK is set, but not {' and '.join(missing)}: start ranks by `grpo launch` or "
+        "RANK" not in os.environ or not missing_names,
+        f"the environment variable RANK is set, but not {' and '.join(missing_names)}: start ranks by `grpo launch` or "
         "torchrun, or unset RANK",
     )
     require(
@@ -59,7 +59,7 @@ def _number(name: str, default: int) -> int:
 
 
 def set_alone() -> bool:
-    """Makes this process the only rank, unless a launcher has given it one. Returns whether it is the only rank.
+    """Makes this process the only rank, unless a launcher has given it a rank. Returns whether it is the only rank.
 
     DeepSpeed reads the variables too, and wants an address although nobody is met there.
     """

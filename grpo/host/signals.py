@@ -36,7 +36,7 @@ class StopRequest:
     def __init__(self, message: str = ""):
         self.count, self._answered = 0, -math.inf
         self._message = message
-        self._asked = threading.Event()
+        self._first_request = threading.Event()
         self._handle(self._request)
         if message:
             threading.Thread(target=self._end_at_the_next, daemon=True).start()
@@ -68,7 +68,7 @@ class StopRequest:
             # Whoever reads stderr may have got the signal too and be gone, and the run may be printing right now.
             with suppress(OSError, RuntimeError):
                 print(self._message, file=sys.stderr)
-            self._asked.set()
+            self._first_request.set()
 
     def _end_at_the_next(self) -> None:
         """Makes the next signal after the first request end the process.
@@ -76,7 +76,7 @@ class StopRequest:
         The C library does this, because Python's handlers never run while the main thread hangs in native code, and
         only the main thread may ask Python for it.
         """
-        self._asked.wait()
+        self._first_request.wait()
         time.sleep(TOGETHER_SECONDS)
         for number in SIGNALS:
             if signal.getsignal(number) == self._request:

@@ -77,8 +77,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _private_folder() -> str:
-    """Makes a folder that only this user can open, in the usual place, or in /tmp where sockets would have too long a
-    path in it, as below a batch job's TMPDIR."""
+    """Makes a folder that only this user can open, and returns its path. It lies in /tmp where the usual place would
+    make paths of sockets too long, as below a batch job's TMPDIR."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="grpo-", dir=usual if len(os.fsencode(usual)) <= LONGEST_PLACE else "/tmp")
 

@@ -56,9 +56,9 @@ class Held:
         self._order(json.dumps(environment).encode() + b"\n")
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
-        self._shown = threading.Thread(target=self._show, args=(before,), daemon=True) if shown else None
-        if self._shown:
-            self._shown.start()
+        self._output_thread = threading.Thread(target=self._show, args=(before,), daemon=True) if shown else None
+        if self._output_thread:
+            self._output_thread.start()
 
     def ask_to_stop(self) -> None:
         """Asks the seat to save and end."""
@@ -77,8 +77,8 @@ class Held:
     def wait(self) -> int:
         """Waits for the process and until all its output is shown. Returns its exit code."""
         code = self.process.wait()
-        if self._shown:
-            self._shown.join()
+        if self._output_thread:
+            self._output_thread.join()
         return code
 
     def _beat(self) -> None:

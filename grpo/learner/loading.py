@@ -83,7 +83,7 @@ def load_policy(
 @cache
 def _proof(path: str, trust: bool, config_json: str) -> Proof:
     """Returns the proof of the model at `path`, whose config is `config_json`. A process proves each model once,
-    and another one that takes its place."""
+    and once more where another model has taken its place."""
     return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
 
 

@@ -90,13 +90,13 @@ def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule, c
             language_model = build(calm(small), way)
             language_model.load_state_dict(own_model.state_dict())
             policy = Policy(language_model.train(), len(micro.targets), rule, way == NAME)
-            measured = difference(packed_results(policy, micro, coefficients), expected)
+            deviation = difference(packed_results(policy, micro, coefficients), expected)
         except Exception as error:  # whatever a model's own code raises when it is called like this
             outcomes.append(f"{called}: {type(error).__name__}: {_first_line(error)}")
             continue
-        if measured <= TOLERANCE:
-            return Proof(way, measured, outcomes[0] if outcomes else "")
-        outcomes.append(f"{called} off by {measured:.1g}")
+        if deviation <= TOLERANCE:
+            return Proof(way, deviation, outcomes[0] if outcomes else "")
+        outcomes.append(f"{called} off by {deviation:.1g}")
     raise UserError(
         f"{path}: {config.model_type} is not computed exactly here, so it is not trained; against its own eager "
         f"forward pass it is {', '.join(outcomes)}"

@@ -50,7 +50,7 @@ def saved_layout(directory: str | Path, tag: str, own_layout: Layout) -> Layout:
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error})") from error
     else:
-        saved = _told_by_names(shards, own_layout)
+        saved = _layout_by_file_names(shards, own_layout)
     if saved.parameters != own_layout.parameters:
         raise UserError(
             f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
@@ -74,7 +74,7 @@ def _check_optimizer(directory: str | Path, saved: Layout, own_layout: Layout) -
     )
 
 
-def _told_by_names(shards: Path, own_layout: Layout) -> Layout:
+def _layout_by_file_names(shards: Path, own_layout: Layout) -> Layout:
     """Returns the layout of a checkpoint that an older version saved, as far as its files' names show it. The number of
     parameters comes from `own_layout`, and so does stage 1 or 2, since both read each other's shards."""
     names = [path.name for path in shards.glob("*optim_states.pt")]

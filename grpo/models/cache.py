@@ -90,10 +90,10 @@ def find_damage(entry: Path, hashes: bool) -> str | None:
     """
     try:
         manifest = json.loads((entry / MANIFEST).read_text())
-        expected = [(name, file["bytes"], file["sha256"]) for name, file in manifest.items()]
+        expected_files = [(name, file["bytes"], file["sha256"]) for name, file in manifest.items()]
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return f"no readable {MANIFEST}"
-    for name, num_bytes, digest in expected:
+    for name, num_bytes, digest in expected_files:
         path = entry / name
         if not path.is_file():
             return f"{name} is missing"

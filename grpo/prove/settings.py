@@ -31,7 +31,7 @@ LEAST_CACHE_GIB, LEAST_CACHE_SHARE = 0.125, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """A basis holds what the settings follow from besides the machine's constants, for one round of one model.
+    """A basis holds facts about one round of one model, from which settings follow with the machine's constants.
 
     gpus                 0 is a machine without any
     device_gib           memory of one GPU, or main memory

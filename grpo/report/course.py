@@ -42,7 +42,7 @@ def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
 
 
 def unfinished(name: str, state: str) -> list[str]:
-    """Returns a sentence on a run that has not finished, and none on one that has. `state` is its `standing`."""
+    """Returns a sentence for an unfinished run, and no sentence for a finished one. `state` is the run's `standing`."""
     if state.startswith(FINISHED):
         return []
     return [f"{name} {'was ' if state.startswith(INTERRUPTED) else ''}{state.rstrip('.')}."]

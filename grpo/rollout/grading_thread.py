@@ -70,12 +70,12 @@ class GradingThread:
             try:
                 scored_groups = self._task.grade([group for group, _ in waiting_groups])
             except BaseException as error:
-                for _, graded in waiting_groups:
-                    graded.set_exception(error)
+                for _, future in waiting_groups:
+                    future.set_exception(error)
                 continue
             share = {phase: seconds / len(waiting_groups) for phase, seconds in self._thread_seconds().items()}
-            for (_, graded), group in zip(waiting_groups, scored_groups, strict=True):
-                graded.set_result(Graded(group, share))
+            for (_, future), group in zip(waiting_groups, scored_groups, strict=True):
+                future.set_result(Graded(group, share))
 
     def _waiting(self) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
         """Waits for queued groups, and returns all that are queued by then. None among them ends the thread."""
@@ -104,10 +104,10 @@ def sampled_and_graded(
         sampled = sampler.generate(prompts, group_size, sampling, first_sample)
         groups = [whole(place, group) for place, group in enumerate(sampled)]
         return grading.results(grading.grade_all(groups) if groups else [])
-    graded: dict[int, Future[Graded]] = {}
+    futures: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:
-        graded[place] = grading.grade(whole(place, group))
+        futures[place] = grading.grade(whole(place, group))
 
     groups = sampler.generate(prompts, group_size, sampling, first_sample, begin)
-    return grading.results([graded[place] for place in range(len(groups))])
+    return grading.results([futures[place] for place in range(len(groups))])

@@ -32,7 +32,7 @@ def restart_lost(process: ServerProcess | None, was_linked: bool) -> None:
 
 
 class Watched:
-    """Judges one server of `grpo serve` by its answers, and restarts it when it no longer gives any."""
+    """Judges one server of `grpo serve` by its answers, and restarts it when it no longer answers."""
 
     def __init__(self, replica: Replica, start_seconds: float):
         """Takes a server that has just answered. A restarted server may take `start_seconds` to answer."""

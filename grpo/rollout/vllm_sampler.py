@@ -208,7 +208,7 @@ class VllmSampler:
 
 @contextmanager
 def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
-    """Turns vLLM's errors about memory that it lacks as it starts into a UserError that names the run's own keys."""
+    """Turns vLLM's errors for want of memory at its start into a UserError that names the run's own keys."""
     cache = "rollout.gpu_memory_fraction" if on_gpu else "rollout.kv_cache_gib"
     helps = {
         "less than desired GPU memory": (

@@ -108,12 +108,12 @@ def _use(config: TrainConfig, library: str) -> str:
     settings = f"do_sample=True, temperature={sampling.temperature:g}, top_k=0, max_new_tokens={sampling.max_tokens}"
     lines += [f"output = model.generate(**inputs, {settings})"]
     lines += ['print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))']
-    shown = [f"In training {len(prompt.examples)} solved examples came before the question."] if prompt.examples else []
+    notes = [f"In training {len(prompt.examples)} solved examples came before the question."] if prompt.examples else []
     code = "\n".join(lines)
     introduction = (
         "This asks the model as it was asked in training. `folder` is where these files are, or their name on the hub."
     )
-    return "\n\n".join(["## Use", introduction, f"```python\n{code}\n```", *shown])
+    return "\n\n".join(["## Use", introduction, f"```python\n{code}\n```", *notes])
 
 
 def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
@@ -180,8 +180,8 @@ def _again(config: TrainConfig, code: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in code.get("versions", {}).items())
     commit = f", commit {code['commit']}" if code.get("commit") else ""
     trained = f"It was trained with {versions}{commit}.\n\n" if versions else ""
-    again = replace(config, checkpoint=replace(config.checkpoint, resume=False))
-    settings = json.dumps({"defaults": ["schema", "_self_"], **asdict(again)}, indent=1)
+    repeated_config = replace(config, checkpoint=replace(config.checkpoint, resume=False))
+    settings = json.dumps({"defaults": ["schema", "_self_"], **asdict(repeated_config)}, indent=1)
     return (
         f"## How to train it again\n\n{trained}Save the whole configuration as `again.yaml`, then run "
         f"`grpo train again.yaml output_dir=runs/again`:\n\n```json\n{settings}\n```"

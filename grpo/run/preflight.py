@@ -32,7 +32,7 @@ def check_own_functions(config: TrainConfig) -> None:
 
 
 def check_deepspeed(config: TrainConfig) -> None:
-    """Raises UserError for settings that are passed on to DeepSpeed and that it refuses or does not know."""
+    """Raises UserError for settings of `learner.deepspeed` that DeepSpeed refuses or does not know."""
     if config.learner.deepspeed:
         # DeepSpeed takes seconds to import.
         from grpo.learner.passed_on import check_passed_on

@@ -120,8 +120,8 @@ def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
 
 
 def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> str:
-    """Returns a line that says what is asked and what is there if learner and sampler alone need more memory than this
-    machine has, or else "". `local` is the number of ranks on a machine."""
+    """Returns a line that compares the needed memory with the present memory if learner and sampler alone need more
+    than this machine has, or else "". `local` is the number of ranks on a machine."""
     if gib := device_memory.device_gib(config):
         at_rest_gib = offloaded_bytes(config, shape, world_size) / 2**30
         warning = (
