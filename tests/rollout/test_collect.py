@@ -9,7 +9,8 @@ import pytest
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
-from grpo.types import Grade, RoundPlan, ScoredGroup
+from grpo.tasks.dealing import dealt
+from grpo.types import Grade, Problem, Prompt, RoundPlan, ScoredGroup
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, ids, on_ranks
 
 MIXED, RIGHT, WRONG = (1, 0), (1, 1), (0, 0)
@@ -52,11 +53,21 @@ def test_after_the_last_wave_silent_groups_fill_up_or_the_batch_is_short():
     assert ids(collected.groups) == ["p0"]
 
 
-def on_so_many_ranks(ranks, rewards, plan, **settings):
+class DealtTask(ScriptedTask):
+    """This task deals its prompts to ranks by lengths that differ, so ranks do not take turns."""
+
+    def next_prompts(self, count):
+        first, self.cursor = self.cursor, self.cursor + count
+        dealt_to = dealt([float(place * 7 % 5) for place in range(first, self.cursor)], self.world_size, first)
+        own_places = [place for place, rank in enumerate(dealt_to, first) if rank == self.rank]
+        return [Prompt(Problem(f"p{place}", "q", "a"), (1,), position=place) for place in own_places]
+
+
+def on_so_many_ranks(ranks, rewards, plan, kind=ScriptedTask, **settings):
     """Returns what each of `ranks` ranks collects, and the position of the rank's stream afterwards."""
 
     def collect(collective):
-        task = ScriptedTask(rewards, collective.rank, ranks)
+        task = kind(rewards, collective.rank, ranks)
         refill = RefillConfig(enabled=True, **settings)
         return RefillingCollector(asking(task, ScriptedSampler()), refill, collective).collect(plan, 9), task.cursor
 
@@ -72,13 +83,14 @@ HARD = [MIXED if draw < 0.2 else WRONG for draw in np.random.default_rng(0).rand
 FOUR_STEPS = RoundPlan(group_size=2, refresh_interval=4, prompts_per_step=8)
 
 
+@pytest.mark.parametrize("kind", [ScriptedTask, DealtTask])
 @pytest.mark.parametrize("fallback", ["silent", "short"])
 @pytest.mark.parametrize("rewards", [HARD, [MIXED] * 8 + [WRONG] * 200, [WRONG] * 200])
-def test_the_prompts_asked_and_the_groups_of_each_step_are_those_of_one_rank(rewards, fallback):
+def test_the_prompts_asked_and_the_groups_of_each_step_are_those_of_one_rank(rewards, fallback, kind):
     [(alone, cursor)] = on_so_many_ranks(1, rewards, FOUR_STEPS, fallback=fallback)
     steps = alone.steps
     for ranks in (2, 4, 8):
-        by_rank = on_so_many_ranks(ranks, rewards, FOUR_STEPS, fallback=fallback)
+        by_rank = on_so_many_ranks(ranks, rewards, FOUR_STEPS, kind, fallback=fallback)
         assert [stands for _, stands in by_rank] == [cursor] * ranks
         assert {collected.cursor for collected, _ in by_rank} == {cursor}
         assert sorted(name for collected, _ in by_rank for name in ids(collected.sampled)) == sorted(ids(alone.sampled))
@@ -109,6 +121,14 @@ def test_a_rank_whose_prompts_were_all_silent_learns_from_others():
     by_rank = on_so_many_ranks(2, [MIXED, WRONG] * 40, RoundPlan(2, 1, 4))
     assert [ids(collected.groups) for collected, _ in by_rank] == [["p0", "p2"], ["p4", "p6"]]
     assert [ids(collected.sampled) for collected, _ in by_rank] == [["p0", "p2", "p4", "p6"], ["p1", "p3", "p5"]]
+
+
+def test_groups_stay_with_the_rank_that_sampled_them_while_it_has_room():
+    by_rank = on_so_many_ranks(2, [MIXED] * 8, RoundPlan(2, 1, 8), DealtTask)
+    shares = [ids(collected.sampled) for collected, _ in by_rank]
+    # Lengths are 0 2, 4 1, 3 0, 2 4: the longer of two goes to the rank with less.
+    assert shares == [["p1", "p3", "p4", "p6"], ["p0", "p2", "p5", "p7"]]
+    assert [ids(collected.groups) for collected, _ in by_rank] == shares
 
 
 def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
