@@ -59,6 +59,8 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
 def _whole(lines: Iterable[str]) -> list[str]:
     """Joins lines of a sentence that were broken only because a source line ends there.
 
+    >>> _whole(["x" * 130]) == ["x" * 130]
+    True
     >>> long = "x" * 112
     >>> _whole([long, "goes on", "", f"  word  {long}", "        means this"]) == [
     ...     f"{long} goes on", "", f"  word  {long} means this"
@@ -70,7 +72,7 @@ def _whole(lines: Iterable[str]) -> list[str]:
     for line in lines:
         text = line.lstrip()
         is_full = text and length_before + 1 + len(text.split()[0]) > FULL_LINE
-        if is_full and len(line) - len(text) == _text_begins(joined_lines[-1]):
+        if is_full and joined_lines and len(line) - len(text) == _text_begins(joined_lines[-1]):
             joined_lines[-1] += f" {text}"
         else:
             joined_lines.append(line)

@@ -36,7 +36,7 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
         for server in [server for server in servers if codes[server] is not None]:
             servers.remove(server)
             _tell(server)
-            if not servers and not num_requests:
+            if not servers and not num_requests and None in [codes[learner] for learner in learners]:
                 last_server = server
                 for learner in learners:
                     learner.ask_to_stop()

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,9 +42,12 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
         if file.name != CONFIG:
             (new_folder / file.name).symlink_to(file.resolve())
     (new_folder / CONFIG).write_text(text)
+    # Several people may share a cache, as its other folders allow.
+    new_folder.chmod(folder.parent.stat().st_mode)
     try:
         os.rename(new_folder, folder)
     except OSError:
+        shutil.rmtree(new_folder)
         # Another process was quicker.
         if not folder.is_dir():
             raise

@@ -1,6 +1,7 @@
 """Settings for vLLM, DeepSpeed and transformers reach them, and those that the run sets itself are refused by name."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.config.pass_through import ENGINE_ARGS, SAMPLING, check_pass_through, check_training
 from grpo.learner.engine import deepspeed_config
+from grpo.models import changed
 from grpo.models.changed import with_config
 from grpo.rollout import known_arguments
 from grpo.rollout.engine_arguments import colocated_arguments, command_line, engine_arguments, sampling_arguments
@@ -110,15 +112,32 @@ def test_a_model_with_another_config_is_a_folder_of_its_own(tmp_path, monkeypatc
     (model / "config.json").write_text(json.dumps(settings))
     (model / "model.safetensors").write_bytes(b"weights")
     assert with_config(model, {}) == model
-    changed = with_config(model, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}})
-    assert changed == with_config(model, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}) != model
-    assert (changed / "model.safetensors").read_bytes() == b"weights"
-    assert json.loads((changed / "config.json").read_text()) == {
+    folder = with_config(model, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}})
+    assert folder == with_config(model, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}) != model
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert json.loads((folder / "config.json").read_text()) == {
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0},
         "vocab_size": 64,
     }
     assert json.loads((model / "config.json").read_text()) == settings
-    assert with_config(model, {"vocab_size": 96}) != changed
+    assert with_config(model, {"vocab_size": 96}) != folder
+    assert folder.stat().st_mode == folder.parent.stat().st_mode, "whoever may read the cache may read the folder"
+
+
+def test_of_processes_that_change_a_model_at_once_the_slower_ones_take_the_quickest_ones_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+
+    def too_late(made, folder):
+        shutil.copytree(made, folder)
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(changed.os, "rename", too_late)
+    folder = with_config(model, {"vocab_size": 96})
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 96
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_a_setting_that_a_model_does_not_have_is_refused_with_the_one_that_is_meant(tmp_path, monkeypatch):
