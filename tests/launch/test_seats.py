@@ -17,7 +17,7 @@ def seats(words):
 
 
 def test_of_two_nodes_the_first_learns_and_the_second_serves():
-    words = [*TWO, "rollout.servers.replicas=2"]
+    words = [*TWO, "rollout.servers.replicas=2", "rollout.deadline_seconds=7200", "learner.deadline_seconds=600"]
     server, learner = seats(words)
     assert (learner.name, learner.machine.name, server.name, server.machine.name) == (
         "learner-0",
@@ -30,6 +30,8 @@ def test_of_two_nodes_the_first_learns_and_the_second_serves():
         "rollout.servers.urls=[http://10.0.0.2:29600,http://10.0.0.2:29601]",
     )
     assert {"--nproc-per-node=8", "--nnodes=1", "--master-addr=10.0.0.1"} <= set(learner.command)
+    # Once asked to stop, it may still finish its round.
+    assert learner.grace_seconds == 7800 and "--shutdown-timeout=7800" in learner.command
     assert {"serve", "rollout.servers.host=10.0.0.2", "rollout.servers.port=29600"} <= set(server.command)
     assert seat_table(compose_config(words), [learner, server]) == [("a", "8 learner ranks"), ("b", "2 vLLM servers")]
 

@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 
 from grpo.config import LearnerConfig, UserError
 from grpo.learner import engine
+from grpo.learner.collective import TorchCollective
 
 
 @pytest.fixture
@@ -64,6 +65,15 @@ def test_groups_that_deepspeed_and_vllm_make_have_the_deadline_of_the_run(backen
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     engine.init_distributed(torch.device("cpu"), 7200)
     assert own == [distributed_c10d._get_default_timeout(backend)] == [timedelta(hours=2)]
+
+
+def test_the_group_of_another_thread_has_the_deadline_that_it_asks_for(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: made.append(options))
+    collective = TorchCollective(torch.device("cpu"))
+    collective.world_size = 2
+    collective.apart(7200.0)
+    assert made == [{"backend": "gloo", "timeout": timedelta(hours=2)}]
 
 
 def test_only_warnings_of_tensor_parallelism_and_of_other_optimizers_are_passed_over():

@@ -26,7 +26,10 @@ ROUTES = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/
 
 
 class Alone(SingleRank):
-    def apart(self, *arguments):
+    deadline = None
+
+    def apart(self, deadline_seconds):
+        self.deadline = deadline_seconds
         return self
 
 
@@ -136,6 +139,22 @@ def test_a_server_of_another_model_is_refused_on_all_ranks_and_released(model):
         with pytest.raises(UserError, match="hidden_size of the model is 1 there"):
             ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
     assert stranger.released == 1
+
+
+@pytest.mark.parametrize(("sync", "answer", "given"), [(20.0, 100.0, 5.0), (20.0, 8.0, 2.0)])
+def test_a_server_that_hangs_in_a_refresh_is_given_up_long_before_the_run_is(sync, answer, given, model, monkeypatch):
+    stranger, links, alone = StandIn(), [], Alone()
+    stranger.serves = {}
+    monkeypatch.setattr(fleet, "ServerLink", lambda workers, device, seconds, host: links.append(seconds))
+    with serving(stranger) as url:
+        config = TrainConfig()
+        config.rollout.deadline_seconds, config.weight_sync.deadline_seconds = 7200.0, sync
+        config.rollout.servers.urls, config.rollout.servers.request_seconds = [url], answer
+        with pytest.raises(UserError, match="is None there"):
+            ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), alone)
+    assert links == [given]
+    # Ranks that draw together wait as long as sampling may take.
+    assert alone.deadline == 7200.0
 
 
 @pytest.mark.slow

@@ -16,7 +16,10 @@ from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
 
 
 class Alone(SingleRank):
+    deadline = None
+
     def apart(self, seconds):
+        self.deadline = seconds
         return self
 
 
@@ -24,7 +27,9 @@ class Alone(SingleRank):
 def test_sampler_and_learner_are_compared_first_and_where_rounds_are_sampled_ahead_after_every_refresh(pipeline):
     config, task = TrainConfig(pipeline=pipeline), ScriptedTask([(1, 0)] * 4)
     config.rollout.sampling.max_tokens = 1000
-    _, sync = build_pipeline(config, task, ScriptedSampler(), Alone(), Clocks(config, Phases()))
+    config.rollout.deadline_seconds, alone = 7200.0, Alone()
+    _, sync = build_pipeline(config, task, ScriptedSampler(), alone, Clocks(config, Phases()))
+    assert alone.deadline == (7200.0 if pipeline == "one_round" else None)
     # What is asked to see it is asked of nobody's share of the stream.
     assert task.cursor == 0
     assert sync._max_mismatch == 0.5
