@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from grpo.weight_sync.checksum import checksums
+
 # It imports vLLM, which takes seconds.
 pytestmark = pytest.mark.slow
 
@@ -87,3 +89,22 @@ def test_an_activation_with_weights_has_those_of_its_models_type(receiver, dtype
     with set_current_vllm_config(VllmConfig()), set_default_torch_dtype(dtype):
         activation = receiver.XIELU()
     assert {tensor.dtype for tensor in (*activation.parameters(), *activation.buffers())} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("workers", "adapted", "own"), [(1, False, True), (2, False, False), (1, True, False), (None, None, True)]
+)
+def test_a_server_compares_its_model_unless_that_is_spread_over_workers_or_merged(receiver, workers, adapted, own):
+    transfer = SimpleNamespace(adapted=adapted, received={"received": 7}) if workers else None
+    layer = nn.ModuleDict({"router": nn.Linear(2, 2, bias=False)})
+    # vLLM widens some layers, which are compared in the type that they were sent in.
+    torch.nn.init.constant_(layer["router"].weight, 0.5)
+    taken = SimpleNamespace(
+        weight_transfer_engine=transfer,
+        parallel_config=SimpleNamespace(tensor_parallel_size=workers),
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+        model_runner=SimpleNamespace(model=layer),
+    )
+    told = receiver.WeightReceiver.weight_checksums(taken)
+    sent = checksums([("router.weight", layer["router"].weight.detach().bfloat16())])
+    assert told == (sent if own else {"received": 7})
