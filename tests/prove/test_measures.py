@@ -12,6 +12,7 @@ import torch
 
 from grpo.config import TrainConfig
 from grpo.host import device_memory
+from grpo.prove import bench as bench_module
 from grpo.prove import computation, exchange, learning, link, lost_server, sampling
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
@@ -237,6 +238,23 @@ def test_a_sleep_that_takes_long_is_slow(monkeypatch):
     assert [fact.verdict for fact in sampling._sleep(bench)] == ["wrong", "slow"]
 
 
+def test_an_action_takes_the_median_after_a_warm_up_and_a_gpu_is_waited_for(tmp_path, monkeypatch):
+    clock, waits = iter([0.0, 90.0, 100.0, 101.0, 200.0, 205.0, 300.0, 302.0]), []
+    monkeypatch.setattr(bench_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
+    bench = Bench("tiny", tmp_path, [], device="cpu")
+    bench.device = GPU
+    assert bench.seconds(lambda: waits.append("action")) == 2.0
+    assert waits == ["action", "wait"] * 4
+
+
+def test_half_of_the_made_up_completions_are_right_so_that_there_is_something_to_learn(tmp_path):
+    bench = bench_with(tmp_path)
+    [micro] = bench.batch(bench.made_up()).micro_batches
+    assert micro.advantages.sign().unique().tolist() == [-1, 1]
+    assert [grade.correct for grade in bench.grades] == [False, True, False, True]
+
+
 def test_a_copy_reads_and_writes(tmp_path):
     bench = bench_with(tmp_path, device=torch.device("cpu"))
     assert bench.bandwidth == 2 * 2**26 / 2.0
@@ -298,6 +316,50 @@ def test_completions_that_a_lost_server_did_not_write_are_missed(tmp_path):
     run = Run(bench, SimpleNamespace(generate=lambda *arguments: groups, servers=servers))
     run._sync = SimpleNamespace(refresh=lambda learner, sampler: None)
     assert (run.round(), run.missing) == (1, 1)
+
+
+class Scripted:
+    """After each refresh of this run, as many servers hold the right weights as `counts` says."""
+
+    def __init__(self, counts, missing):
+        self.counts, self.missing, self.rounds, self.killed = counts, missing, -1, 0
+        self.bench = SimpleNamespace(seconds=lambda action: action() and 2.0)
+        self.sampler = SimpleNamespace(servers=[SimpleNamespace(process=SimpleNamespace(kill=None))])
+
+    def refresh(self, sampler=None):
+        self.rounds += 1
+        return self.counts[min(self.rounds, len(self.counts) - 1)]
+
+    round = refresh
+
+
+FIRST, THEN, LAST = (
+    "servers with the right weights",
+    "… with the right weights then",
+    "… with the right weights at last",
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "missing", "failing"),
+    [
+        # With both, a round with both, one that loses one, one meanwhile, and two with both again.
+        ([2, 2, 1, 1, 2], 0, {}),
+        ([1, 2, 1, 2], 0, {FIRST: "wrong"}),
+        ([2, 2, 2], 0, {THEN: "wrong"}),
+        ([2, 2, 0], 0, {THEN: "wrong", "rounds until it is back": "wrong", LAST: "wrong"}),
+        ([2, 2, 1], 0, {"seconds until it is back": "slow", LAST: "wrong"}),
+        ([2, 2, 1, 2, 1], 0, {LAST: "wrong"}),
+        ([2, 2, 1, 2], 1, {"completions lost": "wrong"}),
+    ],
+)
+def test_what_goes_wrong_when_a_server_is_lost_is_told_by_its_row(counts, missing, failing, monkeypatch):
+    monkeypatch.setattr(lost_server, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(lost_server, "LATEST", 0.0)
+    monkeypatch.setattr(lost_server, "GRACE_SECONDS", 0.05)
+    report = lost_server.lose(Scripted(counts, missing), 1.0)
+    told = {fact.what: fact.verdict for fact in report.facts if fact.verdict not in ("fine", "–")}
+    assert told == failing and len(report.facts) == 9
 
 
 def test_servers_that_would_share_a_gpu_with_the_learner_are_not_started(tmp_path, monkeypatch):

@@ -283,6 +283,13 @@ def test_what_there_is_not_is_refused(tmp_path):
         prove.run(["size=70b", f"output_dir={tmp_path}"])
 
 
+def test_keys_of_a_run_that_cannot_work_are_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(computation, "attention", None)
+    with pytest.raises(UserError, match="learner.micro_batch_tokens"):
+        prove.run(["part=attention", "learner.micro_batch_tokens=-1", f"output_dir={tmp_path}/new"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_an_interrupted_proof_has_written_is_no_model(tmp_path):
     half = tmp_path / ".writing-model-tiny"
     half.mkdir()
