@@ -115,11 +115,13 @@ def test_a_refresh_is_right_here_and_what_goes_wrong_on_the_way_is_found(tmp_pat
     assert done.returncode == 0, done.stderr[-3000:]
     verdicts_of = json.loads(done.stdout.splitlines()[-1])
     agreeing = ("flipped bit noticed", "mismatch of log-probabilities", "… of their mean")
-    fine = dict.fromkeys(("refresh of 1 MiB, checked", *agreeing), "fine")
+    # Weights take 1 MiB where the processor has instructions for bfloat16, and 2 elsewhere.
+    [refresh] = {"refresh of 1 MiB, checked", "refresh of 2 MiB, checked"} & {*verdicts_of[""]}
+    fine = dict.fromkeys((refresh, *agreeing), "fine")
     assert verdicts_of[""] == fine
-    assert verdicts_of["slow link"] == fine | {"refresh of 1 MiB, checked": "slow"}
+    assert verdicts_of["slow link"] == fine | {refresh: "slow"}
     assert verdicts_of["blind comparison"] == fine | {"flipped bit noticed": "wrong"}
-    assert verdicts_of["off by 0.02"] == fine | {"… of their mean": "wrong"}
+    assert verdicts_of["too low"] == fine | {"… of their mean": "wrong"}
     speed, content = "channel by gloo", "channel by gloo: buckets as sent"
     assert verdicts_of["channel"] == {"channel by NCCL": "skipped", speed: "fine", content: "fine"}
     assert verdicts_of["slow channel"] == verdicts_of["channel"] | {speed: "slow"}
