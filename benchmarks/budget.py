@@ -9,7 +9,6 @@ ragged groups, relative to equal ones.
 """
 
 import sys
-from collections import Counter
 
 import numpy as np
 from rich.console import Console
@@ -31,8 +30,8 @@ def compare(rounds, size, pilot, exponent):
     for seed in range(rounds):
         rates = big_math_like(PROMPTS, seed)
         first = generator.binomial(pilot, rates)
-        mine = [(int(correct), pilot) for correct in first]
-        spread = further_tries(Counter(mine), mine, (size - pilot) * PROMPTS, LARGEST, exponent)
+        counts = [(int(correct), pilot) for correct in first]
+        spread = further_tries(counts, (size - pilot) * PROMPTS, LARGEST, exponent)
         for arm, more in enumerate((np.full(PROMPTS, size - pilot), np.array(spread))):
             tried = pilot + more
             share = (first + generator.binomial(more, rates)) / tried

@@ -97,8 +97,7 @@ class BudgetConfig:
     """The rollout budget, once enabled, spreads a round's prompts × group_size completions unevenly over its prompts.
 
     Every prompt is asked `pilot` times. The rest goes to the prompts from which, by these answers, most can be learned,
-    so groups differ in size (see `grpo.dynamics.budget`). Each rank spreads the completions of its own prompts, so the
-    sizes of groups depend on the number of ranks. What a whole run may spend is set by `limits`.
+    so groups differ in size (see `grpo.dynamics.budget`). What a whole run may spend is set by `limits`.
     """
 
     # True spreads a round's completions unevenly over its prompts. It excludes rollout.refill, which replaces silent

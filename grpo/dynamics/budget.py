@@ -12,6 +12,7 @@ since more completions make its gradient less noisy but hardly larger. benchmark
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.dynamics.difficulty import Counts, Difficulty, fit_difficulty
+from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 
 Array = NDArray[np.float64]
 
@@ -28,8 +29,7 @@ LEAST_RISE = 1e-5
 
 
 def further_tries(
-    all_counts: Counts,
-    own_counts: Sequence[tuple[int, int]],
+    counts: Sequence[tuple[int, int]],
     budget: int,
     largest: int,
     exponent: float,
@@ -37,14 +37,13 @@ def further_tries(
 ) -> list[int]:
     """Returns the number of further completions of each prompt: `budget` in total, or fewer if more would gain nothing.
 
-    all_counts (correct, tried) → number of prompts in the whole round, from which the prior is fitted
-    own_counts (correct, tried) of each prompt that may get completions from the budget
+    counts     (correct, tried) of each prompt of the round; the prior is fitted to all of them
     largest    largest number of completions of one prompt, the first tries included
     exponent, mean_exponent   the dials' α and β
     """
-    prior = fit_difficulty(all_counts)
-    worth = {counts: expected_gradient(prior, *counts, largest, exponent, mean_exponent) for counts in set(own_counts)}
-    more = [0] * len(own_counts)
+    prior = fit_difficulty(Counter(counts))
+    worth = {count: expected_gradient(prior, *count, largest, exponent, mean_exponent) for count in set(counts)}
+    more = [0] * len(counts)
     tries_left = budget
 
     def steepest(index: int) -> tuple[float, int, int] | None:
@@ -52,14 +51,14 @@ def further_tries(
 
         Chunks may have several completions, since a single one may be expected to add nothing.
         """
-        curve = worth[own_counts[index]][more[index] :]
+        curve = worth[counts[index]][more[index] :]
         rises = (curve[1 : tries_left + 1] - curve[0]) / np.arange(1, len(curve[: tries_left + 1]))
         if not len(rises) or rises.max() < LEAST_RISE:
             return None
         best = int(np.argmax(rises))
         return -float(rises[best]), index, best + 1
 
-    chunks = [chunk for index in range(len(own_counts)) if (chunk := steepest(index))]
+    chunks = [chunk for index in range(len(counts)) if (chunk := steepest(index))]
     heapify(chunks)
     while chunks and tries_left:
         _, index, count = heappop(chunks)

@@ -5,10 +5,9 @@ A collector samples each prompt once, replaces silent groups, or gives more comp
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import TypeVar
 
@@ -20,9 +19,9 @@ from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
 
 Item = TypeVar("Item")
 
-Spread = Callable[[Mapping[tuple[int, int], int], Sequence[tuple[int, int]], int], list[int]]
-"""A spread returns the further completions of each prompt of this rank. Its arguments are the number of prompts of all
-ranks by (correct, tried), this rank's (correct, tried) by prompt, and the number of completions to spread."""
+Spread = Callable[[Sequence[tuple[int, int]], int], list[int]]
+"""A spread returns the further completions of each prompt of a round. Its arguments are the prompts' (correct, tried),
+and the number of completions to spread."""
 
 IsSilent = Callable[[ScoredGroup], bool]
 """A function of this type tells whether a group is silent, so that nothing can be learned from it."""
@@ -150,8 +149,9 @@ def learners_of(homes: Mapping[int, int], ranks: int) -> dict[int, int]:
 class BudgetedCollector:
     """Collects groups of unequal size, and gives more completions to prompts from which more can be learned.
 
-    Each prompt first gets a few completions (`pilot`). `spread` then allots the rest of the round's completions. A
-    group that gets more is graded again as a whole. A rank never asks for more than prompts × G completions.
+    Each prompt first gets a few completions (`pilot`). `spread` then allots the rest of the round's completions to the
+    prompts of all ranks, so that groups are the same for every number of ranks. A group that gets more is graded again
+    as a whole.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class BudgetedCollector:
         first = min(self._budget.pilot, plan.group_size)
         scored = sampled_and_graded(self._sampler, self._grading, prompts, first)
         # Of a group that could not be graded nothing is known, so it gets no more.
-        graded = [index for index, group in enumerate(scored) if not group.spoilt]
-        own_counts = [scored[index].count for index in graded]
-        all_counts = sum((Counter(counts) for counts in self._collective.gather(own_counts)), Counter())
-        shares = self._spread(all_counts, own_counts, (plan.group_size - first) * len(prompts)) if own_counts else []
-        further = {index: share for index, share in zip(graded, shares, strict=True) if share}
-        indices, sizes = list(further), list(further.values())
+        own_counts = [(group.group.prompt.position, group.count) for group in scored if not group.spoilt]
+        counts = dict(sorted(chain(*self._collective.gather(own_counts))))
+        rest = (plan.group_size - first) * plan.prompts_per_round
+        further = dict(zip(counts, self._spread([*counts.values()], rest) if counts else (), strict=True))
+        indices = [index for index, prompt in enumerate(prompts) if further.get(prompt.position)]
+        sizes = [further[prompts[index].position] for index in indices]
         further_prompts = [prompts[index] for index in indices]
         earlier = [scored[index].group for index in indices]
         larger = sampled_and_graded(

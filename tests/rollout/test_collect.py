@@ -134,8 +134,8 @@ def test_groups_stay_with_the_rank_that_sampled_them_while_it_has_room():
 def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
     seen = []
 
-    def spread(everyone, mine, budget):
-        seen.append((dict(everyone), list(mine), budget))
+    def spread(counts, rest):
+        seen.append((counts, rest))
         return [0, 3, 1]
 
     task = ScriptedTask([(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)])
@@ -145,7 +145,7 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
     )
     groups = collector.collect(plan, 9).groups
     # Two tries of each of three prompts; the other two of four are spread.
-    assert seen == [({(2, 2): 1, (1, 2): 1, (0, 2): 1}, [(2, 2), (1, 2), (0, 2)], 6)]
+    assert seen == [([(2, 2), (1, 2), (0, 2)], 6)]
     # Each sample once, in order, with its own grade.
     assert [[completion.text for completion in group.group.completions] for group in groups] == [
         ["0", "1"],
@@ -153,6 +153,25 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
         ["0", "1", "2"],
     ]
     assert [group.rewards for group in groups] == [(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)]
+
+
+def test_a_budget_is_spread_over_the_prompts_of_all_ranks():
+    def spread(counts, rest):
+        """Gives the first silent prompts four more each."""
+        silent = [place for place, (correct, tried) in enumerate(counts) if correct in (0, tried)]
+        return [4 * (place in silent[: rest // 4]) for place in range(len(counts))]
+
+    def collect(collective):
+        task = DealtTask([WRONG * 4, MIXED * 4, WRONG * 4, WRONG * 4] * 2, collective.rank, collective.world_size)
+        budget = BudgetConfig(enabled=True, pilot=2)
+        collector = BudgetedCollector(task, ScriptedSampler(), GradingThread(task), budget, collective, spread)
+        return collector.collect(RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=8), 9)
+
+    for ranks in (1, 2, 4):
+        shares = [share.groups for share in on_ranks(ranks, collect)]
+        sizes = {name: len(group.grades) for groups in shares for name, group in zip(ids(groups), groups, strict=True)}
+        assert sizes == {"p0": 6, "p1": 2, "p2": 6, "p3": 6, "p4": 6, "p5": 2, "p6": 2, "p7": 2}
+        assert [len(groups) for groups in shares] == [8 // ranks] * ranks
 
 
 def test_a_budget_gives_no_more_to_a_prompt_whose_group_could_not_be_graded():
@@ -171,8 +190,8 @@ def test_a_budget_gives_no_more_to_a_prompt_whose_group_could_not_be_graded():
 
     seen = []
 
-    def spread(everyone, mine, budget):
-        seen.append((dict(everyone), list(mine), budget))
+    def spread(counts, rest):
+        seen.append((counts, rest))
         return [0, 2]
 
     plan = RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3)
@@ -183,7 +202,7 @@ def test_a_budget_gives_no_more_to_a_prompt_whose_group_could_not_be_graded():
             task, ScriptedSampler(), GradingThread(task), BudgetConfig(enabled=True, pilot=2), SingleRank(), spread
         )
         assert [len(group.grades) for group in collector.collect(plan, 9).groups] == sizes
-    assert seen == [({(2, 2): 1, (1, 2): 1}, [(2, 2), (1, 2)], 6)]
+    assert seen == [([(2, 2), (1, 2)], 6)]
 
 
 def test_a_group_that_is_asked_in_two_turns_is_graded_as_a_whole():
@@ -199,7 +218,7 @@ def test_a_group_that_is_asked_in_two_turns_is_graded_as_a_whole():
         task = Comparing([()] * 3)
         task.grades_together = together
         arguments = task, ScriptedSampler(), GradingThread(task), BudgetConfig(enabled=True, pilot=2), SingleRank()
-        collector = BudgetedCollector(*arguments, lambda everyone, mine, budget: [0, 3, 1])
+        collector = BudgetedCollector(*arguments, lambda counts, rest: [0, 3, 1])
         groups = collector.collect(RoundPlan(group_size=4, refresh_interval=1, prompts_per_step=3), 9).groups
         assert [group.rewards for group in groups] == [(0, 1), (0, 0, 0, 0, 1), (0, 0, 1)]
 
@@ -212,7 +231,7 @@ def test_a_budget_with_nothing_to_spread_is_a_plain_round():
         GradingThread(task),
         BudgetConfig(enabled=True),
         SingleRank(),
-        lambda everyone, mine, budget: [0] * 3,
+        lambda counts, rest: [0] * 3,
     )
     plain = PlainCollector(asking(ScriptedTask(task.rewards), ScriptedSampler())).collect(PLAN, 9)
     assert collector.collect(PLAN, 9) == replace(plain, asked_first=2)
