@@ -119,6 +119,22 @@ def test_the_thread_of_a_context_ends_with_it_whatever_waits():
     assert first.done() and not left.done()
 
 
+def test_the_thread_ends_when_nobody_refers_to_it_any_more_also_after_an_error():
+    class Failing(ScriptedTask):
+        def grade(self, groups):
+            raise ValueError("no grade")
+
+    before = set(threading.enumerate())
+    task = Failing([(1, 0)])
+    grading = GradingThread(task)
+    (thread,) = set(threading.enumerate()) - before
+    failed = grading.grade(*ScriptedSampler().generate(task.next_prompts(1), 2))
+    assert str(failed.exception(SECONDS)) == "no grade" and thread.is_alive()
+    del grading
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
 class HeldOut(Noting):
     def held_out_prompts(self, count):
         return self.next_prompts(count)
