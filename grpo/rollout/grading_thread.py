@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
-from grpo.interfaces import Sampler, Task
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere, UserError
+from grpo.interfaces import Collective, Sampler, Task
 from grpo.types import Prompt, RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:
@@ -37,9 +38,15 @@ class GradingThread:
     As a context manager, it ends the thread on exit. Otherwise the thread ends when nobody refers to this object.
     """
 
-    def __init__(self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict):
-        """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
-        self._task = task
+    def __init__(
+        self,
+        task: Task,
+        thread_seconds: Callable[[], Mapping[str, float]] = dict,
+        collective: Collective | None = None,
+    ):
+        """`thread_seconds` gives the calling thread's seconds by phase since the last call. With a `collective`, all
+        its ranks call `results` together."""
+        self._task, self._collective = task, collective
         self._groups: Queued = SimpleQueue()
         # The thread is a daemon, so that a run that ends does not wait for grades that nobody will learn from. It must
         # not refer to this object, whose last reference ends it.
@@ -69,8 +76,24 @@ class GradingThread:
         return futures
 
     def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
-        """Waits for the graded groups and returns them. Raises what grading raised."""
-        return [group.result().scored for group in graded]
+        """Waits for the graded groups and returns them. Raises what grading raised.
+
+        With a collective, all ranks raise `GradingFailed` if grading has raised `UserError` on any of them.
+        """
+        if self._collective is None:
+            return [group.result().scored for group in graded]
+        failure, scored_groups = None, []
+        try:
+            scored_groups = [group.result().scored for group in graded]
+        except UserError as error:
+            failure = error
+        if not self._collective.maximum(failure is not None):
+            return scored_groups
+        failures = self._collective.gather(failure and str(failure))
+        if failure is not None:
+            raise GradingFailed(str(failure)) from failure
+        reasons = (f"rank {rank} could not grade: {why}" for rank, why in enumerate(failures) if why is not None)
+        raise GradingFailedElsewhere(next(reasons))
 
 
 def _grade_queued(task: Task, groups: Queued, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
