@@ -52,6 +52,7 @@ def test_the_example_of_the_readme_trains(tmp_path):
 TRAINING_AGAIN = """
 import gc
 import sys
+import threading
 import psutil
 from grpo import Trainer
 from tests.forked_servers import fork_servers
@@ -74,6 +75,8 @@ if __name__ == "__main__":
         print(run, *Trainer(*words, "rollout=vllm", f"output_dir={sys.argv[2]}/{run}").train().metrics["reward/mean"])
     Trainer(*words, "rollout.engine=transformers", f"output_dir={sys.argv[2]}/third").train()
     print("learners", sum(type(thing).__name__ == "DeepSpeedEngine" for thing in gc.get_objects()))
+    names = [thread.name for thread in threading.enumerate()]
+    print("threads", [name for name in names if name == "grading" or "_end_at_the_next" in name])
 """
 
 
@@ -87,7 +90,7 @@ def test_engines_and_servers_end_with_their_run_and_the_process_trains_again(tmp
     assert said["servers"] == "1" and "\nleft over []\n" in done.stdout
     # The second run of a process is that of a fresh one, and its engine has other weights than the first one's last.
     assert said["first"] == said["second"]
-    assert said["learners"] == "0"
+    assert said["learners"] == "0" and said["threads"] == "[]"
 
 
 def test_a_trainer_has_the_configuration_of_its_words():

@@ -17,6 +17,7 @@ from grpo.config.folder import evaluation_name
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
 from grpo.host.alive import working
+from grpo.host.disk import write_whole
 from grpo.host.terminal import Terminal
 from grpo.interfaces import Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
@@ -64,7 +65,8 @@ def run(config: TrainConfig) -> int:
     results = {name: result for name, result in results.items() if name not in ungraded}
     for name, result in results.items():
         file = output / evaluation_name(name if suite else "")
-        file.write_text(json.dumps(result, indent=1, ensure_ascii=False), "utf-8", "backslashreplace")
+        # A file that is there already is refused, so a kill must not leave half of one.
+        write_whole(file, json.dumps(result, indent=1, ensure_ascii=False), "backslashreplace")
         print(f"written to {file}")
     for name, result in results.items():
         Terminal().print(result_table(name, result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +19,7 @@ from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
+from grpo.host.disk import write_whole
 from grpo.report.solve_rates_page import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import Candidate, candidate
@@ -137,13 +139,13 @@ def _begun(output: Path, config: TrainConfig) -> int:
     output.mkdir(parents=True, exist_ok=True)
     rates, settings = output / RATES_FILE, output / RATES_SETTINGS_FILE
     if not rates.exists():
-        settings.write_text(json.dumps(asdict(config), indent=1))
+        write_whole(settings, json.dumps(asdict(config), indent=1))
         return 0
     before = from_dict(json.loads(settings.read_text()) if settings.exists() else {})
     for name, old, new in differences(before, config):
         if name.startswith(DECISIVE):
             raise UserError(f"{rates} was begun with {name}={old!r}, but now it is {new!r}: choose another output_dir")
-    whole = rates.read_bytes().rpartition(b"\n")
-    if whole[2]:
-        rates.write_bytes(whole[0] + whole[1])
-    return whole[0].count(b"\n") + bool(whole[1])
+    content = rates.read_bytes()
+    # The file is truncated, not rewritten, so that neither a full disk nor a kill loses the rates that are kept.
+    os.truncate(rates, content.rfind(b"\n") + 1)
+    return content.count(b"\n")

@@ -20,6 +20,15 @@ class EndedElsewhere(UserError):
     """This error ends a rank in silence, because another rank has failed and says why."""
 
 
+class GradingFailed(UserError):
+    """This error says that answers could not be graded. All ranks raise it, and the run ends with a checkpoint of its
+    last round."""
+
+
+class GradingFailedElsewhere(GradingFailed, EndedElsewhere):
+    """This error says so on a rank whose own answers were graded. It ends that rank in silence."""
+
+
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
 
 

@@ -36,7 +36,7 @@ class StopRequest:
     def __init__(self, message: str = ""):
         self.count, self._answered = 0, -math.inf
         self._message = message
-        self._first_request = threading.Event()
+        self._first_request, self._ended = threading.Event(), False
         self._handle(self._request)
         if message:
             threading.Thread(target=self._end_at_the_next, daemon=True).start()
@@ -51,6 +51,11 @@ class StopRequest:
         while not self() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_SECONDS))
         return self()
+
+    def end(self) -> None:
+        """Ends the thread that waits for a second request."""
+        self._ended = True
+        self._first_request.set()
 
     def _request(self, number: int, frame: object) -> None:
         now = time.monotonic()
@@ -77,9 +82,10 @@ class StopRequest:
         only the main thread may ask Python for it.
         """
         self._first_request.wait()
-        time.sleep(TOGETHER_SECONDS)
+        if not self._ended:
+            time.sleep(TOGETHER_SECONDS)
         for number in SIGNALS:
-            if signal.getsignal(number) == self._request:
+            if not self._ended and signal.getsignal(number) == self._request:
                 ctypes.CDLL(None).signal(int(number), int(signal.SIG_DFL))
 
     @staticmethod
@@ -100,10 +106,14 @@ def _leave_terminal() -> None:
 
 @contextmanager
 def handled_as_before() -> Iterator[None]:
-    """Restores the earlier handlers of SIGTERM and Ctrl-C, for example a notebook's, when the context ends."""
+    """Restores the earlier handlers of SIGTERM and Ctrl-C, for example a notebook's, when the context ends. The stop
+    request that has taken their place ends."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
+            owner = getattr(signal.getsignal(number), "__self__", None)
             signal.signal(number, handler)
+            if isinstance(owner, StopRequest):
+                owner.end()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
-from grpo.interfaces import Sampler, Task
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere, UserError
+from grpo.interfaces import Collective, Sampler, Task
 from grpo.types import Prompt, RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:
@@ -24,26 +26,39 @@ class Graded:
     seconds: Mapping[str, float]
 
 
+Queued = SimpleQueue[list[tuple[RolloutGroup, Future[Graded]]] | None]
+"""Groups wait here to be graded, each with the future of its graded group. None ends the thread that grades them."""
+
+
 class GradingThread:
     """This thread grades groups as they come. Groups that come while it is busy are then graded in one call.
 
     `together` tells whether a reward needs all groups that are sampled together, so that no group may be graded before.
 
-    As a context manager, it ends the thread on exit. Otherwise the thread ends with the process.
+    As a context manager, it ends the thread on exit. Otherwise the thread ends when nobody refers to this object.
     """
 
-    def __init__(self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict):
-        """`thread_seconds` gives the calling thread's seconds by phase since the last call."""
-        self._task, self._thread_seconds = task, thread_seconds
-        self._groups: SimpleQueue[list[tuple[RolloutGroup, Future[Graded]]] | None] = SimpleQueue()
-        # The thread is a daemon, so that a run that ends does not wait for grades that nobody will learn from.
-        threading.Thread(target=self._run, name="grading", daemon=True).start()
+    def __init__(
+        self,
+        task: Task,
+        thread_seconds: Callable[[], Mapping[str, float]] = dict,
+        collective: Collective | None = None,
+    ):
+        """`thread_seconds` gives the calling thread's seconds by phase since the last call. With a `collective`, all
+        its ranks call `results` together."""
+        self._task, self._collective = task, collective
+        self._groups: Queued = SimpleQueue()
+        # The thread is a daemon, so that a run that ends does not wait for grades that nobody will learn from. It must
+        # not refer to this object, whose last reference ends it.
+        arguments = (task, self._groups, thread_seconds)
+        threading.Thread(target=_grade_queued, args=arguments, name="grading", daemon=True).start()
+        self._end = weakref.finalize(self, self._groups.put, None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._groups.put(None)
+        self._end()
 
     @property
     def together(self) -> bool:
@@ -61,28 +76,47 @@ class GradingThread:
         return futures
 
     def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
-        """Waits for the graded groups and returns them. Raises what grading raised."""
-        return [group.result().scored for group in graded]
+        """Waits for the graded groups and returns them. Raises what grading raised.
 
-    def _run(self) -> None:
-        while None not in (queued := self._waiting()):
-            waiting_groups = [pair for pairs in queued for pair in pairs]
-            try:
-                scored_groups = self._task.grade([group for group, _ in waiting_groups])
-            except BaseException as error:
-                for _, future in waiting_groups:
-                    future.set_exception(error)
-                continue
-            share = {phase: seconds / len(waiting_groups) for phase, seconds in self._thread_seconds().items()}
-            for (_, future), group in zip(waiting_groups, scored_groups, strict=True):
-                future.set_result(Graded(group, share))
+        With a collective, all ranks raise `GradingFailed` if grading has raised `UserError` on any of them.
+        """
+        if self._collective is None:
+            return [group.result().scored for group in graded]
+        failure, scored_groups = None, []
+        try:
+            scored_groups = [group.result().scored for group in graded]
+        except UserError as error:
+            failure = error
+        if not self._collective.maximum(failure is not None):
+            return scored_groups
+        failures = self._collective.gather(failure and str(failure))
+        if failure is not None:
+            raise GradingFailed(str(failure)) from failure
+        reasons = (f"rank {rank} could not grade: {why}" for rank, why in enumerate(failures) if why is not None)
+        raise GradingFailedElsewhere(next(reasons))
 
-    def _waiting(self) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
-        """Waits for queued groups, and returns all that are queued by then. None among them ends the thread."""
-        batches = [self._groups.get()]
-        while not self._groups.empty():
-            batches.append(self._groups.get())
-        return batches
+
+def _grade_queued(task: Task, groups: Queued, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
+    """Grades groups as they are queued, until None is queued."""
+    while None not in (queued := _waiting(groups)):
+        waiting_groups = [pair for pairs in queued for pair in pairs]
+        try:
+            scored_groups = task.grade([group for group, _ in waiting_groups])
+        except BaseException as error:
+            for _, future in waiting_groups:
+                future.set_exception(error)
+            continue
+        share = {phase: seconds / len(waiting_groups) for phase, seconds in thread_seconds().items()}
+        for (_, future), group in zip(waiting_groups, scored_groups, strict=True):
+            future.set_result(Graded(group, share))
+
+
+def _waiting(groups: Queued) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
+    """Waits for queued groups, and returns all that are queued by then. None among them ends the thread."""
+    batches = [groups.get()]
+    while not groups.empty():
+        batches.append(groups.get())
+    return batches
 
 
 def sampled_and_graded(

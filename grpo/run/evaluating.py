@@ -38,7 +38,7 @@ class PolicyEvaluation:
         self._sampler, self._clocks, self._collective = sampler, clocks, collective
         # One thread serves all evaluations, because grading processes end with the thread that has started or restarted
         # them.
-        self._grading = GradingThread(task)
+        self._grading = GradingThread(task, collective=collective)
 
     def __call__(self) -> dict[str, Any]:
         """Returns the result on held-out problems (see `held_out.evaluate`), with the suite's results under "suite".
@@ -53,7 +53,7 @@ class PolicyEvaluation:
         return held_out.with_suite(result, suite)
 
     def _ask_set(self, task: Task, num_problems: int) -> dict[str, Any]:
-        with GradingThread(task) as grading:
+        with GradingThread(task, collective=self._collective) as grading:
             return self._ask(grading, task, num_problems)
 
     def _ask(self, grading: GradingThread, task: Task, num_problems: int) -> dict[str, Any]:

@@ -37,11 +37,12 @@ def build_pipeline(
     thread_seconds = clocks.phases.take
     sync = clocks.weight_sync(CheckedSync.of(config, _probe(config, task, collective)))
     if config.pipeline == "off":
-        grading = clocks.grading(GradingThread(task))
+        grading = clocks.grading(GradingThread(task, collective=collective))
         return _build_collector(config, task, clocks.sampler(sampler), grading, collective), sync
     if config.pipeline == "one_round":
         apart = collective.apart(config.rollout.deadline_seconds)
-        inner = _build_collector(config, task, clocks.sampler(sampler), clocks.grading(GradingThread(task)), apart)
+        grading = clocks.grading(GradingThread(task, collective=apart))
+        inner = _build_collector(config, task, clocks.sampler(sampler), grading, apart)
         collector = AheadCollector(Beside(inner, thread_seconds), task)
         sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.errors import Diverged, SamplerLost, UserError
+from grpo.config.errors import Diverged, GradingFailed, SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.findings import Finding
@@ -250,8 +250,9 @@ class Session:
 
 def leaves_checkpoint(error: UserError, world_size: int) -> bool:
     """Tells whether a run that `error` ends saves its last round. A resumed run could not go on with a policy that has
-    diverged. And ranks save together: all lose the sampler, but a reward, for example, may fail on one of them."""
-    return not isinstance(error, Diverged) and (isinstance(error, SamplerLost) or world_size == 1)
+    diverged. And ranks save together: all lose the sampler and raise it when grading fails on one of them, but any
+    other error may be that of one rank."""
+    return not isinstance(error, Diverged) and (isinstance(error, SamplerLost | GradingFailed) or world_size == 1)
 
 
 def way_on(output: Path, step: int, num_steps: int) -> str:

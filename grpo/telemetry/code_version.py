@@ -27,7 +27,7 @@ def write_code(directory: Path) -> None:
         patch = _git("diff", "HEAD", "--", ".") or ""
         code |= {"commit": commit.strip(), "changed": bool(patch)}
         if patch:
-            (directory / PATCH_FILE).write_text(patch, encoding="utf-8")
+            write_whole(directory / PATCH_FILE, patch)
     write_whole(directory / CODE_FILE, json.dumps(code, indent=1))
 
 

@@ -20,6 +20,7 @@ from grpo.config.errors import first_line
 from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
 from grpo.config.saved import flat
 from grpo.config.start import run_name
+from grpo.host.disk import write_whole
 from grpo.interfaces import Tracker
 from grpo.telemetry.metrics import evaluation_numbers
 
@@ -65,7 +66,7 @@ class WandbTracker:
         identity = Path(directory, "wandb", RUN_ID_FILE)
         identity.parent.mkdir(parents=True, exist_ok=True)
         if not (resume and identity.exists()):
-            identity.write_text(secrets.token_hex(4))
+            write_whole(identity, secrets.token_hex(4))
         # wandb's capture of the terminal would conflict with the live display.
         settings = wandb.Settings(console="off", quiet=True)
         try:
@@ -181,7 +182,7 @@ class MlflowTracker:
                 run_name=run_name(Path(directory)),
                 tags=dict.fromkeys(tracking.tags, "true"),
             ).info.run_id
-            identity.write_text(self._id)
+            write_whole(identity, self._id)
             for name, value in flat(config):
                 self._client.log_param(self._id, name, str(value)[:LONGEST_PARAMETER])
             for file in (CODE_FILE, PATCH_FILE):

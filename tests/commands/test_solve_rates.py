@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs import rows
-from grpo.commands.solve_rates import _measure
+from grpo.commands.solve_rates import _begun, _measure
 from grpo.config import DataConfig, TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.planning import balanced_exponent, speaking_band
@@ -23,6 +23,7 @@ from grpo.telemetry import Phases
 from grpo.types import Grade, Problem, ScoredGroup
 from tests import warm
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
+from tests.full_disk import files_up_to
 from tests.report.structure import assert_well_made
 from tests.runs import grpo
 
@@ -46,6 +47,27 @@ def test_rows_are_in_the_streams_order_wherever_three_ranks_begin(tmp_path, done
 
     on_ranks(3, measure)
     assert [row["problem_id"] for row in rows(tmp_path / "solve_rates.jsonl")] == [f"p{i}" for i in range(done, 9)]
+
+
+@pytest.mark.parametrize(
+    ("left", "kept", "done"),
+    [('{"a": 1}\n{"a": 2}\n{"a', '{"a": 1}\n{"a": 2}\n', 2), ('{"a', "", 0), ('{"a": 1}\n', '{"a": 1}\n', 1)],
+)
+def test_a_command_that_goes_on_cuts_off_half_a_line_also_where_the_disk_is_full(tmp_path, left, kept, done):
+    config = TrainConfig(output_dir=str(tmp_path))
+    assert _begun(tmp_path, config) == 0
+    rates = tmp_path / "solve_rates.jsonl"
+    rates.write_text(left)
+    with files_up_to(1):
+        assert _begun(tmp_path, config) == done
+    assert rates.read_text() == kept
+
+
+def test_settings_that_could_not_be_written_to_their_end_are_not_left_in_part(tmp_path):
+    with pytest.raises(OSError), files_up_to(100):
+        _begun(tmp_path, TrainConfig(output_dir=str(tmp_path)))
+    assert not [*tmp_path.iterdir()]
+    assert _begun(tmp_path, TrainConfig(output_dir=str(tmp_path))) == 0
 
 
 class AskedOnce(ScriptedTask):

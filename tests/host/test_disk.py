@@ -1,26 +1,11 @@
 """These tests write files to a disk that is full, or that is pulled away in the middle."""
 
 import errno
-import resource
-import signal
-from contextlib import contextmanager
 
 import pytest
 
 from grpo.host.disk import replaced, write_whole
-
-
-@contextmanager
-def files_up_to(num_bytes):
-    """Lets no file of this process become larger, as a disk without room would not."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+from tests.full_disk import files_up_to
 
 
 def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_one(tmp_path):

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -76,12 +77,15 @@ def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(ignored, count):
 
 
 def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before, threads = [signal.getsignal(number) for number in SIGNALS], set(threading.enumerate())
     with pytest.raises(ValueError, match="the run failed"), handled_as_before():
         StopRequest("stopping")
+        (waiting,) = set(threading.enumerate()) - threads
         assert [signal.getsignal(number) for number in SIGNALS] != before
         raise ValueError("the run failed")
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 ANSWERED_TO_NOBODY = """

@@ -4,12 +4,13 @@ import threading
 
 import pytest
 
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.telemetry import Phases
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
+from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
 
 SECONDS = 10
 
@@ -117,6 +118,39 @@ def test_the_thread_of_a_context_ends_with_it_whatever_waits():
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert first.done() and not left.done()
+
+
+def test_the_thread_ends_when_nobody_refers_to_it_any_more_also_after_an_error():
+    class Failing(ScriptedTask):
+        def grade(self, groups):
+            raise ValueError("no grade")
+
+    before = set(threading.enumerate())
+    task = Failing([(1, 0)])
+    grading = GradingThread(task)
+    (thread,) = set(threading.enumerate()) - before
+    failed = grading.grade(*ScriptedSampler().generate(task.next_prompts(1), 2))
+    assert str(failed.exception(SECONDS)) == "no grade" and thread.is_alive()
+    del grading
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
+    class Failing(ScriptedTask):
+        def grade(self, groups):
+            raise UserError("the function is broken")
+
+    def raised(collective):
+        kind = Failing if collective.rank == 1 else ScriptedTask
+        task = kind([(1, 0)] * 4, collective.rank, 2)
+        with GradingThread(task, collective=collective) as grading, pytest.raises(GradingFailed) as error:
+            sampled_and_graded(ScriptedSampler(), grading, task.next_prompts(2), 2)
+        return type(error.value), str(error.value)
+
+    healthy, failing = on_ranks(2, raised)
+    assert healthy == (GradingFailedElsewhere, "rank 1 could not grade: the function is broken")
+    assert failing == (GradingFailed, "the function is broken")
 
 
 class HeldOut(Noting):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.errors import Diverged, SamplerLost
+from grpo.config.errors import Diverged, GradingFailed, GradingFailedElsewhere, SamplerLost
 from grpo.run import session
 from grpo.run.session import leaves_checkpoint, way_on
 
@@ -20,7 +20,14 @@ def test_a_stopped_run_points_at_its_report_only_after_it_has_finished_a_round()
 
 
 @pytest.mark.parametrize(
-    ("error", "alone", "of_several"), [(SamplerLost, True, True), (UserError, True, False), (Diverged, False, False)]
+    ("error", "alone", "of_several"),
+    [
+        (SamplerLost, True, True),
+        (GradingFailed, True, True),
+        (GradingFailedElsewhere, True, True),
+        (UserError, True, False),
+        (Diverged, False, False),
+    ],
 )
 def test_a_policy_that_has_diverged_is_not_saved_and_one_rank_does_not_save_without_the_others(
     error, alone, of_several

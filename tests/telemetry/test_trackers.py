@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import struct
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from grpo.config import TrackingConfig, UserError
 from grpo.telemetry import JsonlTracker, Outlasting, Trackers, code_version, read_metrics, service_trackers, write_code
 from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
+from tests.full_disk import files_up_to
 
 INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
 EVALUATION = {
@@ -77,12 +77,8 @@ def test_resuming_leaves_no_temporary_file(tmp_path):
 
 def test_a_full_disk_is_no_obstacle_to_resuming(tmp_path):
     write_three_steps(tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
-    try:
+    with files_up_to(1):
         JsonlTracker(tmp_path, resume_step=2).close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
     assert [row["text"] for row in read_metrics(tmp_path / "samples.jsonl")] == ["a1", "b1", "a2", "b2"]
 
