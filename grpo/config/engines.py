@@ -153,7 +153,8 @@ class RolloutConfig:
     tensor_parallel: int = 1
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
-    # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides.
+    # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides. A cache that has room for few
+    # completions at a time makes sampling slow, and is told before the first round.
     kv_cache_gib: float = 1.0
     # vLLM in the learner's process may use this share of a GPU's memory for weights, KV cache and activations (vLLM:
     # gpu_memory_utilization). Servers have rollout.servers.gpu_memory_fraction.

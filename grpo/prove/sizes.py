@@ -43,7 +43,7 @@ def words_of(size: Size, model: Path, overrides: Sequence[str]) -> list[str]:
         *("model=huggingface", f"model.path={model}", "task=tiny_arithmetic", "normalization=dr_grpo"),
         *(f"dynamics.prompts_per_step={size.prompts}", f"dynamics.group_size={size.group_size}"),
         *(f"task.prompt.max_tokens={size.prompt_tokens}", f"model.max_length={longest}"),
-        *(f"rollout.sampling.max_tokens={size.completion_tokens}", "rollout.kv_cache_gib=0.125"),
+        f"rollout.sampling.max_tokens={size.completion_tokens}",
         *("evaluation.num_problems=0", "checkpoint.every_rounds=0", "checkpoint.export=false"),
         *("learner.skip_silent_groups=false", *overrides),
     ]

@@ -10,6 +10,7 @@ weight_names           weights under the names that vLLM's loader knows
 transformers_sampler   sampling where there is no vLLM
 seeds, stop_tokens     one seed for each completion; the tokens that end one
 engine_use             how full an engine's cache gets
+cache_room             says where an engine's cache has room for few completions
 checked_sampler        checks a sampler's completions before they are used
 
 vLLM servers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from grpo.config.errors import require
 
 # Kinds of layers, as transformers' configs call them, that carry a state from token to token.
 STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 LATENT_WIDTH = 576
 """The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
 
@@ -25,7 +27,14 @@ def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
 
 def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
     """Returns the arguments of `vllm.LLM` that its CPU build needs for this model. Raises UserError for latent
-    attention that the CPU build cannot run."""
+    attention that the CPU build cannot run, and for an environment variable by which it would ignore the cache's
+    size."""
+    space = os.environ.get(CACHE_VARIABLE)
+    require(
+        not space,
+        f"the environment variable {CACHE_VARIABLE}={space} would replace rollout.kv_cache_gib: unset it, and set that "
+        "key",
+    )
     # vLLM keeps the states of a common prefix only with prefill in chunks, which the CPU build does without.
     arguments: dict[str, Any] = {"enable_prefix_caching": False} if keeps_state(model_path, trust_remote_code) else {}
     text = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()

@@ -20,6 +20,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
+from grpo.rollout.cache_room import few_at_once, room_of
 from grpo.rollout.claims import Claims, claim, claim_all, name_of
 from grpo.rollout.engine_use import ServerUse
 from grpo.rollout.replica import LoadFailed, Replica, Standing
@@ -105,6 +106,7 @@ class Fleet:
         try:
             asyncio.run(self._wait_for_all(servers.start_seconds))
             self._claim_all()
+            self._tell_small_caches(config)
         except BaseException:
             self.close()
             raise
@@ -136,6 +138,15 @@ class Fleet:
     def cache_usage(self) -> dict[str, float]:
         """Returns the servers' highest peak, preemptions and prefix hits since the last call; {} on other ranks."""
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
+
+    def _tell_small_caches(self, config: TrainConfig) -> None:
+        """Prints a line, on the first rank, if the smallest cache has room for few completions."""
+        if not self._first:
+            return
+        rooms = [room for page in asyncio.run(self._metrics()).values() if (room := room_of(page)) is not None]
+        key = "rollout.servers.gpu_memory_fraction" if self._device.type == "cuda" else "rollout.kv_cache_gib"
+        if line := few_at_once(min(rooms, default=None), config, len(self._members), key):
+            say(f"grpo: {line}")
 
     async def _metrics(self) -> dict[str, str]:
         living_replicas = [member.replica for member in self._living()]

@@ -18,7 +18,9 @@ from vllm.sampling_params import RequestOutputKind
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
+from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective, OnGroup
+from grpo.rollout.cache_room import cache_key, few_at_once
 from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
 from grpo.rollout.engine_use import EngineUse
 from grpo.rollout.model_classes import ModelClasses
@@ -75,6 +77,11 @@ class VllmSampler:
                 self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
+        # An earlier vLLM does not tell how many completions its cache holds.
+        room = getattr(self._llm.llm_engine.vllm_config.cache_config, "kv_cache_max_concurrency", None)
+        line = few_at_once(room, config, ranks.world_size() // spread, cache_key(self._on_gpu))
+        if line and not ranks.rank():
+            say(f"grpo: {line}")
         if not self._on_gpu:
             self._llm.collective_rpc("take_onednn")
         elif any(self._llm.collective_rpc("lost_by_sleep")):
@@ -209,7 +216,7 @@ class VllmSampler:
 @contextmanager
 def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
     """Turns vLLM's errors for want of memory at its start into a UserError that names the run's own keys."""
-    cache = "rollout.gpu_memory_fraction" if on_gpu else "rollout.kv_cache_gib"
+    cache = cache_key(on_gpu)
     helps = {
         "less than desired GPU memory": (
             "end other programs on the GPU, lower rollout.gpu_memory_fraction, or set learner.offload_states=true"

@@ -71,6 +71,15 @@ def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path
         for_cpu(str(tmp_path))
 
 
+def test_a_variable_by_which_the_cpu_build_would_ignore_the_caches_size_is_refused(tmp_path, monkeypatch):
+    config_of("GPT-2").save_pretrained(tmp_path)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    with pytest.raises(UserError, match=r"VLLM_CPU_KVCACHE_SPACE=4 would replace rollout.kv_cache_gib: unset it"):
+        for_cpu(str(tmp_path))
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "")
+    assert for_cpu(str(tmp_path)) == {}
+
+
 def test_a_server_gets_the_settings_of_an_engine_in_process():
     config = TrainConfig()
     config.rollout.precision, config.model.max_length = "float32", 64

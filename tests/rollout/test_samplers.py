@@ -91,6 +91,14 @@ def largest_mismatch(learner, groups):
     )
 
 
+def test_the_engines_cache_has_the_configured_size(vllm_sampler):
+    """A token takes 2 layers × 2 (keys and values) × 2 heads × 32 numbers × 4 bytes = 1 KiB, and the cache has 64 MiB.
+    A completion has up to 64 tokens."""
+    cache = vllm_sampler._llm.llm_engine.vllm_config.cache_config
+    assert cache.num_gpu_blocks * cache.block_size == 65536
+    assert cache.kv_cache_max_concurrency == 1024
+
+
 def test_sampler_and_learner_logprobs_agree_before_and_after_a_step(config, learner, sampler):
     sync = CheckedSync(max_mismatch=0.5)
     sync.refresh(learner, sampler)

@@ -41,7 +41,7 @@ class StandIn:
 
     def __init__(self, route=None, failure=None, since=2):
         self._route, self._failure, self.received, self._refreshes, self._since = route, failure, [], 0, since
-        self.released = 0
+        self.released, self.page = 0, ""
 
     async def answer(self, request):
         if request.path == RELEASE_ROUTE:
@@ -73,6 +73,7 @@ def serving(stand_in):
     async def serve():
         application = web.Application()
         application.router.add_get("/is_paused", lambda request: asyncio.sleep(0, web.Response()))
+        application.router.add_get("/metrics", lambda request: asyncio.sleep(0, web.Response(text=stand_in.page)))
         application.router.add_post("/{route:.*}", stand_in.answer)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
@@ -155,6 +156,19 @@ def test_a_server_that_hangs_in_a_refresh_is_given_up_long_before_the_run_is(syn
     assert links == [given]
     # Ranks that draw together wait as long as sampling may take.
     assert alone.deadline == 7200.0
+
+
+def test_the_smallest_cache_of_the_servers_is_told_where_it_has_room_for_few(model, capsys):
+    small, large = StandIn(), StandIn()
+    small.page, large.page = (
+        f'vllm:cache_config_info{{kv_cache_max_concurrency="{room}"}} 1.0\n' for room in (2.5, 99.0)
+    )
+    with serving(large) as first, serving(small) as second:
+        config = TrainConfig()
+        config.rollout.engine, config.rollout.servers.urls = "vllm_server", [first, second]
+        ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone()).close()
+    [told] = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
+    assert "room for 2.5 completions" in told and told.endswith("start the servers with a higher rollout.kv_cache_gib")
 
 
 @pytest.mark.slow
