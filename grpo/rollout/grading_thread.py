@@ -45,8 +45,8 @@ class GradingThread:
         collective: Collective | None = None,
     ):
         """`thread_seconds` gives the calling thread's seconds by phase since the last call. With a `collective`, all
-        its ranks call `results` together."""
-        self._task, self._collective = task, collective
+        its ranks fail together, see `sampled_and_graded`."""
+        self._task, self.collective = task, collective
         self._groups: Queued = SimpleQueue()
         # The thread is a daemon, so that a run that ends does not wait for grades that nobody will learn from. It must
         # not refer to this object, whose last reference ends it.
@@ -76,24 +76,8 @@ class GradingThread:
         return futures
 
     def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
-        """Waits for the graded groups and returns them. Raises what grading raised.
-
-        With a collective, all ranks raise `GradingFailed` if grading has raised `UserError` on any of them.
-        """
-        if self._collective is None:
-            return [group.result().scored for group in graded]
-        failure, scored_groups = None, []
-        try:
-            scored_groups = [group.result().scored for group in graded]
-        except UserError as error:
-            failure = error
-        if not self._collective.maximum(failure is not None):
-            return scored_groups
-        failures = self._collective.gather(failure and str(failure))
-        if failure is not None:
-            raise GradingFailed(str(failure)) from failure
-        reasons = (f"rank {rank} could not grade: {why}" for rank, why in enumerate(failures) if why is not None)
-        raise GradingFailedElsewhere(next(reasons))
+        """Waits for the graded groups and returns them. Raises what grading raised."""
+        return [group.result().scored for group in graded]
 
 
 def _grade_queued(task: Task, groups: Queued, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
@@ -133,15 +117,36 @@ def sampled_and_graded(
     When a reward takes all groups at once, all are graded in one call after the last group is complete. `whole` takes
     the place of a prompt and its sampled group, and returns the group to grade: one that was sampled in two turns has
     the completions of the first turn too, since a reward may compare the completions of a group.
+
+    If the thread has a collective, all its ranks call this together. All then raise `GradingFailed` if grading has
+    raised `UserError` on any of them.
     """
     if grading.together:
         sampled = sampler.generate(prompts, group_size, sampling, first_sample)
         groups = [whole(place, group) for place, group in enumerate(sampled)]
-        return grading.results(grading.grade_all(groups) if groups else [])
+        return _results_of_all_ranks(grading, grading.grade_all(groups) if groups else [])
     futures: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:
         futures[place] = grading.grade(whole(place, group))
 
     groups = sampler.generate(prompts, group_size, sampling, first_sample, begin)
-    return grading.results([futures[place] for place in range(len(groups))])
+    return _results_of_all_ranks(grading, [futures[place] for place in range(len(groups))])
+
+
+def _results_of_all_ranks(grading: GradingThread, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
+    """Returns this rank's results. Waits for the other ranks after them, so that no wait counts as grading."""
+    if grading.collective is None:
+        return grading.results(graded)
+    failure, scored_groups = None, []
+    try:
+        scored_groups = grading.results(graded)
+    except UserError as error:
+        failure = error
+    if not grading.collective.maximum(failure is not None):
+        return scored_groups
+    failures = grading.collective.gather(failure and str(failure))
+    if failure is not None:
+        raise GradingFailed(str(failure)) from failure
+    reasons = (f"rank {rank} could not grade: {why}" for rank, why in enumerate(failures) if why is not None)
+    raise GradingFailedElsewhere(next(reasons))
