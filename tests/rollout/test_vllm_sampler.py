@@ -84,6 +84,13 @@ class Recorded:
         return call
 
 
+def recorded_llm():
+    """Returns a stand-in for `vllm.LLM` that does not tell how many completions its cache holds."""
+    llm = Recorded()
+    llm.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=SimpleNamespace()))
+    return llm
+
+
 def test_an_engine_that_sleeps_keeps_the_weights_of_its_draft_model():
     """vLLM loses all parameters at sleep level 2, except those with these names."""
     speculating = colocated_arguments(on_gpu=True, num_ranks=1, speculates=True)
@@ -100,7 +107,7 @@ def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler
 
-    engine = Recorded()
+    engine = recorded_llm()
     engine.collective_rpc = lambda name: [lost] if name == "lost_by_sleep" else [None]
     for name in ("empty_cache", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
@@ -140,7 +147,7 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
     path, calls = tiny_llama(tmp_path), []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("room"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or Recorded())
+    monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or recorded_llm())
     vllm_sampler.VllmSampler(TrainConfig(), path, tiny_tokenizer(), torch.device("cuda", 0))
     assert calls == ["room", "engine"]
 
