@@ -143,9 +143,16 @@ def _results_of_all_ranks(grading: GradingThread, graded: Sequence[Future[Graded
         scored_groups = grading.results(graded)
     except UserError as error:
         failure = error
-    if not grading.collective.maximum(failure is not None):
-        return scored_groups
-    failures = grading.collective.gather(failure and str(failure))
+    fail_together(grading.collective, failure)
+    return scored_groups
+
+
+def fail_together(collective: Collective, failure: UserError | None) -> None:
+    """Raises `GradingFailed` on all ranks if grading has failed on any of them. `failure` is this rank's error or None.
+    Collective."""
+    if not collective.maximum(failure is not None):
+        return
+    failures = collective.gather(failure and str(failure))
     if failure is not None:
         raise GradingFailed(str(failure)) from failure
     reasons = (f"rank {rank} could not grade: {why}" for rank, why in enumerate(failures) if why is not None)

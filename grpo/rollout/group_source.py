@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -11,9 +12,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from grpo.config.errors import NOBODY_LEFT, SamplerLost
+from grpo.config.errors import NOBODY_LEFT, GradingFailed, SamplerLost, UserError
 from grpo.interfaces import AskableSampler, Collective, Pending, Sampler, Task
-from grpo.rollout.grading_thread import Graded, GradingThread, sampled_and_graded
+from grpo.rollout.grading_thread import Graded, GradingThread, fail_together, sampled_and_graded
 from grpo.types import Prompt, RoundPlan, ScoredGroup
 
 
@@ -72,6 +73,11 @@ class _Request:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+Sampled = SimpleQueue[_Request | None]
+"""Requests wait here for their completions, in the order in which they were asked. None ends the thread that takes
+them."""
+
+
 class AheadSource:
     """Samples prompts before their groups are needed (`pipeline=continuous`).
 
@@ -84,6 +90,8 @@ class AheadSource:
     No token is more than `max_staleness` optimizer steps older than the policy that learns from it, because no prompt
     is asked earlier than that before its round's last step. A group may still become too old when a plan has fewer
     prompts per step than the plan before. Its prompt is then asked again.
+
+    Its thread ends when nobody refers to this object, and what is under way is then cancelled.
     """
 
     def __init__(
@@ -101,10 +109,13 @@ class AheadSource:
         self._under_way: deque[_Request] = deque()
         self._rounds_ahead = 1
         self._taken_cursor: int | None = None
-        self._thread_seconds, self._seconds = thread_seconds, Counter()
-        self._grading, self._sampled = grading, SimpleQueue()
-        # The thread is a daemon, so that a run that ends does not wait for samples that nobody will learn from.
-        threading.Thread(target=self._wait, name="sampling ahead", daemon=True).start()
+        self._seconds = Counter()
+        self._sampled: Sampled = SimpleQueue()
+        # The thread is a daemon, so that a run that ends does not wait for samples that nobody will learn from. It must
+        # not refer to this object, whose last reference ends it.
+        arguments = (self._sampled, grading, thread_seconds)
+        threading.Thread(target=_hand_on, args=arguments, name="sampling ahead", daemon=True).start()
+        weakref.finalize(self, _end, self._under_way, self._sampled)
 
     @property
     def cursor(self) -> int:
@@ -128,16 +139,17 @@ class AheadSource:
             requests.append(self._under_way.popleft())
         for index, request in enumerate(requests):
             group = _scored(request)
-            if group and self._staleness(group) > self._max_staleness:
+            if isinstance(group, ScoredGroup) and self._staleness(group) > self._max_staleness:
                 requests[index] = self._ask([request.prompt])[0]
-        groups = [_scored(request) for request in requests]
+        results = [_scored(request) for request in requests]
         # All ranks give up together, or none.
-        if self._collective.maximum(None in groups):
+        if self._collective.maximum(any(isinstance(result, SamplerLost) for result in results)):
             raise SamplerLost(NOBODY_LEFT)
+        fail_together(self._collective, next((result for result in results if isinstance(result, UserError)), None))
         self._taken_cursor = end
         for request in requests:
             self._seconds.update(request.seconds)
-        return groups
+        return [result for result in results if isinstance(result, ScoredGroup)]
 
     def take_seconds(self) -> dict[str, float]:
         """Returns the seconds by phase that this rank waited for, and graded, the groups taken since the last call.
@@ -177,20 +189,6 @@ class AheadSource:
             self._sampled.put(request)
         return requests
 
-    def _wait(self) -> None:
-        """Waits for the groups in the order in which they were asked, and hands them on to be graded."""
-        while True:
-            request = self._sampled.get()
-            if not request.scored.set_running_or_notify_cancel():
-                continue
-            try:
-                group = request.pending.result()
-            except BaseException as error:
-                request.scored.set_exception(error)
-                continue
-            request.seconds.update(self._thread_seconds())
-            self._grading.grade(group).add_done_callback(partial(_pass_on, request))
-
     def _staleness(self, group: ScoredGroup) -> int:
         """Returns how many optimizer steps old the group's oldest token is if the round's last step learns from it.
 
@@ -199,25 +197,54 @@ class AheadSource:
         return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
     def forget(self) -> None:
-        for request in self._under_way:
-            request.pending.cancel()
-            request.scored.cancel()
-        self._under_way.clear()
+        _cancel(self._under_way)
         self._task.cursor = self.cursor
+
+
+def _cancel(under_way: deque[_Request]) -> None:
+    """Cancels all requests and removes them."""
+    for request in under_way:
+        request.pending.cancel()
+        request.scored.cancel()
+    under_way.clear()
+
+
+def _end(under_way: deque[_Request], sampled: Sampled) -> None:
+    """Cancels what is under way, and ends the thread that waits for it."""
+    _cancel(under_way)
+    sampled.put(None)
+
+
+def _hand_on(sampled: Sampled, grading: GradingThread, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
+    """Waits for the groups in the order in which they were asked, and hands them on to be graded, until None comes."""
+    while (request := sampled.get()) is not None:
+        if not request.scored.set_running_or_notify_cancel():
+            continue
+        try:
+            group = request.pending.result()
+        except BaseException as error:
+            request.scored.set_exception(error)
+            continue
+        request.seconds.update(thread_seconds())
+        grading.grade(group).add_done_callback(partial(_pass_on, request))
 
 
 def _pass_on(request: _Request, graded: Future[Graded]) -> None:
     """Gives a request its graded group and the seconds of grading, or the error that grading raised."""
-    if error := graded.exception():
+    error = graded.exception()
+    if isinstance(error, UserError):
+        request.scored.set_exception(GradingFailed(str(error)))
+    elif error:
         request.scored.set_exception(error)
     else:
         request.seconds.update(graded.result().seconds)
         request.scored.set_result(graded.result().scored)
 
 
-def _scored(request: _Request) -> ScoredGroup | None:
-    """Waits for the graded group and returns it, or None when no server is left that could answer."""
+def _scored(request: _Request) -> ScoredGroup | SamplerLost | GradingFailed:
+    """Waits for the graded group and returns it, or the error when no server is left that could answer, and when
+    grading has failed."""
     try:
         return request.scored.result()
-    except SamplerLost:
-        return None
+    except (SamplerLost, GradingFailed) as error:
+        return error

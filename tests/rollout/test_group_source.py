@@ -1,13 +1,15 @@
 """These tests sample ahead: which prompts are asked when, in which order groups come, how stale they may be."""
 
+import gc
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from grpo.config import RefillConfig
-from grpo.config.errors import SamplerLost
+from grpo.config import RefillConfig, UserError
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere, SamplerLost
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadSource
@@ -225,3 +227,37 @@ def test_with_no_server_left_the_run_is_told():
         pending.set_exception(SamplerLost("all are gone"))
     with pytest.raises(SamplerLost, match="no vLLM server is left"):
         run.source.take(2)
+
+
+def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
+    class Failing(ScriptedTask):
+        def grade(self, groups):
+            raise UserError("the function is broken")
+
+    def raised(collective):
+        kind = Failing if collective.rank == 1 else ScriptedTask
+        task = kind([(1, 0)] * 8, collective.rank, 2)
+        source = AheadSource(task, SlowSampler(), collective, 3, GradingThread(task))
+        source.begin(PLAN, 100)
+        with pytest.raises(UserError) as error:
+            source.take(2)
+        return type(error.value), str(error.value)
+
+    healthy, failing = on_ranks(2, raised)
+    assert healthy == (GradingFailedElsewhere, "rank 1 could not grade: the function is broken")
+    assert failing == (GradingFailed, "the function is broken")
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_its_threads_end_when_nobody_refers_to_it_any_more_whatever_is_still_under_way(quick):
+    before = set(threading.enumerate())
+    run = Run(max_staleness=3)
+    run.sampler.quick = quick
+    run.source.begin(PLAN, 100)
+    threads = set(threading.enumerate()) - before
+    assert {thread.name for thread in threads} == {"grading", "sampling ahead"}
+    del run
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
