@@ -103,14 +103,15 @@ class VllmSampler:
             self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
+        places = {index: place for place, index in enumerate(own_places)}
 
         def advance() -> None:
             """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
-            for index in self._advance(engine, outputs) & {*range(own_places.start, own_places.start + len(prompts))}:
+            for index in self._advance(engine, outputs) & places.keys():
                 prompt, samples = pooled_prompts[index]
                 sample_outputs = [outputs.get(f"{index}/{sample}") for sample in samples]
                 if None not in sample_outputs:
-                    place, completions = index - own_places.start, tuple(map(self._completion, sample_outputs))
+                    place, completions = places[index], tuple(map(self._completion, sample_outputs))
                     groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
                     if on_group:
                         on_group(place, groups[place])
