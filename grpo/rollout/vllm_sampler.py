@@ -222,6 +222,7 @@ def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
         "less than desired GPU memory": (
             "end other programs on the GPU, lower rollout.gpu_memory_fraction, or set learner.offload_states=true"
         ),
+        "less than requested memory for kv": f"end other programs, or lower {cache}",
         "No available memory for the cache": f"raise {cache}",
         "larger than the available KV cache memory": f"raise {cache}, or lower model.max_length",
     }

@@ -181,7 +181,9 @@ def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeyp
 
 def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
     """The errors are those of vLLM's own functions."""
+    from vllm.config import CompilationMode
     from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
+    from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.utils import request_memory
 
     from grpo.rollout.vllm_sampler import explaining_startup_oom
@@ -204,6 +206,11 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
         assert "too little memory" in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), explaining_startup_oom(on_gpu=False):
         cache(0)
+    worker = object.__new__(CPUWorker)
+    worker.compilation_config = SimpleNamespace(mode=CompilationMode.NONE)
+    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=2**60)
+    with pytest.raises(UserError, match=r"lower rollout.kv_cache_gib\."), explaining_startup_oom(on_gpu=False):
+        worker.determine_available_memory()
     with pytest.raises(ValueError, match="something else"), explaining_startup_oom(on_gpu=True):
         raise ValueError("something else")
 
