@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,9 +30,17 @@ class Graded:
 Queued = SimpleQueue[list[tuple[RolloutGroup, Future[Graded]]] | None]
 """Groups wait here to be graded, each with the future of its graded group. None ends the thread that grades them."""
 
+Waiting = deque[list[tuple[RolloutGroup, Future[Graded]]] | None]
+"""These are the same groups once the thread has received them."""
+
+GROUPS_PER_CALL = 64
+"""One call grades at most this many groups that were queued one by one. The thread's caller then sees that grading goes
+on, and a deadline does not end it."""
+
 
 class GradingThread:
-    """This thread grades groups as they come. Groups that come while it is busy are then graded in one call.
+    """This thread grades groups as they come. Groups that come while it is busy are then graded `GROUPS_PER_CALL` at a
+    time.
 
     `together` tells whether a reward needs all groups that are sampled together, so that no group may be graded before.
 
@@ -82,25 +91,34 @@ class GradingThread:
 
 def _grade_queued(task: Task, groups: Queued, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
     """Grades groups as they are queued, until None is queued."""
-    while None not in (queued := _waiting(groups)):
-        waiting_groups = [pair for pairs in queued for pair in pairs]
+    waiting: Waiting = deque()
+    while None not in _received(groups, waiting):
+        pairs = _for_one_call(waiting)
         try:
-            scored_groups = task.grade([group for group, _ in waiting_groups])
+            scored_groups = task.grade([group for group, _ in pairs])
         except BaseException as error:
-            for _, future in waiting_groups:
+            for _, future in pairs:
                 future.set_exception(error)
             continue
-        share = {phase: seconds / len(waiting_groups) for phase, seconds in thread_seconds().items()}
-        for (_, future), group in zip(waiting_groups, scored_groups, strict=True):
+        share = {phase: seconds / len(pairs) for phase, seconds in thread_seconds().items()}
+        for (_, future), group in zip(pairs, scored_groups, strict=True):
             future.set_result(Graded(group, share))
 
 
-def _waiting(groups: Queued) -> list[list[tuple[RolloutGroup, Future[Graded]]] | None]:
-    """Waits for queued groups, and returns all that are queued by then. None among them ends the thread."""
-    batches = [groups.get()]
-    while not groups.empty():
-        batches.append(groups.get())
-    return batches
+def _received(groups: Queued, waiting: Waiting) -> Waiting:
+    """Adds all that is queued to `waiting`, and returns it. Waits first if there is nothing."""
+    while not waiting or not groups.empty():
+        waiting.append(groups.get())
+    return waiting
+
+
+def _for_one_call(waiting: Waiting) -> list[tuple[RolloutGroup, Future[Graded]]]:
+    """Takes `GROUPS_PER_CALL` groups from `waiting`, or all if there are fewer. Groups that were queued together stay
+    together."""
+    pairs = waiting.popleft()
+    while waiting and len(pairs) + len(waiting[0]) <= GROUPS_PER_CALL:
+        pairs = pairs + waiting.popleft()
+    return pairs
 
 
 def sampled_and_graded(

@@ -1,6 +1,7 @@
 """Grading goes on beside sampling."""
 
 import threading
+import time
 
 import pytest
 
@@ -67,6 +68,28 @@ def test_groups_that_come_while_it_is_busy_are_graded_together():
     go_on.set()
     assert len(grading.results([first, *rest])) == 3
     assert task.together == [["p0"], ["p1", "p2"]]
+
+
+def test_a_grader_that_is_slower_than_the_sampler_finishes_groups_all_along():
+    """Otherwise a long evaluation would seem to hang in one call, see `Clocks.evaluation_grading`."""
+    go_on, sizes = threading.Event(), []
+
+    class Slow(ScriptedTask):
+        def grade(self, groups):
+            sizes.append(len(groups))
+            assert go_on.wait(SECONDS)
+            return super().grade(groups)
+
+    task = Slow([(1, 0)] * 151)
+    grading = GradingThread(task)
+    groups = ScriptedSampler().generate(task.next_prompts(151), 2)
+    graded = [grading.grade(group) for group in groups[:1]]
+    while not sizes:
+        time.sleep(0.001)
+    graded += [grading.grade(group) for group in groups[1:]]
+    go_on.set()
+    assert [group.group for group in grading.results(graded)] == groups
+    assert sizes == [1, 64, 64, 22]
 
 
 def test_a_reward_of_all_groups_waits_for_the_last_one_and_gets_the_whole_round_in_one_call():
