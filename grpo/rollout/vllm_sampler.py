@@ -99,8 +99,6 @@ class VllmSampler:
         engine = self._llm.llm_engine
         sample_indices = sample_numbers(group_size, first_sample, len(prompts))
         pooled_prompts, own_places = self._pool(list(zip(prompts, sample_indices, strict=True)))
-        for index, (prompt, samples) in enumerate(pooled_prompts):
-            self._submit(index, samples[0], prompt, sampling)
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
         places = {index: place for place, index in enumerate(own_places)}
@@ -116,10 +114,17 @@ class VllmSampler:
                     if on_group:
                         on_group(place, groups[place])
 
-        # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-        if any(len(samples) > 1 for _, samples in pooled_prompts):
-            advance()
-            for index, (prompt, samples) in enumerate(pooled_prompts):
+        # A block has as many prompts as the engine writes completions at once. If all prompts were one block, no group
+        # of a long evaluation would be complete before all first samples are, and a deadline might end it.
+        size = self._config.rollout.max_concurrent
+        for start in range(0, len(pooled_prompts), size):
+            block = list(enumerate(pooled_prompts[start : start + size], start))
+            for index, (prompt, samples) in block:
+                self._submit(index, samples[0], prompt, sampling)
+            # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
+            if not start and any(len(samples) > 1 for _, samples in pooled_prompts):
+                advance()
+            for index, (prompt, samples) in block:
                 for sample in samples[1:]:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():

@@ -3,6 +3,8 @@ stand-ins."""
 
 import os
 from fnmatch import fnmatch
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.rollout.engine_arguments import colocated_arguments
+from grpo.rollout.pooling import pooled
 from grpo.types import Problem, Prompt
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama
@@ -237,6 +240,41 @@ def test_an_engine_answers_once_with_the_whole_completion(sampler):
     [(asked, number, prompt, parameters)] = engine.calls
     assert (asked, number, prompt) == ("add_request", "0/3", {"prompt_token_ids": [3, 4]})
     assert parameters.output_kind == RequestOutputKind.FINAL_ONLY and parameters.flat_logprobs
+
+
+class InTurn:
+    """This engine writes two completions of one token at a time, in the order in which they were asked."""
+
+    def __init__(self):
+        self.waiting, self.num_steps = [], 0
+
+    def add_request(self, name, prompt, parameters):
+        self.waiting.append(name)
+
+    def has_unfinished_requests(self):
+        return bool(self.waiting)
+
+    def step(self):
+        self.num_steps += 1
+        names, self.waiting = self.waiting[:2], self.waiting[2:]
+        written = SimpleNamespace(token_ids=[2], logprobs=SimpleNamespace(logprobs=[-0.5]), finish_reason="stop")
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[written]) for name in names]
+
+
+@pytest.mark.parametrize("num_prompts", [2, 9, 60])
+def test_an_engine_completes_groups_all_along_however_many_prompts_it_is_asked(num_prompts, sampler):
+    """The deadline of an evaluation begins anew with each completed group."""
+    sampler._pool, sampler._stop_token_ids, sampler.policy_version = partial(pooled, None, 1), [2], 5
+    sampler._tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: "")
+    sampler._config.rollout.max_concurrent = 2
+    engine = sampler._llm.llm_engine = InTurn()
+    prompts, ends = [Prompt(Problem(f"p{place}", "q", "a"), (3, 4)) for place in range(num_prompts)], [0]
+    groups = sampler.generate(prompts, 4, on_group=lambda place, group: ends.append(engine.num_steps))
+    assert [group.prompt for group in groups] == prompts
+    assert {len(group.completions) for group in groups} == {4}
+    # Two prompts have eight completions, which are four steps.
+    assert max(after - before for before, after in pairwise(ends)) <= 4
+    assert engine.num_steps == 2 * num_prompts
 
 
 def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):
