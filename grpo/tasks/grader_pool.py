@@ -75,7 +75,7 @@ class GraderPool:
         self._reward, self._answer_name = reward, answer_name
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
-        self._fruitless, self._ever_graded = 0, False
+        self._fruitless, self._ever_graded, self._has_worked = 0, False, set[Callable[..., Any]]()
         self._start()
 
     @property
@@ -87,7 +87,7 @@ class GraderPool:
         """Returns one grade per item, in order, by the parts that see one completion at a time.
 
         An item that kills or blocks its worker loses only its own grade. Raises `UserError` when the reward is at
-        fault: every one of several items failed with an exception, or none of the last `FRUITLESS` answers got a grade.
+        fault: it never worked and raised for all of several items, or none of the last `FRUITLESS` got a grade.
         """
         if not self._alone:
             return [RawGrade({})] * len(items)
@@ -133,9 +133,10 @@ class GraderPool:
         failures = [(item, result) for item, result in zip(items, results, strict=True) if isinstance(result, Failure)]
         if failures:
             self._groups_of_workers.end_left_behind()
-            self._judge(failures, len(items))
+            self._judge(failures, len(items), function in self._has_worked)
         if len(failures) < len(items):
             self._fruitless = 0
+            self._has_worked |= {function} - {grade_batch}  # A round that is not graded teaches nothing.
         return results
 
     def _results(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
@@ -249,12 +250,12 @@ class GraderPool:
         except Exception as error:
             return Failure(f"grading ended in {type(error).__name__}", str(error))
 
-    def _judge(self, failures: Sequence[tuple[tuple, Failure]], num_items: int) -> None:
+    def _judge(self, failures: Sequence[tuple[tuple, Failure]], num_items: int, has_worked: bool) -> None:
         """Warns once of each kind of failure, with an example. Raises `UserError` when the reward is at fault."""
         item, first = failures[0]
-        # What has come is graded at once, which may be a single odd completion (see `grpo.rollout.grading_thread`).
-        several = num_items > 1 or not isinstance(item[0], str)
-        if several and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
+        # What has come is graded at once, which may be a single odd problem (see `grpo.rollout.grading_thread`).
+        may_be_faulty = not has_worked and (num_items > 1 or not isinstance(item[0], str))
+        if may_be_faulty and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
             raise UserError(
                 f"{first.what} for all {num_items} answers: {_example(item, first)}; correct task.reward. A reward is "
                 f"written as {WANTED}."

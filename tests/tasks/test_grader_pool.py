@@ -66,10 +66,20 @@ def test_grades_come_in_the_order_of_the_items_and_see_the_metadata(obeying):
     assert pool.grade([]) == []
 
 
-def test_a_reward_that_always_raises_ends_the_run(obeying):
+def test_a_reward_that_always_raises_ends_the_run(obeying, monkeypatch):
     pool, _ = obeying
+    monkeypatch.setattr(pool, "_has_worked", set())
+    pool.grade([("die", "5", {})])
     with pytest.raises(UserError, match="raised ValueError for all 2 answers: 'raise' .cannot read raise."):
         pool.grade([("raise", "5", {}), ("raise", "6", {})])
+
+
+def test_one_odd_problem_for_whose_answers_the_reward_raises_does_not_end_a_run_in_which_it_has_worked(obeying):
+    """Groups are graded as they come, so such a problem may be graded alone, and again after each resumption."""
+    pool, _ = obeying
+    pool.grade([("5", "5", {})])
+    assert outcomes(pool.grade([("raise", "5", {})] * 8)) == ["raised"] * 8
+    pool.grade([("5", "5", {})])
 
 
 def test_one_answer_that_is_graded_by_itself_does_not_end_the_run_when_the_reward_raises(obeying):

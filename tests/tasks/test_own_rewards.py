@@ -117,6 +117,13 @@ def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
         scored(rewards("short_batch"), (written("a"),), (written("b"),))
 
 
+def test_a_function_of_whole_rounds_ends_the_run_when_it_raises_also_after_it_has_worked(rewards):
+    with GraderPool(rewards("batch"), "solution", PROBLEM) as pool:
+        pool.grade_batch([(("2",), PROBLEM, {"step": 6})])
+        with pytest.raises(UserError, match="raised KeyError for all 1 answers: '2' .'step'."):
+            pool.grade_batch([(("2",), PROBLEM, {})])
+
+
 def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
     problem = Problem("p", "1 + 1?", "2", {}, ({"role": "user", "content": "1 + 1?"},))
     assert [parts["trl_chat"] for parts in values(rewards, "trl_chat", problem=problem)] == [1.0, 0.0, 0.0]
