@@ -13,10 +13,11 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.telemetry import Row, read_completions
+from grpo.telemetry import Row, is_graded, kind_of, read_completions
 
-USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID] [group=mixed|right|wrong]
-                    [correct=true|false] [truncated=true|false] [outcome=NAME] [contains=TEXT] [limit=5]
+USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID]
+                    [group=mixed|right|wrong|ungraded] [correct=true|false] [truncated=true|false]
+                    [outcome=NAME] [contains=TEXT] [limit=5]
 
 Shows completions that a run has sampled, those of the last round first. The completions of one prompt stand together.
 
@@ -25,7 +26,8 @@ These words choose groups:
   source     the problem's source, where the data name one
   prompt     a text within the question
   problem    the beginning of a prompt's id
-  group      mixed has right and wrong completions; right and wrong have only such
+  group      mixed has right and wrong completions; right and wrong have only such;
+             ungraded could not be graded, so it is neither right nor wrong
 These choose completions within the groups, and leave out groups without any:
   correct    whether the completion is right
   truncated  whether it was cut off at the token limit
@@ -37,7 +39,7 @@ limit is the number of groups shown; 0 shows all. The output can be piped: grpo 
 A run keeps whole groups of each round with tracking.samples_per_round completions or a few more. With
 tracking.completions=all it keeps every one."""
 
-KINDS = ("mixed", "right", "wrong")
+KINDS = ("mixed", "right", "wrong", "ungraded")
 OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised")
 
 
@@ -83,9 +85,8 @@ def chosen_groups(rows: Iterable[Row], words: Mapping[str, Any]) -> Iterator[tup
 
 def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
     """Tells whether a group fits the words that choose groups."""
-    first, correct = group[0], sum(row["correct"] for row in group)
+    first, kind = group[0], kind_of(group)
     low, high = words.get("step", (0, float("inf")))
-    kind = "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
     return (
         low <= first["step"] <= high
         and words.get("source", first.get("source")) == first.get("source")
@@ -98,13 +99,17 @@ def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
 def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> None:
     """Prints a headline, the problem and the chosen completions of a group."""
     first, correct = group[0], sum(row["correct"] for row in group)
-    facts = [f"step {first['step']}", first["prompt_id"], f"{correct} of {len(group)} right"]
+    score = f"{correct} of {len(group)} right" if is_graded(first) else "not graded"
+    facts = [f"step {first['step']}", first["prompt_id"], score]
     facts += [first["source"]] if first.get("source") else []
     console.rule(Text(" · ".join(facts), style="bold"), align="left")
     console.print(Text(f"{first['question']}\nexpected answer: {first['answer']}", style="dim"), soft_wrap=True)
     for row in matching:
-        verdict, style = ("✓ right", "green") if row["correct"] else ("✗ wrong", "red")
-        facts = [verdict, f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
+        if is_graded(row):
+            verdict, style = ("✓ right", "green") if row["correct"] else ("✗ wrong", "red")
+            facts = [verdict, f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
+        else:
+            style, facts = "yellow", ["– not graded", f"{row['tokens']} tokens"]
         facts += [row["outcome"]] if row["outcome"] != "graded" else []
         facts += ["cut off"] if row.get("truncated") else []
         console.print(Text(f"\n{' · '.join(facts)}", style=style), soft_wrap=True)

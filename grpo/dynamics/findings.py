@@ -47,7 +47,7 @@ MEANINGS = {
     "stale sampler": "The policy that is trained is too far from the one that wrote its samples.",
     "sampler mismatch": "Sampler and learner disagree about the same tokens under the same weights.",
     "rounds take longer": "Rounds get slower by more than their completions grow.",
-    "grading fails": "Some answers are never graded, so they count as wrong whatever they say.",
+    "grading fails": "Some answers are never graded, so nothing can be learned from what they say.",
 }
 
 

@@ -182,5 +182,7 @@ def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     worst = max(shares, key=lambda name: shares[name].value)
     evidence = f"{shares[worst].value:.0%} of answers {UNGRADED[worst]}"
-    return Finding("grading fails", WARNING, evidence, "task.reward.timeout_seconds=20 task.reward.workers=4, or fix "
-                   "the reward function")  # fmt: skip
+    remedy = "task.reward.timeout_seconds=20 task.reward.workers=4, or fix the reward function"
+    if worst == "completions/raised_fraction":
+        remedy = "fix the reward function, or let it return 0 where it means 0"
+    return Finding("grading fails", WARNING, evidence, remedy)

@@ -24,14 +24,14 @@ from grpo.report.glossary import meanings, setting
 from grpo.report.logs import run_config
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
-from grpo.telemetry import FAILED, Row, read_completions, read_ending, read_resumptions
+from grpo.telemetry import FAILED, Row, is_graded, kind_of, read_completions, read_ending, read_resumptions
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
 # Groups to show are chosen from this many of the latest ones, and at most this many of each kind are shown.
 LOOKED_AT = 64
-SHOWN = {"mixed": 3, "wrong": 1, "right": 1}
+SHOWN = {"mixed": 3, "wrong": 1, "right": 1, "ungraded": 1}
 # A group shows at most `EACH_SIDE` right and as many wrong completions, each up to `EXCERPT` characters.
 EACH_SIDE, EXCERPT = 4, 2000
 # The columns of the tables by difficulty and by source: a metric's name, its heading and its format.
@@ -128,10 +128,9 @@ def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """
     groups_of: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SHOWN}
     for group in islice(_groups(rows), LOOKED_AT):
-        correct = sum(row["correct"] for row in group)
-        kind = "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
+        kind = kind_of(group)
         if len(groups_of[kind]) < SHOWN[kind]:
-            groups_of[kind].append(_group(group, correct))
+            groups_of[kind].append(_group(group))
         if all(len(groups_of[kind]) == SHOWN[kind] for kind in SHOWN):
             break
     return [group for kind in SHOWN for group in groups_of[kind]]
@@ -142,26 +141,30 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield list(group)
 
 
-def _group(rows: Sequence[Row], correct: int) -> dict[str, Any]:
+def _group(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the values for the page's section on a group, with right completions before wrong ones."""
     shown_rows = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
-    first = rows[0]
+    first, correct = rows[0], sum(row["correct"] for row in rows)
     source = f" Source: {first['source']}." if first.get("source") else ""
     how_many_shown = f" {len(shown_rows)} of {len(rows)} completions are shown." if len(shown_rows) < len(rows) else ""
     return {
-        "score": f"{correct} of {len(rows)} right",
+        "score": f"{correct} of {len(rows)} right" if is_graded(first) else "not graded",
         "question": clean(first["question"]),
         "answer": clean(str(first["answer"])),
         "about": f"Step {first['step']:,}, prompt {first['prompt_id']}.{source}{how_many_shown}",
         "rows": [
-            {"correct": row["correct"], "facts": _facts(row), "text": clean(_cut(row["completion"]))}
+            {
+                **{"graded": is_graded(row), "correct": row["correct"]},
+                **{"facts": _facts(row), "text": clean(_cut(row["completion"]))},
+            }
             for row in shown_rows
         ],
     }
 
 
 def _facts(row: Row) -> str:
-    facts = [f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
+    facts = [f"reward {row['reward']:g}"] if is_graded(row) else []
+    facts += [f"{row['tokens']} tokens"]
     facts += ["cut off at the token limit"] if row.get("truncated") else []
     facts += [row["outcome"].replace("_", " ") + " in grading"] if row["outcome"] != "graded" else []
     return " · ".join(facts)

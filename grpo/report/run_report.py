@@ -41,7 +41,7 @@ def write_report(output: Path, model_folder: Path | None, console: Terminal | No
     written_files = []
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
-        console.print(samples_table(before["per_problem"][:NUM_SAMPLES], after["per_problem"]))
+        console.print(samples_table(before["per_problem"], after["per_problem"], NUM_SAMPLES))
         console.print(summary_table(before, after))
         write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
         written_files.append(f"text    {output / REPORT_FILE}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,19 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
     return table
 
 
-def samples_table(rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]) -> Table:
+def samples_table(
+    rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]], limit: int | None = None
+) -> Table:
     """Returns a table of each problem's first completion before and after, in the order of `rows_before`.
 
-    `rows_before` and `rows_after` are rows of `per_problem`. Problems in only one of them are left out. Long texts are
+    `rows_before` and `rows_after` are rows of `per_problem`. Problems in only one of them are left out, and the first
+    `limit` others are shown. Long texts are
     shown without their middle. Above each completion stands how many samples of the problem were correct.
     """
     table = Table(show_lines=True)
     for name in ("problem", "before", "after"):
         table.add_column(name, ratio=1, overflow="fold")
-    for old, new in pairs_of(rows_before, rows_after):
+    for old, new in islice(pairs_of(rows_before, rows_after), limit):
         # A str would be read as rich's markup, but the square brackets of a completion are none.
         question = Text(f"{_excerpt(old['question'])}\n→ {_excerpt(old['answer'])}")
         table.add_row(
@@ -65,7 +69,7 @@ def write_markdown(
 ) -> None:
     """Writes the summary, the picture `image` (linked relative to `path`) and completions before and after as Markdown.
 
-    Completions are those of the first `num_samples` problems.
+    Completions are those of the first `num_samples` problems that both evaluations graded.
 
     Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
     """
@@ -76,7 +80,7 @@ def write_markdown(
     link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
     lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
     lines += [f"## The first {num_samples} problems", ""]
-    for old, new in pairs_of(before["per_problem"][:num_samples], after["per_problem"]):
+    for old, new in islice(pairs_of(before["per_problem"], after["per_problem"]), num_samples):
         lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]

@@ -65,9 +65,10 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
     old, new = before["pass@1"], after["pass@1"]
     few = count < FEWEST_PROBLEMS
     is_sure = test.p < SURE and (few or gain.low > 0 or gain.high < 0)
-    solved_share = (
-        f"{new['value']:.1%} of the held-out problems at the first try; before training it was {old['value']:.1%}"
+    which = (
+        "the graded held-out problems" if before.get("ungraded") or after.get("ungraded") else "the held-out problems"
     )
+    solved_share = f"{new['value']:.1%} of {which} at the first try; before training it was {old['value']:.1%}"
     is_last = not metrics or after["step"] >= metrics[-1]["step"]
     what_it_solves = f"now solves {solved_share}" if is_last else f"solved {solved_share}"
     last_evaluation = "" if is_last else f" The last evaluation was after step {after['step']:,}."

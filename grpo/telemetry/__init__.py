@@ -17,7 +17,15 @@ foreign_files         reads TensorBoard's files and Parquet
 
 from grpo.telemetry.breakdown import CompletionFacts, breakdown, completion_facts
 from grpo.telemetry.code_version import write_code
-from grpo.telemetry.completions import CompletionFiles, completion_row, first_groups, read_completions, whole_groups
+from grpo.telemetry.completions import (
+    CompletionFiles,
+    completion_row,
+    first_groups,
+    is_graded,
+    kind_of,
+    read_completions,
+    whole_groups,
+)
 from grpo.telemetry.console import RunDisplay
 from grpo.telemetry.ending import (
     FAILED,
@@ -68,6 +76,8 @@ __all__ = [
     "flatten",
     "forget_ending",
     "forget_resumptions",
+    "is_graded",
+    "kind_of",
     "peak_memory",
     "peak_tflops",
     "read_completions",

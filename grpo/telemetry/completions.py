@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from grpo.config.runs_within import refuse_several
 from grpo.host.disk import replaced
 from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import FinishedRound, ScoredGroup
+from grpo.types.rollout import NOT_THEIR_FAULT
 
 
 def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
@@ -103,6 +104,19 @@ def _encodable(row: Row) -> dict[str, Any]:
         name: value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
         for name, value in row.items()
     }
+
+
+def is_graded(row: Row) -> bool:
+    """Tells whether a completion counts as right or wrong, rather than stand in a group that could not be graded."""
+    return row["outcome"] not in NOT_THEIR_FAULT
+
+
+def kind_of(group: Sequence[Row]) -> str:
+    """Returns whether a group's completions are all "right", all "wrong", "mixed", or "ungraded"."""
+    if not is_graded(group[0]):
+        return "ungraded"
+    correct = sum(row["correct"] for row in group)
+    return "mixed" if 0 < correct < len(group) else "right" if correct else "wrong"
 
 
 def read_completions(output: Path) -> Iterator[dict[str, Any]]:

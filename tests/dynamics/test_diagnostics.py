@@ -81,6 +81,15 @@ def test_what_was_learned_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_
     assert told == [True, False]
 
 
+def test_who_has_a_function_that_raises_is_not_told_to_wait_longer_for_it():
+    log = logged(healthy(3, rounds=40))
+    steps = log["pass_rate"].steps
+    series = {"completions/raised_fraction": Series(steps, np.full(len(steps), 0.6))}
+    log = replace(log, series={**log.series, **series})
+    [finding] = [finding for finding in diagnose(log) if finding.name == "grading fails"]
+    assert finding.remedy == "fix the reward function, or let it return 0 where it means 0"
+
+
 def test_a_whole_diagnosis_puts_the_gravest_first():
     curves = healthy(3, rounds=120)
     FAILURES["truncated"](curves)

@@ -202,6 +202,12 @@ def test_groups_with_right_and_wrong_completions_are_shown_first():
     assert mixed["rows"][1]["facts"] == "reward 0 · 2 tokens · cut off at the token limit"
 
 
+def test_a_group_that_could_not_be_graded_is_shown_as_such():
+    [group] = shown_groups([row(2, "a@0", False, outcome="raised")])
+    assert (group["score"], group["rows"][0]["graded"]) == ("not graded", False)
+    assert group["rows"][0]["facts"] == "2 tokens · raised in grading"
+
+
 def test_long_completions_lose_their_middle_and_control_characters_their_power():
     [group] = shown_groups([row(2, "a@0", False, "x" * 3000 + "\x1b[2J\u202e")])
     assert "characters left out" in group["rows"][0]["text"] and len(group["rows"][0]["text"]) < 2100

@@ -111,6 +111,12 @@ def test_samples_stand_beside_those_of_the_same_problem():
     assert "1 of 2 correct" in first
 
 
+def test_the_first_problems_that_both_evaluations_graded_are_shown():
+    before, after = (evaluation(step, [1] * 6)["per_problem"] for step in (0, 9))
+    text = shown(samples_table(before, after[2:], 2))
+    assert [name for name in ("q0?", "q1?", "q2?", "q3?", "q4?") if name in text] == ["q2?", "q3?"]
+
+
 def test_facts_are_aligned_and_grouped_by_thousands():
     table = facts_table("batch", ["", "per rank", "in all"], [["tokens", 1234567, 2.5]])
     assert row_of(table, "tokens") == ["tokens", "1,234,567", "2.50"]

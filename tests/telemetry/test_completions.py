@@ -68,6 +68,18 @@ def test_samples_are_chosen_by_words_and_cannot_control_the_terminal(tmp_path, c
     assert "no completion fits" in shown("outcome=failed")
 
 
+def test_completions_of_a_group_that_could_not_be_graded_are_neither_right_nor_wrong(tmp_path, capsys):
+    row = {"step": 1, "prompt_id": "sums-1@0", "question": "3 + 4 =", "answer": "7", "completion": "7", "tokens": 2}
+    row |= {"reward": 0.0, "correct": False, "outcome": "raised"}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    assert samples.run([str(tmp_path), "group=ungraded"]) == 0
+    shown = capsys.readouterr().out
+    assert "step 1 · sums-1@0 · not graded" in shown and "– not graded · 2 tokens · raised\n7\n" in shown
+    assert "wrong" not in shown and "reward" not in shown
+    assert samples.run([str(tmp_path), "group=wrong"]) == 0
+    assert "no completion fits" in capsys.readouterr().out
+
+
 def test_groups_are_chosen_by_steps_source_question_and_kind(tmp_path, capsys):
     rows = [
         {"step": step, "prompt_id": f"{source}-{step}@0", "source": source, "question": question, "answer": "7"}
