@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -72,7 +73,7 @@ class VllmSampler:
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
             with (
                 passing_on("rollout.engine_args", config.rollout.engine_args, VLLMValidationError),
-                explaining_startup_oom(self._on_gpu),
+                explaining_startup(self._on_gpu),
             ):
                 self._llm = LLM(**arguments)
             self._llm.apply_model(classes.part)
@@ -219,9 +220,13 @@ class VllmSampler:
         self._llm.wake_up([what])
 
 
+_TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)")
+
+
 @contextmanager
-def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
-    """Turns vLLM's errors for want of memory at its start into a UserError that names the run's own keys."""
+def explaining_startup(on_gpu: bool) -> Iterator[None]:
+    """Turns vLLM's errors at its start, for want of memory or of positions, into a UserError that names the run's own
+    keys."""
     cache = cache_key(on_gpu)
     helps = {
         "less than desired GPU memory": (
@@ -235,6 +240,11 @@ def explaining_startup_oom(on_gpu: bool) -> Iterator[None]:
         yield
     except ValueError as error:
         error_text = " ".join(str(error).split())
+        if limit := _TOO_LONG.search(error_text):
+            raise UserError(
+                f"model.max_length={limit[1]} is more than the positions that vLLM finds in the model's config "
+                f"({limit[2]}): lower model.max_length and rollout.sampling.max_tokens"
+            ) from error
         advice = next((advice for part, advice in helps.items() if part in error_text), None)
         if advice is None:
             raise

@@ -189,7 +189,7 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.utils import request_memory
 
-    from grpo.rollout.vllm_sampler import explaining_startup_oom
+    from grpo.rollout.vllm_sampler import explaining_startup
 
     gib = 2**30
     taken = SimpleNamespace(total_memory=80 * gib, free_memory=20 * gib, device_="cuda:3")
@@ -204,17 +204,23 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
         lambda: cache(gib): r"raise rollout.gpu_memory_fraction, or lower model.max_length\.",
     }
     for fail, told in failures.items():
-        with pytest.raises(UserError, match=told) as refused, explaining_startup_oom(on_gpu=True):
+        with pytest.raises(UserError, match=told) as refused, explaining_startup(on_gpu=True):
             fail()
         assert "too little memory" in str(refused.value) and "\n" not in str(refused.value)
-    with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), explaining_startup_oom(on_gpu=False):
+    with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), explaining_startup(on_gpu=False):
         cache(0)
     worker = object.__new__(CPUWorker)
     worker.compilation_config = SimpleNamespace(mode=CompilationMode.NONE)
     worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=2**60)
-    with pytest.raises(UserError, match=r"lower rollout.kv_cache_gib\."), explaining_startup_oom(on_gpu=False):
+    with pytest.raises(UserError, match=r"lower rollout.kv_cache_gib\."), explaining_startup(on_gpu=False):
         worker.determine_available_memory()
-    with pytest.raises(ValueError, match="something else"), explaining_startup_oom(on_gpu=True):
+    too_long = "max_model_len (4096) is greater than the derived max_model_len (max_position_embeddings=2048.0 or x=1)."
+    with (
+        pytest.raises(UserError, match="model.max_length=4096 is more .* lower model"),
+        explaining_startup(on_gpu=True),
+    ):
+        raise ValueError(too_long)
+    with pytest.raises(ValueError, match="something else"), explaining_startup(on_gpu=True):
         raise ValueError("something else")
 
 
