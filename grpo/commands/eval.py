@@ -49,7 +49,11 @@ def run(config: TrainConfig) -> int:
 
     def ask(task: Task, count: int) -> dict[str, Any]:
         settings = replace(config.evaluation, num_problems=count)
-        with working(f"evaluating {count} problems × {settings.samples_per_problem}"), GradingThread(task) as grading:
+        num_problems = len(task.held_out_prompts(count))
+        with (
+            working(f"evaluating {num_problems} problems × {settings.samples_per_problem}"),
+            GradingThread(task) as grading,
+        ):
             drawn = partial(sampled_and_graded, model.sampler, model.clocks.evaluation_grading(grading))
             result = held_out.evaluate(task, drawn, settings, config.rollout.sampling, model.collective)
         return {"step": model.sampler.policy_version} | result

@@ -46,7 +46,9 @@ class PolicyEvaluation:
         Has to be called after a refresh, before the sampler sleeps again.
         """
         evaluation = self._config.evaluation
-        with working(f"evaluating {evaluation.num_problems} held-out problems × {evaluation.samples_per_problem}"):
+        # A small set has fewer problems than are asked for.
+        num_problems = len(self._task.held_out_prompts(evaluation.num_problems))
+        with working(f"evaluating {num_problems} held-out problems × {evaluation.samples_per_problem}"):
             result = self._ask(self._grading, self._task, evaluation.num_problems)
         with working("evaluating the suite"):
             suite = held_out.evaluate_suite(self._suite, self._load, self._ask_set)

@@ -2,12 +2,14 @@
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
+from grpo.run import evaluating
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.telemetry import Phases
@@ -178,7 +180,7 @@ def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
 
 class HeldOut(Noting):
     def held_out_prompts(self, count):
-        return self.next_prompts(count)
+        return ScriptedTask(self.rewards).next_prompts(min(count, len(self.rewards)))
 
     def answer_of(self, problem, text):
         return text
@@ -195,6 +197,13 @@ def test_an_evaluation_grades_while_it_samples():
     result = evaluation(task, SlowlyFinishing(task.graded))()
     assert task.together == [["p1"], ["p0"]]
     assert [row["correct"] for row in result["per_problem"]] == [1, 0]
+
+
+def test_an_evaluation_says_how_many_problems_there_are(monkeypatch):
+    task, lines = HeldOut([(1, 0)]), []
+    monkeypatch.setattr(evaluating, "working", lambda line: lines.append(line) or nullcontext())
+    evaluation(task, ScriptedSampler())()
+    assert lines[0] == "evaluating 1 held-out problems × 2", "it is asked for two, and one is held out"
 
 
 def test_evaluations_grade_in_one_thread_that_stays_since_graders_die_with_the_thread_that_started_them():
