@@ -62,6 +62,8 @@ class GradingThread:
         arguments = (task, self._groups, thread_seconds)
         threading.Thread(target=_grade_queued, args=arguments, name="grading", daemon=True).start()
         self._end = weakref.finalize(self, self._groups.put, None)
+        # A thread that wakes while Python ends may end the process by SIGABRT (see `group_source.AheadSource`).
+        self._end.atexit = False
 
     def __enter__(self) -> Self:
         return self

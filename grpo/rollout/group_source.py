@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -73,11 +72,6 @@ class _Request:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-Sampled = SimpleQueue[_Request | None]
-"""Requests wait here for their completions, in the order in which they were asked. None ends the thread that takes
-them."""
-
-
 class AheadSource:
     """Samples prompts before their groups are needed (`pipeline=continuous`).
 
@@ -90,8 +84,6 @@ class AheadSource:
     No token is more than `max_staleness` optimizer steps older than the policy that learns from it, because no prompt
     is asked earlier than that before its round's last step. A group may still become too old when a plan has fewer
     prompts per step than the plan before. Its prompt is then asked again.
-
-    Its thread ends when nobody refers to this object, and what is under way is then cancelled.
     """
 
     def __init__(
@@ -109,13 +101,11 @@ class AheadSource:
         self._under_way: deque[_Request] = deque()
         self._rounds_ahead = 1
         self._taken_cursor: int | None = None
-        self._seconds = Counter()
-        self._sampled: Sampled = SimpleQueue()
-        # The thread is a daemon, so that a run that ends does not wait for samples that nobody will learn from. It must
-        # not refer to this object, whose last reference ends it.
-        arguments = (self._sampled, grading, thread_seconds)
-        threading.Thread(target=_hand_on, args=arguments, name="sampling ahead", daemon=True).start()
-        weakref.finalize(self, _end, self._under_way, self._sampled)
+        self._thread_seconds, self._seconds = thread_seconds, Counter()
+        self._grading, self._sampled = grading, SimpleQueue()
+        # The thread is a daemon, so that a run that ends does not wait for samples that nobody will learn from. It ends
+        # with the process: ranks whose thread ended with this object, as Python ended too, were ended by SIGABRT.
+        threading.Thread(target=self._wait, name="sampling ahead", daemon=True).start()
 
     @property
     def cursor(self) -> int:
@@ -189,6 +179,20 @@ class AheadSource:
             self._sampled.put(request)
         return requests
 
+    def _wait(self) -> None:
+        """Waits for the groups in the order in which they were asked, and hands them on to be graded."""
+        while True:
+            request = self._sampled.get()
+            if not request.scored.set_running_or_notify_cancel():
+                continue
+            try:
+                group = request.pending.result()
+            except BaseException as error:
+                request.scored.set_exception(error)
+                continue
+            request.seconds.update(self._thread_seconds())
+            self._grading.grade(group).add_done_callback(partial(_pass_on, request))
+
     def _staleness(self, group: ScoredGroup) -> int:
         """Returns how many optimizer steps old the group's oldest token is if the round's last step learns from it.
 
@@ -197,36 +201,11 @@ class AheadSource:
         return self._sampler.policy_version + self._plan.refresh_interval - 1 - group.group.oldest_version
 
     def forget(self) -> None:
-        _cancel(self._under_way)
+        for request in self._under_way:
+            request.pending.cancel()
+            request.scored.cancel()
+        self._under_way.clear()
         self._task.cursor = self.cursor
-
-
-def _cancel(under_way: deque[_Request]) -> None:
-    """Cancels all requests and removes them."""
-    for request in under_way:
-        request.pending.cancel()
-        request.scored.cancel()
-    under_way.clear()
-
-
-def _end(under_way: deque[_Request], sampled: Sampled) -> None:
-    """Cancels what is under way, and ends the thread that waits for it."""
-    _cancel(under_way)
-    sampled.put(None)
-
-
-def _hand_on(sampled: Sampled, grading: GradingThread, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
-    """Waits for the groups in the order in which they were asked, and hands them on to be graded, until None comes."""
-    while (request := sampled.get()) is not None:
-        if not request.scored.set_running_or_notify_cancel():
-            continue
-        try:
-            group = request.pending.result()
-        except BaseException as error:
-            request.scored.set_exception(error)
-            continue
-        request.seconds.update(thread_seconds())
-        grading.grade(group).add_done_callback(partial(_pass_on, request))
 
 
 def _pass_on(request: _Request, graded: Future[Graded]) -> None:

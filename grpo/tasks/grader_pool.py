@@ -257,8 +257,8 @@ class GraderPool:
         may_be_faulty = not has_worked and (num_items > 1 or not isinstance(item[0], str))
         if may_be_faulty and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
             raise UserError(
-                f"{first.what} for all {num_items} answers: {_example(item, first)}; correct task.reward. A reward is "
-                f"written as {WANTED}."
+                f"{first.what} for {f'all {num_items} answers' if num_items > 1 else 'the only answer'}: "
+                f"{_example(item, first)}; correct task.reward. A reward is written as {WANTED}."
             )
         self._fruitless += len(failures)
         if len(failures) == num_items and self._fruitless >= FRUITLESS:
@@ -277,8 +277,8 @@ class GraderPool:
             if failure.what not in self._warned:
                 self._warned.add(failure.what)
                 logger.warning(
-                    "%s for %d answers, for example %s; %s",
-                    failure.what, counts[failure.what], _example(item, failure), failure.consequence,
+                    "%s for %d answer%s, for example %s; %s", failure.what, counts[failure.what],
+                    "s" * (counts[failure.what] > 1), _example(item, failure), failure.consequence,
                 )  # fmt: skip
 
 

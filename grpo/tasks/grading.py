@@ -131,4 +131,4 @@ class Grading:
 def unparsable(answers: Mapping[str, str]) -> str:
     """Returns a message about problems whose own answers cannot be parsed; `answers` maps their ids to the answers."""
     examples = listed(tuple(f"{name}: {answer!r}" for name, answer in answers.items()))
-    return f"{len(answers)} answers cannot be parsed ({examples})"
+    return f"{len(answers)} answer{'s' * (len(answers) != 1)} cannot be parsed ({examples})"

@@ -1,7 +1,5 @@
 """These tests sample ahead: which prompts are asked when, in which order groups come, how stale they may be."""
 
-import gc
-import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -246,18 +244,3 @@ def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
     healthy, failing = on_ranks(2, raised)
     assert healthy == (GradingFailedElsewhere, "rank 1 could not grade: the function is broken")
     assert failing == (GradingFailed, "the function is broken")
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_its_threads_end_when_nobody_refers_to_it_any_more_whatever_is_still_under_way(quick):
-    before = set(threading.enumerate())
-    run = Run(max_staleness=3)
-    run.sampler.quick = quick
-    run.source.begin(PLAN, 100)
-    threads = set(threading.enumerate()) - before
-    assert {thread.name for thread in threads} == {"grading", "sampling ahead"}
-    del run
-    gc.collect()
-    for thread in threads:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in threads)

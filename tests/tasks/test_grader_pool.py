@@ -48,12 +48,12 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
     told = {
         "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'; they get no reward",
         f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise); {left_out}",
-        f"reward part '{name}' raised SystemExit for 1 answers, for example 'exit' (enough); {left_out}",
-        "grading ended in MemoryError for 1 answers, for example 'hog'; they get no reward",
-        "grading ended in RecursionError for 1 answers, for example 'recurse' (maximum recursion depth exceeded); they "
+        f"reward part '{name}' raised SystemExit for 1 answer, for example 'exit' (enough); {left_out}",
+        "grading ended in MemoryError for 1 answer, for example 'hog'; they get no reward",
+        "grading ended in RecursionError for 1 answer, for example 'recurse' (maximum recursion depth exceeded); they "
         "get no reward",
-        "grading ended its process (exit code 3) for 1 answers, for example 'die'; they get no reward",
-        "grading ended its process (SIGSEGV) for 1 answers, for example 'crash'; they get no reward",
+        "grading ended its process (exit code 3) for 1 answer, for example 'die'; they get no reward",
+        "grading ended its process (SIGSEGV) for 1 answer, for example 'crash'; they get no reward",
     }
     assert {*warnings} == told
     assert len(warnings) == len(told)

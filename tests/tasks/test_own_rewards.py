@@ -120,7 +120,7 @@ def test_a_batch_reward_sees_all_groups_in_one_call(rewards):
 def test_a_function_of_whole_rounds_ends_the_run_when_it_raises_also_after_it_has_worked(rewards):
     with GraderPool(rewards("batch"), "solution", PROBLEM) as pool:
         pool.grade_batch([(("2",), PROBLEM, {"step": 6})])
-        with pytest.raises(UserError, match="raised KeyError for all 1 answers: '2' .'step'."):
+        with pytest.raises(UserError, match="raised KeyError for the only answer: '2' .'step'."):
             pool.grade_batch([(("2",), PROBLEM, {})])
 
 
@@ -134,10 +134,10 @@ def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
     [
         (
             "too_few",
-            r"raised ValueError for all 1 answers: '2' .it returned \[1.0\] for 3 completions, not a list with",
+            r"raised ValueError for the only answer: '2' .it returned \[1.0\] for 3 completions, not a list with",
         ),
         ("huge", "raised ValueError for all 3 answers: '2' .the reward is -1e.30, and none may be beyond 1e.06"),
-        ("nan_of_group", "raised ValueError for all 1 answers: '2' .the reward is nan"),
+        ("nan_of_group", "raised ValueError for the only answer: '2' .the reward is nan"),
         ("words", "raised ValueError for all 3 answers: '2' .could not convert string to float: 'good'"),
         ("unscored", "raised TypeError for all 3 answers: '2' .it returned a mapping without 'score', but with reward"),
     ],

@@ -165,7 +165,7 @@ def test_latex_that_only_the_grader_can_judge_is_told_once_or_refused(tokenizer,
             (scored,) = task.grade([group(prompt, completion("{{{"), completion("1"))])
         assert [grade.outcome for grade in scored.grades] == ["unparsable", "unparsable"]
         assert scored.rewards == (0.0, 0.0)
-    assert caplog.text.count("1 answers cannot be parsed (rows-0: '{{{')") == 1
+    assert caplog.text.count("1 answer cannot be parsed (rows-0: '{{{')") == 1
     task_config.data.bad_rows = "refuse"
     refusal = "correct them or set task.data.bad_rows"
     with build(tokenizer, task_config) as task, pytest.raises(UserError, match=refusal):
@@ -188,7 +188,7 @@ def test_a_problem_without_a_readable_answer_rewards_nobody_for_giving_none(toke
     assert [grade.outcome for grade in scored.grades] == ["unparsable"] * 3
     assert "nothing is learned from them" in caplog.text
     task_config.data.bad_rows = "refuse"
-    with build(tokenizer, task_config) as task, pytest.raises(UserError, match="1 answers cannot be parsed"):
+    with build(tokenizer, task_config) as task, pytest.raises(UserError, match="1 answer cannot be parsed"):
         task.grade([group(prompt, *texts)])
 
 
