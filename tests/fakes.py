@@ -5,6 +5,7 @@ from functools import partial
 
 from benchmarks.ranks_in_threads import SingleRank as SingleRank
 from benchmarks.ranks_in_threads import on_ranks as on_ranks
+from grpo.config import UserError
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.rollout.group_source import OnDemandSource
 from grpo.rollout.seeds import sample_numbers
@@ -40,6 +41,13 @@ class ScriptedTask:
         rewards = [scripted[int(completion.text)] for completion in group.completions]
         grades = tuple(Grade(float(reward), reward == 1, {"exact": float(reward)}) for reward in rewards)
         return ScoredGroup(group, grades, (True,) * len(grades))
+
+
+class BrokenTask(ScriptedTask):
+    """This task's reward fails for all answers."""
+
+    def grade(self, groups):
+        raise UserError("the function is broken")
 
 
 def ungraded(scored):

@@ -26,7 +26,7 @@ class GradingFailed(UserError):
 
 
 class GradingFailedElsewhere(GradingFailed, EndedElsewhere):
-    """This error says so on a rank whose own answers were graded. It ends that rank in silence."""
+    """This error ends a rank in silence, because another rank could not grade its answers and says why."""
 
 
 NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"

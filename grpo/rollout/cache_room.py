@@ -8,7 +8,7 @@ from math import ceil
 from grpo.config import TrainConfig
 from grpo.config.placement import uses_running_servers
 
-# With room for 32, 8 and 4 completions, 2,048 tokens of SmolLM2-135M took 10, 18 and 24 s on two CPU cores (bfloat16).
+# Preemptions cost more than the tokens themselves below that, see "A small KV cache" in benchmarks/results/speed.md.
 FEW = 8
 # vLLM's counters have this number among the labels of the cache's settings.
 _LABEL = re.compile(r'^vllm:cache_config_info\{.*\bkv_cache_max_concurrency="([0-9.]+)"', re.MULTILINE)

@@ -155,7 +155,8 @@ def sampled_and_graded(
 
 
 def _results_of_all_ranks(grading: GradingThread, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
-    """Returns this rank's results. Waits for the other ranks after them, so that no wait counts as grading."""
+    """Returns this rank's graded groups, once all ranks have theirs. Waiting for other ranks does not count as
+    grading."""
     if grading.collective is None:
         return grading.results(graded)
     failure, scored_groups = None, []

@@ -43,7 +43,7 @@ FIELDS = (
         5e-3,
     ),
     Field(
-        "mute",
+        "unanswered",
         "completions/unanswered_fraction",
         "{:.0%}",
         "share of completions left out since a reward server did not answer for their groups",

@@ -6,14 +6,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from grpo.config import TrainConfig, UserError
+from grpo.config import TrainConfig
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import evaluating
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.telemetry import Phases
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
+from tests.fakes import BrokenTask, ScriptedSampler, ScriptedTask, SingleRank, on_ranks
 
 SECONDS = 10
 
@@ -162,12 +162,8 @@ def test_the_thread_ends_when_nobody_refers_to_it_any_more_also_after_an_error()
 
 
 def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
-    class Failing(ScriptedTask):
-        def grade(self, groups):
-            raise UserError("the function is broken")
-
     def raised(collective):
-        kind = Failing if collective.rank == 1 else ScriptedTask
+        kind = BrokenTask if collective.rank == 1 else ScriptedTask
         task = kind([(1, 0)] * 4, collective.rank, 2)
         with GradingThread(task, collective=collective) as grading, pytest.raises(GradingFailed) as error:
             sampled_and_graded(ScriptedSampler(), grading, task.next_prompts(2), 2)

@@ -12,7 +12,7 @@ from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadSource
 from grpo.types import RoundPlan
-from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
+from tests.fakes import BrokenTask, ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
 
 PLAN = RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=2)
 
@@ -228,12 +228,8 @@ def test_with_no_server_left_the_run_is_told():
 
 
 def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
-    class Failing(ScriptedTask):
-        def grade(self, groups):
-            raise UserError("the function is broken")
-
     def raised(collective):
-        kind = Failing if collective.rank == 1 else ScriptedTask
+        kind = BrokenTask if collective.rank == 1 else ScriptedTask
         task = kind([(1, 0)] * 8, collective.rank, 2)
         source = AheadSource(task, SlowSampler(), collective, 3, GradingThread(task))
         source.begin(PLAN, 100)

@@ -65,7 +65,7 @@ def test_completions_that_are_left_out_are_told_of_in_the_rounds_in_which_there_
 
     lines = logged(two_rounds).splitlines()
     assert "right 25%  silent 50%" in lines[6]
-    assert "right 25%  raised 25%  mute 12%  silent 50%" in lines[-1]
+    assert "right 25%  raised 25%  unanswered 12%  silent 50%" in lines[-1]
     assert "left out since the reward function raised an exception" in lines[7]
 
 
