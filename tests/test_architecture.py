@@ -243,7 +243,7 @@ def test_learner_and_rollout_never_meet():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_functions_and_signatures_stay_small(file):
     source = file.read_text()
-    assert source.count("\n") < 300
+    assert source.count("\n") < 400
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
