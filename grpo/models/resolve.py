@@ -20,6 +20,9 @@ from grpo.models.changed import with_config
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+OWN_CODE = "it brings its own code; if you trust that, set model.trust_remote_code=true"
+"""This is said of models and tokenizers that transformers loads only with `trust_remote_code`."""
+
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 # These hold the same weights in other layouts, which would only double the download.
 _HUB_DUPLICATES = ["original/*", "onnx/*", "consolidated*"]
@@ -114,7 +117,7 @@ def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerB
     try:
         return AutoTokenizer.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
     except Exception as error:  # the tokenizers library raises no more specific error
-        hint = "it brings its own code; if you trust that, set model.trust_remote_code=true"
+        hint = OWN_CODE
         if "trust_remote_code" not in str(error):
             hint = f"save one there with save_pretrained ({first_line(error)})"
         raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error

@@ -2,6 +2,7 @@
 
 From configuration to result:
 early_checks  what can be checked before torch is imported
+model_folder  finds the model, and refuses files that make another one
 preparing     reads and checks all that a run needs; a dry run ends there
 preflight     what is refused once the model is known: its heads, its engine, functions of the loss
 precision, shape     number formats that are left open; a model's sizes from its config

@@ -23,7 +23,7 @@ from grpo.loop import LoopParts
 from grpo.run.export_source import to_export
 from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
-from grpo.run.parts import warm_start_examples
+from grpo.run.model_folder import model_folder
 from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
 from grpo.run.turns import turn_of_learner
@@ -90,7 +90,7 @@ def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bo
     checkpoint, config = to_export(place, directory, adapter)
     config = with_precision(config, samples=False)
     started = replace(config, model=replace(config.model, start=str(checkpoint)))
-    path = models.resolve(config.model, lambda: warm_start_examples(config))
+    path = model_folder(config, samples=False)
     tokenizer = models.load_tokenizer(path, config.model)
     alone = TorchCollective(torch.device("cpu"))
     check_start(started, path, alone)

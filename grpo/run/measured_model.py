@@ -21,7 +21,8 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
 from grpo.run.clocks import Clocks
 from grpo.run.lengths import fit_lengths
-from grpo.run.parts import build_sampler, load_task, warm_start_examples
+from grpo.run.model_folder import model_folder
+from grpo.run.parts import build_sampler, load_task
 from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
 from grpo.run.turns import sampler_in_turn
@@ -58,7 +59,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     device = ranks.device(config)
     config = with_precision(config)
     with working("looking for the model and preparing it"):
-        path = models.resolve(config.model, lambda: warm_start_examples(config))
+        path = model_folder(config, learns=bool(model.start))
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)

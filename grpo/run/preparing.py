@@ -24,7 +24,8 @@ from grpo.learner.loading import proven_layout
 from grpo.report.trial import SAME, trial_table
 from grpo.run import preflight
 from grpo.run.lengths import fit_lengths
-from grpo.run.parts import load_suite, load_task, warm_start_examples
+from grpo.run.model_folder import model_folder
+from grpo.run.parts import load_suite, load_task
 from grpo.run.precision import with_precision
 from grpo.run.tables import print_price, print_tables
 from grpo.tasks import LoadedTask, loaded_task
@@ -62,7 +63,7 @@ def prepared(config: TrainConfig) -> Prepared:
     config = with_precision(config)
     preflight.check_deepspeed(config)
     with working("looking for the model and preparing it"):
-        path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        path = model_folder(config, needs_weights=not config.dry_run)
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)

@@ -36,8 +36,8 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     for name, value in words.items():
         setattr(config.model, name, value)
     monkeypatch.setenv("WORLD_SIZE", "1" if config.model.start else "2")
-    for name in ("resolve", "load_tokenizer"):
-        monkeypatch.setattr(measured_model.models, name, lambda *arguments: "path")
+    monkeypatch.setattr(measured_model, "model_folder", lambda *arguments, **named: "path")
+    monkeypatch.setattr(measured_model.models, "load_tokenizer", lambda *arguments: "tokenizer")
     for name in ("check_spread", "check_cpu_heads"):
         monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
     monkeypatch.setattr(measured_model, "described", lambda model: model)
