@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from grpo.config.choices import value_at
 from grpo.config.errors import UserError, require
 from grpo.config.optimizer import chosen_optimizer
 from grpo.config.run import TrainConfig
@@ -84,6 +85,14 @@ MODEL = {
     **dict.fromkeys(("architectures", "model_type", "auto_map", "vocab_size", "quantization_config"), RUN),
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "use_cache"), RUN),
 }
+# Settings by which vLLM alone draws from some tokens, or ends a completion, and the values that turn them off.
+FULL_DISTRIBUTION = {
+    "rollout.sampling.top_p": 1,
+    "rollout.sampling.top_k": 0,
+    "rollout.sampling.stop": [],
+    "evaluation.top_p": 1,
+    "evaluation.top_k": 0,
+}
 # Further settings of sampling that do not change the distribution of any token.
 NEUTRAL = {"ignore_eos"}
 
@@ -101,6 +110,13 @@ def check_pass_through(config: TrainConfig) -> None:
         "rollout.engine_args and rollout.sampling.extra are vLLM's, and rollout.engine is transformers: use "
         "rollout.engine=vllm, or leave them out",
     )
+    for key, off in FULL_DISTRIBUTION.items():
+        value = value_at(config, key)
+        require(
+            rollout.engine != "transformers" or value in (None, off),
+            f"{key}={value} is vLLM's, and rollout.engine is transformers, which draws from all tokens and knows no "
+            "stop strings: leave it out, or use rollout.engine=vllm",
+        )
     drafted = "model" in (rollout.engine_args.get("speculative_config") or {})
     require(
         not drafted or rollout.engine == "vllm_server",
