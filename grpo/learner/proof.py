@@ -81,7 +81,7 @@ def prove(
 def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm) -> Proof:
     torch.manual_seed(0)
     micro, sequences = example_row()
-    own_model, small = _own_model(path, config, build)
+    own_model, small = own_copy(path, config, build)
     coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
     expected = own_results(own_model, sequences, coefficients)
     outcomes: list[str] = []
@@ -107,7 +107,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no text"])[0]
 
 
-def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
+def own_copy(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
     """Returns the small copy, with eager attention, and its config. Its size is the first of `SIZES` that the model's
     class accepts. Raises UserError where it accepts none."""
 

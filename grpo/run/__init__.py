@@ -11,6 +11,7 @@ session       one training run, from the start of its engines to its report
 price, lengths      what the run will cost; lengths that the configuration leaves open
 resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with
 parts, assembly     builds task and sampler; puts all parts together for the loop
+padding       how prompts are batched where transformers samples them
 pipeline      whether sampling and learning overlap
 measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
 

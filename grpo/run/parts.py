@@ -118,8 +118,9 @@ def _engine(
         return ServerSampler(config, path, tokenizer, device, collective)
     if config.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
+        from grpo.run.padding import exact_way
 
-        return TransformersSampler(config, path, tokenizer, device)
+        return TransformersSampler(config, path, tokenizer, device, exact_way(path, config.model))
     try:
         with importing():
             from grpo.rollout.vllm_sampler import VllmSampler
