@@ -64,7 +64,9 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        config, fitted_tasks = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
+        unfitted_tasks = [loaded_task(task, tokenizer) for task in tasks]
+        preflight.check_vocabulary(config, path, tokenizer, unfitted_tasks)
+        config, fitted_tasks = fit_lengths(config, unfitted_tasks, path)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
@@ -14,8 +15,11 @@ from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.rollout.engine_arguments import keeps_state
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.vllm_version import vllm_version
 from grpo.run.shape import setting_of
+from grpo.tasks import LoadedTask
+from grpo.tasks.prompt_encoding import PromptEncoder
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -88,6 +92,31 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
         "divisor of both",
     )
+
+
+def check_vocabulary(
+    config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[LoadedTask]
+) -> None:
+    """Raises UserError if a prompt of `tasks`, or the end of every completion, has a token without a row in the model's
+    embedding. Further tokens that no prompt has do no harm, and neither do rows without a token."""
+    trust = config.model.trust_remote_code
+    rows = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config().vocab_size
+    vocabulary = tokenizer.get_vocab()
+    largest = max(vocabulary.values())
+    if largest < rows:
+        return
+    what = (
+        f"the tokenizer in {path} has tokens up to {largest}, and the model has embeddings of tokens up to {rows - 1}"
+    )
+    mend = "give a model and a tokenizer that belong together"
+    stop = stop_token_ids(path, tokenizer)
+    require(min(stop, default=0) < rows, f"{what}: no completion could end, since that needs token {stop[:1]}: {mend}")
+    for task in tasks:
+        for name, of_set in task.config.all_sets.items():
+            encode = PromptEncoder(tokenizer, of_set.prompt)
+            for problem in task.problems[name]:
+                if (token := max(encode(problem))) >= rows:
+                    raise UserError(f"{what}: the prompt of problem {problem.problem_id} has token {token}: {mend}")
 
 
 def check_cpu_heads(config: TrainConfig, path: Path) -> None:

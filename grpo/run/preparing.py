@@ -69,6 +69,7 @@ def prepared(config: TrainConfig) -> Prepared:
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
         tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+        preflight.check_vocabulary(config, path, tokenizer, tasks)
         config, (own_task, *suite) = fit_lengths(config, tasks, path)
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)
