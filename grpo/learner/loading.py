@@ -89,7 +89,7 @@ def fitting_layout(configured: str, in_trees: bool) -> str:
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
     """Finds the way in which models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where
     no way is exact."""
-    return prove(path, config, builder(trust), logit_rule(config), without_dropout)
+    return prove(path, config, builder(trust), logit_rule, without_dropout)
 
 
 def builder(trust: bool) -> Build:

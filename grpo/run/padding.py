@@ -15,14 +15,15 @@ import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from grpo.config import ModelConfig, UserError
+from grpo.learner.float64 import InFloat64
 from grpo.learner.loading import builder
 from grpo.learner.proof import own_copy
 from grpo.learner.small_copy import VOCABULARY
 from grpo.rollout.transformers_sampler import ALONE, WAYS, SeededSampling, batches, continued
 
-TOLERANCE = 1e-4
-"""The largest difference allowed of a token's log-probability, in nats. The copy computes in float32, since in float64
-some masks turn into NaN. That rounds by 1e-6 to 1e-5, and padding that changes a model changes it by hundredths."""
+TOLERANCE = 1e-5
+"""The largest difference allowed of a token's log-probability, in nats. Padding that changes a model changes it by
+hundredths."""
 
 # Lengths of prompts in tokens: below and above the windows of a small copy, and two alike.
 LENGTHS = (3, 21, 14, 14)
@@ -36,13 +37,13 @@ def exact_way(path: Path, model: ModelConfig) -> str:
     small copy of the model it returns the surest one. Raises UserError where no way is exact."""
     trust = model.trust_remote_code
     found = []
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), InFloat64():
         torch.manual_seed(0)
         try:
             copy, _ = own_copy(str(path), AutoConfig.from_pretrained(path, trust_remote_code=trust), builder(trust))
         except UserError:
             return ALONE
-        copy.float().generation_config = GenerationConfig()
+        copy.generation_config = GenerationConfig()
         for way in WAYS:
             difference = _difference(copy, way)
             if difference <= TOLERANCE:
