@@ -22,15 +22,15 @@ class InFloat64(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        function: Callable[..., Any],
+        func: Callable[..., Any],
         types: Iterable[type],
-        arguments: tuple[Any, ...] = (),
-        options: Mapping[str, Any] | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if function is torch.Tensor.float:
-            function = torch.Tensor.double
-        options = {name: _widened(value) for name, value in (options or {}).items()}
-        return function(*map(_widened, arguments), **options)
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        options = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widened, args), **options)
 
 
 def _widened(value: Any) -> Any:

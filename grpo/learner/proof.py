@@ -1,11 +1,11 @@
 """This module checks, before a model is trained, that packed rows give the results of the model's own forward pass.
 
-A small copy of the model, of its own class and with random weights, is computed twice, wholly in float64: every completion
-alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients have to be
-equal but for rounding. Windows are made shorter than the completions, so that they take effect. A model that is not
-exact in packed trees is tried with one completion a row and transformers' own code, first with the model's default
-attention, then with eager attention. If neither is exact, the model is refused with the measured differences. No list
-of model names decides.
+A small copy of the model, of its own class and with random weights, is computed twice, wholly in float64: every
+completion alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients
+have to be equal but for rounding. Windows are made shorter than the completions, so that they take effect. A model that
+is not exact in packed trees is tried with one completion a row and transformers' own code, first with the model's
+default attention, then with eager attention. If neither is exact, the model is refused with the measured differences.
+No list of model names decides.
 """
 
 from __future__ import annotations
