@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.config.aliases import hint
+from grpo.config.hints import hint
 from grpo.config.rewording import free_key, kind_of
 from grpo.config.run import TrainConfig
 
@@ -142,7 +142,9 @@ def _unknown_key(text: str) -> str:
     if unknown[2] and free_key(key):
         return f"{free_key(key)} has no entry {key.removeprefix(free_key(key)).lstrip('.')} to remove"
     if key not in config_keys:
-        return f"unknown config key {key}{hint(key, config_keys)}"
+        # Hydra ends with "To append to your config use +KEY=VALUE".
+        value = re.search(r"use \+[\w.]+=([^\s:]*)", text)
+        return f"unknown config key {key}{hint(key, config_keys, value[1] if value else '')}"
     inside = re.search(r"Key '([^']+)' not in '", text)
     return f"{key} has no key {_with_others(inside[1], text)}" if inside else ""
 

@@ -21,11 +21,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from grpo.config.aliases import hint
 from grpo.config.complaints import ONE_CHOICE, one_line, paths
 from grpo.config.credentials import refuse_credentials
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
+from grpo.config.hints import hint
 from grpo.config.rewording import reworded
 from grpo.config.run import TrainConfig
 from grpo.config.start import start
