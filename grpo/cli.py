@@ -130,6 +130,7 @@ def _run(command: str, words: list[str]) -> int:
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.earlier_run import described
     from grpo.config.hydra import as_yaml, compose_config
+    from grpo.config.unread import refuse_unread
     from grpo.run.early_checks import check
 
     if {"-m", "--multirun"} & {*words}:
@@ -147,6 +148,8 @@ def _run(command: str, words: list[str]) -> int:
     config = compose_config(words)
     config = replace(config, model=described(config.model))
     check(command, config)
+    if command in ("train", "launch"):
+        refuse_unread(words, config)
     if command not in CONFIGURED:
         return _module(command).run(words)
     if ranks.rank() == 0 and command != "check-reward":

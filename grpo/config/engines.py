@@ -105,7 +105,7 @@ class BudgetConfig:
     enabled: bool = False
     # Every prompt gets this many completions before the rest is spread. It is below dynamics.group_size.
     pilot: int = 4
-    # One prompt gets at most this many completions, the first ones included.
+    # One prompt gets at most this many completions, the first ones included; 16384 is the most.
     largest: int = 32
 
 
@@ -203,7 +203,8 @@ class LearnerConfig:
     precision: str = "auto"
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
-    # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr).
+    # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr). It is
+    # below 0.1.
     learning_rate: float = 1.0e-6
     # After the warm-up the learning rate stays (constant), or falls to min_lr_fraction at step num_steps, on a straight
     # line or half a cosine.
@@ -227,7 +228,7 @@ class LearnerConfig:
     # are theirs.
     deepspeed: dict[str, Any] = field(default_factory=dict)
     # A micro-batch holds at most this many tokens of packed prompts and completions, which bounds activation memory
-    # (verl: ppo_max_token_len_per_gpu).
+    # (verl: ppo_max_token_len_per_gpu). 16 is the least.
     micro_batch_tokens: int = 16384
     # shared computes a prompt once for all its completions, and what all prompts of a row begin with once for the row.
     # packed computes a prompt once per completion, without padding. padded gives each completion a row of the longest
