@@ -96,10 +96,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         meant = f"did you mean {near[0]}? " if near else ""
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
-    environment.prepare()
     protect()
     look_here_last()
     try:
+        environment.prepare()
         return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE

@@ -164,7 +164,7 @@ class ObjectiveConfig:
     # The ratio is clipped from below at 1 − clip_low (TRL: epsilon; verl: clip_ratio_low).
     clip_low: float = 0.2
     # The ratio is clipped from above at 1 + clip_high; DAPO has 0.28 (TRL: epsilon_high; verl: clip_ratio_high). With
-    # gmpo the two bound the ratio's logarithm, with dppo the change of the token's probability; with these and with clip
+    # gmpo the two bound the ratio's logarithm, with dppo the change of the token's probability; with them and clip
     # one of the two is above 0. sapo and unclipped read neither, and log no clipped tokens.
     clip_high: float = 0.2
     # For a negative advantage the loss is at most dual_clip · |Â| (verl: clip_ratio_c). 0 turns it off; 3 is usual.
