@@ -48,7 +48,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   doctor        checks this machine, and says what to do about each problem
   prove         measures whether what is installed is right and fast here: grpo prove help
 
-Keys are Hydra overrides of configs/train.yaml. `grpo config` explains all of them, and `grpo train KEY=VALUE ...
+Keys are Hydra overrides of configs/train.yaml. `grpo config WORD` explains them, and `grpo train KEY=VALUE ...
 --help` shows the values that would run. `--cfg job` prints them as YAML. `grpo train my.yaml` begins with a file of
 one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/mine.yaml."""
 
