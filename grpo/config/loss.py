@@ -139,7 +139,9 @@ class TokenSelectionConfig:
     # (arXiv:2506.01939; TRL: top_entropy_quantile). With learner.precision=bfloat16, rounding decides on tokens near
     # the limit, and another packing may choose others.
     name: str = "none"
-    # This share of the step's tokens is chosen: 0.2 for top_entropy, 2e-4 for clip_cov and kl_cov.
+    # This share of the step's tokens is chosen, rounded down, but at least one: 0.2 for top_entropy, 2e-4 for clip_cov
+    # and kl_cov. Tokens that are equal at the limit, within 1e-5, count in part, so that rounding does not decide among
+    # them.
     share: float = 0.2
     # clip_cov removes gradient of tokens whose covariance is above this (verl: clip_cov_lb).
     low: float = 1.0
