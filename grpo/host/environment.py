@@ -46,6 +46,10 @@ SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 
+# The PATH of the shell, before `prepare` adds to it.
+GIVEN_PATH = os.environ.get("PATH", "")
+
+
 def prepare() -> None:
     """Sets the defaults above, and adds this interpreter's folder to PATH, where DeepSpeed looks for ninja.
 
