@@ -18,7 +18,9 @@ from grpo.config.runs_within import refuse_several
 from grpo.config.start import named_by_start, run_name
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
+from grpo.host.terminal import Terminal
 from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
+from grpo.sweep.short_names import short_names
 from grpo.telemetry import read_ending
 
 if TYPE_CHECKING:
@@ -88,9 +90,9 @@ def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
     )
     with working("loading what grpo report needs"):
         from grpo.report.run_report import write_report
-    model = folder / MODEL_FOLDER
-    with working("drawing the report"):
-        write_report(folder, model if model.is_dir() else None)
+    model, console = folder / MODEL_FOLDER, Terminal()
+    with console.at_once(), working("drawing the report"):
+        write_report(folder, model if model.is_dir() else None, console)
     return 0
 
 
@@ -108,7 +110,8 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
         ", ".join(f"{number} {state}" for state, number in unfinished_states.items()),
     )
     notes = failures + ([f"{unfinished} of {len(states)} runs are not done ({counts})."] if unfinished else [])
-    return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done_cells], notes, unfinished
+    names = short_names(cell.variant for cell in ledger.cells)
+    return [load(ledger.path(cell), names[cell.variant], cell.seed) for cell in done_cells], notes, unfinished
 
 
 def _loaded(paths: Sequence[Path]) -> list[Run]:

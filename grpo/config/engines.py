@@ -204,7 +204,7 @@ class LearnerConfig:
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
     # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr). It is
-    # below 0.1.
+    # below 0.5.
     learning_rate: float = 1.0e-6
     # After the warm-up the learning rate stays (constant), or falls to min_lr_fraction at step num_steps, on a straight
     # line or half a cosine.

@@ -113,9 +113,9 @@ def _check_optimizer(learner: LearnerConfig) -> None:
     """
     rate, betas = learner.learning_rate, learner.betas
     require(
-        rate < 0.1,
-        f"learner.learning_rate={rate:g} is about the change that AdamW makes to every weight in each step, but most "
-        "weights are below 0.1: use 1e-6 to 1e-4",
+        rate < 0.5,
+        f"learner.learning_rate={rate:g} is about the change that AdamW makes to every weight in each step, but "
+        "weights are below 1: use 1e-6 to 1e-4",
     )
     require(
         rate * learner.weight_decay <= 0.1,
