@@ -99,6 +99,11 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        (
+            "--num-generations=8",
+            "unknown flag --num-generations: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a key "
+            "is written dynamics.group_size=VALUE",
+        ),
         ("num_steps=1.5e0", "num_steps=1.5e0: it takes a whole number"),
         ("dry_run=2", "dry_run=2: it takes true or false"),
         ("learner.offload_states=0.5", "learner.offload_states=0.5: it takes true or false"),
