@@ -94,7 +94,7 @@ def _kinds(schema: type) -> tuple[tuple[str, ...], dict[str, Any]]:
                 walk(hint, f"{prefix}{name}.")
             elif get_origin(hint) is dict:
                 # A set of problems is added as a choice of the group task, and has the keys of a task.
-                free.extend([f"{prefix}{name}"] if hint != dict[str, config_class] else [])
+                free.extend([] if config_class in get_args(hint) else [f"{prefix}{name}"])
             elif isinstance(hint, type) and not get_origin(hint):
                 types[f"{prefix}{name}"] = hint
             elif len(optional) == 1 and get_origin(hint) is not list:
