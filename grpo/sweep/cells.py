@@ -51,8 +51,10 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
         for values in grid([*words])
     }
     configs = _composed(variants)
-    variants = _without_unread(variants, configs, common)
     spending = _budget(sweep, next(iter(configs.values())))
+    if sweep.budget == "steps" and sweep.amount:
+        configs = {name: replace(config, num_steps=sweep.amount) for name, config in configs.items()}
+    variants = _without_unread(variants, configs, common)
     verbs = {name: _verb(config.hardware) for name, config in configs.items()}
     return [
         Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), verbs[name])

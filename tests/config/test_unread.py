@@ -89,6 +89,9 @@ def test_a_sweep_leaves_out_a_word_where_it_has_no_effect_and_refuses_one_withou
     )
     with pytest.raises(UserError, match=r"^the variant fixed: model.lora.alpha=16.0 has no effect here: set model.lo"):
         cells_of(sweep, ["experiment=tiny", "model.lora.alpha=16"])
+    short = SweepConfig(variants={"tau8": ["dynamics.refresh_interval=8"]}, seeds=1, budget="steps", amount=4)
+    with pytest.raises(UserError, match=r"^the variant tau8: dynamics.refresh_interval=8 has no effect here: make it"):
+        cells_of(short, ["experiment=tiny"])
 
 
 @pytest.mark.parametrize("file", sorted((config_directory() / "sweep").glob("*.yaml")), ids=lambda file: file.stem)
