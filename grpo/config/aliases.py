@@ -243,7 +243,7 @@ INSTEAD = {
     "a run never overwrites another: name a new output_dir, or go on with checkpoint.resume=true": (
         "overwrite_output_dir overwrite force"
     ),
-    "`grpo train` trains, and `grpo eval` evaluates": "do_train do_predict mode",
+    "`grpo train` trains, and `grpo eval` evaluates": "do_train do_predict",
     "`grpo.Trainer(…, after_round=FUNCTION)` calls a function after each round": "callbacks callback",
     "`grpo train my.yaml` begins with a configuration file of your own": "config config_file config_path",
     "`grpo launch` starts and numbers the ranks": "local_rank node_rank machine_rank ddp_backend rdzv_endpoint",

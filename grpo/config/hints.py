@@ -25,6 +25,10 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
         for name in reversed(key.split(".")):
             nested = f"{{{name}: {nested}}}"
         return f": a file nests keys, so write {nested[1:-1]}"
+    for name in (name for name in _endings(key.lower()) if "." in name):
+        ours = [known for known in config_keys if known == name or known.endswith(f".{name}")]
+        if len(ours) == 1:
+            return f"; did you mean {ours[0]}?"
     for name in _endings(key.lower()):
         if meant := VALUES.get(name, {}).get(value):
             return f"; here it is {meant}"

@@ -253,6 +253,11 @@ task.prompt.system_prompt task.prompt.system
 task.prompt.max_length task.prompt.max_tokens
 task.data.question task.data.question_column
 task.data.answer task.data.answer_column
+correction.mode objective.correction.mode
+data.path task.data.path
+sampling.temperature rollout.sampling.temperature
+adaptive.cost dynamics.adaptive.cost
+objectiv.kl.place objective.kl.place
 num_stesp num_steps
 seeds seed
 """
