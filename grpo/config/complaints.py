@@ -53,12 +53,13 @@ GROUPS = {
 def one_line(error: Exception) -> str:
     """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one."""
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {_readable(error.override)}"
+        word = error.override.lstrip("+")
+        return f"cannot read {word!r}: {_readable(word)}"
     text = str(error)
     for pattern, meaning in GROUPS.items():
         if match := re.search(pattern, text):
             return meaning.format(*filter(None, match.groups()))
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
+    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '\+*(.*)'", text):
         return (
             f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
         )

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
 
-_WORD = re.compile(r"(\+{0,2})([\w.]+)=(.*)", re.DOTALL)
+_WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
 
 
 def reworded(words: Sequence[str], schema: type = TrainConfig) -> list[str]:

@@ -11,7 +11,8 @@ from grpo.config.task import TaskConfig
 class AdaptiveConfig:
     """The adaptive schedule chooses batch and refresh interval from a model of the run (`dynamics=adaptive`).
 
-    See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` these keys are not read, except by `grpo dynamics`.
+    See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` only `grpo dynamics` reads these keys, and a run for which
+    one is typed is refused.
     """
 
     # Decisions are this many rounds apart once a fit is possible; before that each round has one. The guard, which acts

@@ -25,6 +25,7 @@ from grpo.config.sweep import SweepConfig
         ),
         (["rollout.engine_args={kv_cache_dtype: fp8}"], "rollout.engine_args", {"kv_cache_dtype": "fp8"}),
         (["rollout.engine_args.a=1", "rollout.engine_args.b.c=2"], "rollout.engine_args", {"a": 1, "b": {"c": 2}}),
+        (["rollout.engine_args.swap-space=4"], "rollout.engine_args", {"swap-space": 4}),
         (["rollout.sampling.extra.min_p=0.05"], "rollout.sampling.extra", {"min_p": 0.05}),
         (["model.config.rope_scaling.factor=4"], "model.config", {"rope_scaling": {"factor": 4}}),
         (["learner.deepspeed.optimizer.type=NAdam"], "learner.deepspeed", {"optimizer": {"type": "NAdam"}}),
@@ -131,6 +132,16 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
             "task.reward.parts=[{name: f=1}]",
             "cannot read 'task.reward.parts=[{name: f=1}]': put a value with special characters in quotes, "
             "'key=[\"a=b\"]'",
+        ),
+        (
+            "rollout.engine_args.a=1,2",
+            "'rollout.engine_args.a=1,2' gives several values: put one text in quotes, a list in brackets; grpo sweep "
+            "runs several",
+        ),
+        (
+            "rollout.engine_args.a=b=c",
+            "cannot read 'rollout.engine_args.a=b=c': put a value with special characters in quotes, "
+            "'rollout.engine_args.a=\"b=c\"'",
         ),
         (
             "experiment=tiny num_steps=3",
