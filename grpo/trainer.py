@@ -29,6 +29,7 @@ from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_
 from grpo.config.hydra import compose_config
 from grpo.config.runs_within import refuse_several
 from grpo.config.start import begin_anew
+from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
 from grpo.host.disk import require_writable
@@ -113,6 +114,7 @@ class Trainer:
         environment.prepare()
         begin_anew()
         self.config: TrainConfig = compose_config([*words])
+        self._words = words
         rewards = [reward] if callable(reward) else [*reward]
         if rewards:
             self.config.task.reward.parts = [RewardPartConfig(name=import_path(function)) for function in rewards]
@@ -175,7 +177,9 @@ class Trainer:
 
     def _check(self) -> None:
         """Raises `UserError` for what `grpo train` refuses before it imports torch."""
-        check("train", replace(self.config, model=described(self.config.model)))
+        config = replace(self.config, model=described(self.config.model))
+        check("train", config)
+        refuse_unread(self._words, config)
 
     def _write_data(self) -> Path:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""

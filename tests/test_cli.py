@@ -145,7 +145,10 @@ def test_a_word_that_cannot_be_read_is_one_line(words, message, capsys):
         (["eval", "evaluation.suite=[math500]", "rollout.engine=foo"], "rollout.engine='foo' is unknown"),
         (["eval", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
         (["train", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
-        (["train", "task.reward.parts=[{name: math, wieght: 2}]"], "grpo: task.reward.parts has no key wieght\n"),
+        (
+            ["train", "task.reward.parts=[{name: math, wieght: 2}]"],
+            "grpo: task.reward.parts has no key wieght; did you mean weight?\n",
+        ),
     ],
 )
 def test_a_suite_and_an_entry_of_a_list_are_checked_before_anything_is_called_valid(words, message, capsys):

@@ -126,7 +126,7 @@ def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, mend:
         else "no adapters"
     )
     require(
-        not asked_lora.rank or asked_lora == earlier_lora,
+        asked_lora in (LoraConfig(), earlier_lora),
         f"model.lora asks for rank {asked_lora.rank}, alpha {asked_lora.alpha:g} on {asked_lora.target_modules}, but "
         f"{place} has {what_it_has}: leave out model.lora to go on with that; for other adapters, {mend}",
     )

@@ -16,6 +16,7 @@ from grpo.config.complaints import one_line
 from grpo.config.errors import UserError, first_line
 from grpo.config.folder import STATE_FILE
 from grpo.config.hydra import config_directory
+from grpo.config.rewording import reworded
 from grpo.config.run import TrainConfig
 
 
@@ -39,7 +40,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
     try:
         # The schema makes dataclasses of list items too, such as a reward's parts.
         return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved_config, *map(_override, overrides))
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved_config, *map(_override, reworded(overrides)))
         )
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from error
@@ -47,6 +48,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
 
 def _override(word: str) -> DictConfig:
     """Returns what one `key=value` word changes. A word without a dot may choose a file of a group, as in Hydra."""
+    word = word.lstrip("+")
     group, _, choice = word.partition("=")
     folder = config_directory() / group
     if "." in group or not folder.is_dir():

@@ -228,7 +228,7 @@ class RewardConfig:
     # The reward is the weighted sum of these parts, e.g. [{name: math}, {name: format, weight: 0.1}] (TRL:
     # reward_funcs).
     parts: list[RewardPartConfig] = field(default_factory=list)
-    # Problems of these sources have other parts, e.g. +task.reward.by_source={gsm8k: {parts: [{name: number}]}}. The
+    # Problems of these sources have other parts, e.g. task.reward.by_source={gsm8k: {parts: [{name: number}]}}. The
     # source of a problem stands in task.data.source_column.
     by_source: dict[str, SourceRewardConfig] = field(default_factory=dict)
     # A completion's answer is read from `\boxed{}`, from an `<answer>` tag, from whatever it gives as its final answer

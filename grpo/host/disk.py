@@ -33,13 +33,13 @@ def in_words(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
 
 
-def require_writable(output_dir: Path) -> None:
-    """Raises `UserError` when a run's folder cannot be made or written. Makes a folder where it would be, and removes
-    it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
-    existing = output_dir.absolute()
+def require_writable(folder: Path, key: str = "output_dir=") -> None:
+    """Raises `UserError` when a folder, which `key` names, cannot be made or written. Makes a folder where it would be,
+    and removes it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
+    existing = folder.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
-    problem = f"output_dir={output_dir} cannot be written to, since {existing} is"
+    problem = f"{key}{folder} cannot be written to, since {existing} is"
     require(existing.is_dir(), f"{problem} no folder: choose another")
     writable = os.access(existing, os.W_OK | os.X_OK) and not os.statvfs(existing).f_flag & os.ST_RDONLY
     require(writable, f"{problem} read-only here: choose another")

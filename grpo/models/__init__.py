@@ -10,7 +10,7 @@ upload           a model's folder → the Hugging Face hub
 
 from grpo.models.cache import build_once, cache_root
 from grpo.models.identity import check_base, weights_identity
-from grpo.models.resolve import check_early, load_tokenizer, require_hub_cache, resolve
+from grpo.models.resolve import check_early, hub_cache, hub_token, load_tokenizer, require_hub_cache, resolve
 from grpo.models.tiny import build_tiny
 from grpo.models.upload import check_upload, upload
 
@@ -21,6 +21,8 @@ __all__ = [
     "check_base",
     "check_early",
     "check_upload",
+    "hub_cache",
+    "hub_token",
     "load_tokenizer",
     "require_hub_cache",
     "resolve",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import constants, is_offline_mode
+from huggingface_hub import constants, get_token, is_offline_mode
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -70,9 +70,19 @@ def check_early(model: ModelConfig, needs_weights: bool = True) -> None:
         require_hub_cache()
 
 
+def hub_cache() -> Path:
+    """Returns the folder that keeps what the hub sends."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def hub_token() -> bool:
+    """Tells whether there is a token for the hub, without asking the hub whether it is valid."""
+    return bool(get_token())
+
+
 def require_hub_cache() -> None:
     """Raises `UserError` when the folder that keeps what the hub sends is missing and cannot be made."""
-    folder = Path(constants.HF_HUB_CACHE)
+    folder = hub_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
@@ -139,6 +140,11 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
             "(after a run went back to a checkpoint, only the rounds since then count)"
         )
+    end = log.history.steps[-1]
+    require(
+        last_step is None or last_step > end,
+        f"last_step={last_step} does not lie after the last step of {path}, which is {end:g}: give a later one",
+    )
     return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
 
 

@@ -197,8 +197,9 @@ def conditions(before: Evaluation, after: Evaluation) -> str:
     num_asked, num_graded = after["problems"], len([*pairs_of(before["per_problem"], after["per_problem"])])
     few = num_graded < FEWEST_PROBLEMS
     problems = f"{num_asked}" if num_graded == num_asked else f"{num_graded} graded of {num_asked}"
+    samples = after["samples_per_problem"]
     return (
-        f"{problems} held-out problems × {after['samples_per_problem']} samples, "
+        f"{problems} held-out problem{'s' * (num_asked != 1)} × {samples} sample{'s' * (samples != 1)}, "
         f"temperature {after['temperature']:g}; 95 % intervals"
         + ("; of so few problems the change has a sign test and no interval" if few else "")
     )

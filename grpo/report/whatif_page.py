@@ -24,14 +24,14 @@ COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 SHEET_INCHES = (8.0, 4.6)
 
 
-def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
-    """Writes the picture and the page into a run's folder, and returns their paths.
+def write_whatif_page(run: Path, folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
+    """Writes the picture and the page of a `run` into a folder, and returns their paths.
 
     `draw` draws the curves, and `page_values` are the other values of `templates/whatif.html`.
     """
     sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
     glossary_entries = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
-    values = {"name": run_name(folder), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
+    values = {"name": run_name(run), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
     page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **page_values)
     return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo import models
-from grpo.config import TrainConfig
+from grpo.config import DataConfig, TaskConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import evaluation_name
 from grpo.config.hydra import compose_suite
@@ -28,9 +28,10 @@ def check(command: str, config: TrainConfig) -> None:
         raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
     if command == "solve-rates":
         # It reports pass rates only.
-        config = replace(config, evaluation=replace(config.evaluation, pass_at=[]))
+        config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
         validate(config, ranks.counts(config)[0])
+        _refuse_trained(config.task, suite)
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:
@@ -55,6 +56,21 @@ def check(command: str, config: TrainConfig) -> None:
             require_free(servers.host, server_ports(servers), "rollout.servers")
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
         check_early(config.task, config.pipeline, command == "train" and config.rollout.budget.enabled)
+
+
+def _refuse_trained(task: TaskConfig, suite: Sequence[TaskConfig]) -> None:
+    """Raises UserError where a set of the suite has the problems that the run trains on."""
+
+    def origin(data: DataConfig) -> tuple[object, ...]:
+        return data.source, data.path, data.subset, data.split, data.options
+
+    trained = [origin(of_set.data) for of_set in task.all_sets.values()]
+    for asked in suite:
+        require(
+            origin(asked.data) not in trained,
+            f"evaluation.suite names {asked.name}, whose problems this run trains on: leave it out, since "
+            "evaluation.num_problems asks those that are held out",
+        )
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from grpo.report.contrast_panels import PANELS, differences
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, settings
 from grpo.report.finished_runs import load
 from grpo.report.style import STYLE
+from grpo.sweep.cells import Cell
+from grpo.sweep.ledger import DONE, State, begin_ledger
 from grpo.telemetry import FINISHED, INTERRUPTED, KILLED, Ending, Resumption, add_resumption, write_ending
 from grpo.types import Interval
 from tests.report.structure import assert_well_made
@@ -280,6 +282,22 @@ def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path,
     page = (tmp_path / "out" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", ""), "a page that needs nothing else"
     assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
+
+
+def test_a_sweep_names_its_variants_without_what_they_share(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("run normalization=grpo lr=0.001", "run normalization=dr_grpo lr=0.001")
+    cells = [Cell(f"{index}-seed0", name, 0, ()) for index, name in enumerate(names)]
+    ledger = begin_ledger(tmp_path / "dial", cells, ["grpo"])
+    for cell, final in zip(cells, (0.5, 0.8), strict=True):
+        ledger.path(cell).rmdir()
+        write_run(ledger.path(cell), final, 0)
+        ledger.record(cell, State(DONE))
+    assert main(["report", str(tmp_path / "dial")]) == 0
+    printed = capsys.readouterr().out
+    assert "dr_grpo" in printed and "normalization" not in printed
+    text = (tmp_path / "dial" / "report.md").read_text()
+    assert "| grpo | 1 |" in text and "| dr_grpo | 1 |" in text and "minus grpo" in text
 
 
 def test_runs_in_folders_of_their_start_are_seeds_of_the_folder_around_them_or_variants(tmp_path, capsys):

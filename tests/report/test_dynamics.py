@@ -84,6 +84,15 @@ def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
     assert all(f"│  {step} │" in printed for step in (" 29", " 95", "162", "234", "300"))
 
 
+def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with_an_exponent(tmp_path, capsys):
+    write_run(tmp_path, 30)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=3"]) == 2
+    message = f"last_step=3 does not lie after the last step of {tmp_path}, which is 29: give a later one"
+    assert message in capsys.readouterr().err
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=6e1"]) == 0
+    assert "forecast for step 60" in capsys.readouterr().out
+
+
 def test_held_out_points_are_forecast_with_the_gap_to_training(tmp_path, capsys):
     write_run(tmp_path, 60)
     rows = []

@@ -166,6 +166,10 @@ def test_problems_that_one_evaluation_could_not_grade_are_left_out_of_the_change
         "18 graded of 20 held-out problems × 2 samples, temperature 1; 95 % intervals; of so few problems the change "
         "has a sign test and no interval"
     )
+    one = {"samples_per_problem": 1}
+    assert summary_table(BEFORE | one, AFTER | one).title == (
+        "20 held-out problems × 1 sample, temperature 1; 95 % intervals"
+    )
     assert summary_table(BEFORE, AFTER).title == "20 held-out problems × 2 samples, temperature 1; 95 % intervals"
     with pytest.raises(UserError, match="no problem was graded in both evaluations"):
         summary_table(without(BEFORE, *(f"p{i}" for i in range(10))), without(AFTER, *(f"p{i}" for i in range(10, 20))))

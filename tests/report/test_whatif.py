@@ -108,11 +108,12 @@ def test_what_cannot_be_predicted_is_one_line(run, capsys, words, message):
 
 
 @pytest.mark.slow
-def test_the_budget_that_a_refusal_names_is_accepted(run, capsys):
+def test_the_budget_that_a_refusal_names_is_accepted_and_the_page_may_lie_elsewhere(run, tmp_path, capsys):
     words = ["dynamics", "whatif", str(run), "dynamics.group_size=4,32"]
     assert main([*words, "tokens=1e12"]) == 2
     most = capsys.readouterr().err.rpartition("tokens=")[2].strip()
-    assert main([*words, f"tokens={most}"]) == 0
+    assert main([*words, f"tokens={most}", f"output={tmp_path}/pages"]) == 0
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["whatif.html", "whatif.png"]
 
 
 def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):

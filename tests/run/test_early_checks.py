@@ -112,7 +112,7 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
         (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
-        ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… must be below 2^63"),
+        ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… is too large: give at most 18 digits"),
         (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
     ],
 )
