@@ -5,6 +5,7 @@ ranks         this process's rank and device
 device_memory how much memory the device has, and how much is free
 main_memory   how much main memory the machine has, or its container
 network       free ports, addresses and interfaces
+ports         keeps ports for servers that are still starting
 imports       where modules are found, and heavy imports without garbage collection
 terminal      text that cannot steer a terminal
 output        printing that cannot end a run

@@ -17,6 +17,7 @@ import aiohttp
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.network import watchful
+from grpo.host.ports import HeldPort
 from grpo.host.tether import KILL
 from grpo.rollout.engine_use import PEAK
 from grpo.rollout.server_claim import RUN
@@ -56,11 +57,14 @@ class LoadFailed(ReplicaLost):
 class ServerProcess:
     """Runs a vLLM server as a process that ends with this one (see `grpo.host.tether`)."""
 
-    def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
+    def __init__(
+        self, command_line: list[str], environment: Mapping[str, str], log: Path, held: HeldPort | None = None
+    ):
+        """`held` is the server's port, which `stop` gives up."""
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
         self._command = [sys.executable, "-m", "grpo.host.tether", str(GRACE_SECONDS), "0", *server]
         self._environment = environment
-        self._log = log
+        self._log, self._held = log, held
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
@@ -76,7 +80,7 @@ class ServerProcess:
 
     def restart(self) -> None:
         """Ends what is left of the server and starts it anew. `Replica.healthy` tells when the server answers."""
-        self.stop()
+        self._end()
         self.start()
 
     def ask_to_end(self) -> None:
@@ -85,6 +89,11 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Asks the server to end, and waits until it has. Kills it after 30 s."""
+        self._end()
+        if self._held:
+            self._held.close()
+
+    def _end(self) -> None:
         self.ask_to_end()
         if self._process is None:
             return

@@ -15,7 +15,7 @@ from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.disk import require_writable
-from grpo.host.network import require_free
+from grpo.host.ports import require_held
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
 
@@ -52,7 +52,8 @@ def check(command: str, config: TrainConfig) -> None:
             ranks.refuse_missing_driver(config)
             require_writable(Path(config.output_dir))
         if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
-            require_free(servers.host, server_ports(servers), "rollout.servers")
+            for port in require_held(servers.host, server_ports(servers), "rollout.servers"):
+                port.close()
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
         check_early(config.task, config.pipeline, command == "train" and config.rollout.budget.enabled)
 

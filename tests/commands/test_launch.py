@@ -165,7 +165,7 @@ def code_of_ranks(folder, program, number=signal.SIGTERM):
     """Asks torchrun to stop once both of its ranks are under way. Returns how many ranks have saved, and torchrun's
     exit code."""
     (folder / "rank.py").write_text("import os, time\n" + program)
-    torchrun = ["grpo.launch.torchrun", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
+    torchrun = ["grpo.launch.torchrun", "--nproc-per-node=2", "--shutdown-timeout=30"]
     process = warm.Process(["-m", *torchrun, folder / "rank.py"], warm.TORCHRUN, stdout=subprocess.PIPE)
     # Both write into one pipe, and a line's end may come after the other's line.
     under_way = 0
