@@ -13,6 +13,6 @@ alive         lines that say a long command is still working
 disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM
 folder_lock   keeps a second run out of a run's folder
-tether        runs a command that ends with whoever started it
+tether        runs a command that ends with whoever started it, and with the tether itself
 why_ended     why a process ended, from its log
 """

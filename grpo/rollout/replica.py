@@ -70,7 +70,14 @@ class ServerProcess:
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Whoever kills the process group of this process does not reach the tether, which then ends the server.
+                start_new_session=True,
+            )
         self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
         self._process.stdin.flush()
 

@@ -56,10 +56,10 @@ def started(process, seats=3):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         processes = psutil.Process(process.pid).children(recursive=True)
-        if len(processes) == 2 * seats:  # a tether and its command each
+        if len(processes) == 3 * seats:  # the two processes of a tether and its command each
             return processes
         time.sleep(0.05)
-    raise AssertionError(f"{len(processes)} processes instead of {2 * seats}")
+    raise AssertionError(f"{len(processes)} processes instead of {3 * seats}")
 
 
 def gone(processes):
