@@ -102,8 +102,8 @@ def _run(command: list[str], variables: Mapping[str, str], grace: float, starter
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """The starter gives `orders` by a pipe, at least every `silent` seconds unless that is 0. The tether's outer process
-    stands beside it: the pipe `outer_lives` ends with that process."""
+    """The starter gives `orders` by a pipe, at least every `silent` seconds unless that is 0. `outer_lives` is a pipe
+    that ends with the tether's outer process."""
 
     orders: RawIOBase
     silent: float

@@ -64,5 +64,5 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
 
 def _tell(ended: Held) -> None:
     """Prints how a seat ended, with the last line of its log."""
-    code, why = ended.wait(), last_word(ended.log)
+    code, why = ended.wait(), last_word(ended.log, ended.begin)
     print(f"grpo: {ended.seat.name} on {ended.seat.machine.name} ended with {code}: {why}", file=sys.stderr)

@@ -66,10 +66,13 @@ class ServerProcess:
         self._environment = environment
         self._log, self._held = log, held
         self._process: subprocess.Popen | None = None
+        # What a start prints is in the log from this byte on.
+        self._begin = 0
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
+            self._begin = log.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -118,7 +121,7 @@ class ServerProcess:
     def check(self) -> None:
         """Raises UserError with the end of the server's log when the server has exited."""
         if self.ended:
-            lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            lines = self._log.read_bytes()[self._begin :].decode(errors="replace").splitlines()[-LAST_LINES:]
             raise UserError(
                 f"a vLLM server exited with {self._process.returncode} while starting; the end of {self._log}:\n"
                 + "\n".join(lines)

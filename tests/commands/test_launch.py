@@ -102,6 +102,14 @@ def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
     assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 3: the disk is full"
 
 
+def test_what_an_earlier_start_said_is_not_said_again(tmp_path):
+    """Both starts write into one log."""
+    launch(tmp_path, FAIL).communicate(timeout=60)
+    _, said = launch(tmp_path, "raise ValueError('no such port')", DEAF).communicate(timeout=60)
+    assert said.splitlines()[-1] == "grpo: learner-0 on 127.0.0.1 ended with 1: ValueError: no such port"
+    assert "grpo: the disk is full" in (tmp_path / "run" / "logs" / "learner-0.log").read_text()
+
+
 @pytest.mark.slow
 def test_without_a_server_left_the_learners_are_asked_to_stop(tmp_path):
     process = launch(tmp_path, SAVE, server="import time; time.sleep(3); " + FAIL)
