@@ -7,7 +7,8 @@ from pathlib import Path
 
 from grpo.host.terminal import clean
 
-LONGEST = 200
+# Room for a message that says how to mend something.
+LONGEST = 600
 # Lines of `grpo.host.alive` say what a process was doing, and not why it ended.
 SIGN_OF_LIFE = re.compile(r"grpo: .* …( \d+ s)?")
 

@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main
 
+from grpo.config.errors import WRONG_USE
 from grpo.host.network import LOOPBACK, listen
 from grpo.host.signals import EXIT_STOPPED
 
@@ -100,4 +101,4 @@ if __name__ == "__main__":
             raise
         port = re.search(r"port: (\d+)", str(error))[1]
         print(f"grpo: port {port} is taken, perhaps by another run: change hardware.first_port", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(WRONG_USE)

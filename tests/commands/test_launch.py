@@ -166,7 +166,7 @@ def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
     printed, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "saved" in printed
-    assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 2: step 7 could not be written"
+    assert said.splitlines()[-1] == "grpo: step 7 could not be written (learner-1 on 127.0.0.1 ended with 2)"
 
 
 def code_of_ranks(folder, program, number=signal.SIGTERM):
