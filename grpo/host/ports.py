@@ -1,7 +1,7 @@
 """This module holds ports of this machine for servers that begin to listen only after many seconds of imports.
 
-No other process that holds ports gets a held one, whoever's it is, nor does a program that asks for any free port. The
-server itself can listen there. A hold ends with the process that has it, even if that is killed.
+A held port is given neither to another process that holds ports, of whatever user, nor to a program that asks for any
+free one. The server itself can listen there. A hold ends with the process that has it, even if that is killed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HELD_VARIABLE = "GRPO_HELD_PORTS"
 
 
 class HeldPort:
-    """A held port is a socket that is bound and does not listen, and a lock. Servers bind beside
-    such a socket, since they set SO_REUSEADDR as it does; the lock keeps other holders away."""
+    """A held port is a socket that is bound and does not listen, and a lock. Servers bind beside such a socket, since
+    they set SO_REUSEADDR as it does. The lock keeps other holders away."""
 
     def __init__(self, host: str, port: int = 0):
         """Holds `port` at `host`, an address of this machine. Port 0 stands for any free one. Raises `OSError`."""
