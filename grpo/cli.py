@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 import grpo
-from grpo.config.errors import EndedElsewhere, UserError
+from grpo.config.errors import WRONG_USE, EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
@@ -54,7 +54,6 @@ one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/
 
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
-WRONG_USE = 2
 # A file or folder that is named wrongly, is gone, or may not be written.
 MENDABLE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),

@@ -19,7 +19,7 @@ from grpo.sweep.ledger import DONE, FAILED, RUNNING, SWEEP_FILE, Ledger, begin_l
 from grpo.sweep.short_names import short_names
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
-                  [hydra/launcher=joblib ...] [trials=N [batch=N]] [command="srun python -m grpo.cli"] [key=value ...]
+                  [hydra/launcher=joblib ...] [trials=N [batch=N]] [command="srun grpo"] [key=value ...]
 
 Runs every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1. key=value overrides a key
 of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done,

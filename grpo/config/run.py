@@ -185,8 +185,8 @@ class HardwareConfig:
     measured: str = ""
     # A device costs this much an hour, in any currency; a dry run multiplies. 0: no price.
     price_per_hour: float = 0.0
-    # Ranks meet at this port of the first machine; servers listen from 100 ports higher on. A run on one machine takes
-    # other ports where these are taken.
+    # Ranks of several machines meet at this port of the first one; servers listen from 100 ports higher on. A run on
+    # one machine takes other ports where these are taken.
     first_port: int = 29500
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from grpo.tasks.prompt_encoding import PromptEncoder
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+ENGINE_VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # The oldest version of vLLM whose servers this project can use.
 SERVERS_SINCE = (0, 32)
 
@@ -45,7 +47,8 @@ def check_deepspeed(config: TrainConfig) -> None:
 
 
 def check_vllm(config: TrainConfig) -> None:
-    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
+    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts, and where
+    an environment variable moves an engine out of this process."""
     rollout = config.rollout
     if rollout.engine == "transformers" or uses_running_servers(config):
         return
@@ -59,6 +62,12 @@ def check_vllm(config: TrainConfig) -> None:
         rollout.engine == "vllm" or tuple(map(int, re.findall(r"\d+", version)[:2])) >= SERVERS_SINCE,
         f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
         f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
+    )
+    elsewhere = os.environ.get(ENGINE_VARIABLE, "0")
+    require(
+        rollout.engine != "vllm" or elsewhere == "0",
+        f"the environment variable {ENGINE_VARIABLE}={elsewhere} gives vLLM's engine a process of its own, and weights "
+        "are passed within this one: unset it, or use rollout=vllm_server",
     )
 
 

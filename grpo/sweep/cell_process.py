@@ -75,6 +75,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     resumed = bool(checkpoints_in(folder / CHECKPOINTS))
     arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
     with (folder / LOG_FILE).open("a") as log:
+        begin = log.tell()
         process = subprocess.Popen(
             # `grpo launch` starts `grpo train` itself, on one machine or several.
             [*ledger.command, *([] if ledger.command[-1] == "launch" else [cell.verb]), *arguments],
@@ -92,7 +93,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     elif code in STOPPED_CODES:
         state = State(INTERRUPTED, seconds=seconds)
     else:
-        state = State(FAILED, f"exit code {code}, {last_word(folder / LOG_FILE)}", seconds)
+        state = State(FAILED, f"exit code {code}, {last_word(folder / LOG_FILE, begin)}", seconds)
     ledger.record(cell, state)
     return state
 

@@ -1,5 +1,6 @@
 """Two runs of one machine do not get in each other's way."""
 
+import re
 import socket
 
 import pytest
@@ -7,12 +8,14 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.host.network import LOOPBACK
+from grpo.host.ports import HeldPort
 from grpo.launch.machines import Machine
-from grpo.launch.ports import with_free_ports
+from grpo.launch.ports import with_held_ports
 from grpo.launch.seats import SERVER_PORTS, seats_of
+from tests.forks import Forked
 
 HERE, THERE = Machine("a", LOOPBACK), Machine("b", "192.0.2.7")
-WORDS = ["experiment=gsm8k_qwen2_5_7b", "hardware=two_nodes", "rollout.servers.replicas=2"]
+WORDS = ["experiment=gsm8k_qwen2_5_7b", "hardware=two_nodes", "rollout.servers.replicas=2", "hardware.learner_nodes=2"]
 
 
 @pytest.fixture
@@ -21,8 +24,8 @@ def config():
 
 
 def ports(config):
-    config = with_free_ports(config, [HERE, HERE])
-    server, learner = seats_of(config, WORDS, [HERE, HERE])
+    config, _ = with_held_ports(config, [HERE] * 3)
+    server, learner, _ = seats_of(config, WORDS, [HERE] * 3)
     return config.hardware.first_port, " ".join(server.command), " ".join(learner.command)
 
 
@@ -41,21 +44,47 @@ def test_where_one_is_taken_the_run_has_others(taken, config, capsys):
     assert capsys.readouterr().err.startswith(f"grpo: port {taken} is taken, perhaps by another run")
 
 
+def test_runs_that_are_launched_at_the_same_moment_have_ports_of_their_own(config):
+    """A run holds its ports from the moment it chooses them, long before its servers listen."""
+
+    def chosen():
+        own_config, held = with_held_ports(config, [HERE] * 3)
+        return own_config.hardware.first_port, held
+
+    launches = [Forked(chosen) for _ in range(20)]
+    first_ports = sorted(int(re.match(r"\((\d+),", launch.answer())[1]) for launch in launches)
+    for launch in launches:
+        launch.end()
+    assert first_ports == list(range(21000, 25000, 200))
+
+
+def test_ranks_of_one_machine_need_no_port_that_others_know():
+    config = compose_config(["experiment=tiny", "hardware.ranks_per_node=2"])
+    assert with_held_ports(config, [HERE]) == (config, [])
+    [seat] = seats_of(config, [], [HERE])
+    assert not [word for word in seat.command if word.startswith("--master")]
+
+
 def test_with_other_machines_it_is_one_line(config):
     with socket.create_server((LOOPBACK, 21000)), pytest.raises(UserError, match="21000 .* change hardware.first_port"):
-        with_free_ports(config, [HERE, THERE])
+        with_held_ports(config, [HERE, HERE, THERE])
 
 
 def test_what_others_listen_on_is_not_looked_at_here(config):
     with socket.create_server((LOOPBACK, 21000 + SERVER_PORTS)):
-        assert with_free_ports(config, [HERE, THERE]) is config
+        chosen, held = with_held_ports(config, [HERE, HERE, THERE])
+    assert (chosen, [port.port for port in held]) == (config, [21000])
 
 
 def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
     config = compose_config(["hardware=two_nodes"])
-    assert with_free_ports(config, []) == config
+    assert with_held_ports(config, []) == (config, [])
 
 
 def test_free_ports_are_found_at_an_address_of_ipv6(config):
     here = Machine("a", "::1")
-    assert with_free_ports(config, [here, here]).hardware.first_port == 21000
+    chosen, held = with_held_ports(config, [here] * 3)
+    assert chosen.hardware.first_port == 21000
+    with pytest.raises(OSError, match="in use"):
+        HeldPort("::1", 21000)
+    assert [port.port for port in held] == [21000, 21100, 21101]

@@ -33,6 +33,18 @@ def test_heads_that_vllms_cpu_build_does_not_compute_are_refused_before_anything
         check_cpu_heads(settings, tmp_path)
 
 
+def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_one_runs_in_it(monkeypatch):
+    config = TrainConfig()
+    config.rollout.engine = "vllm"
+    monkeypatch.setattr("grpo.run.preflight.vllm_version", lambda: "0.32.0")
+    check_vllm(config)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(UserError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1 gives vLLM's engine a process of its own"):
+        check_vllm(config)
+    config.rollout.engine = "vllm_server"
+    check_vllm(config)
+
+
 def test_a_setting_that_deepspeed_does_not_know_is_refused_before_anything_starts():
     config = TrainConfig()
     check_deepspeed(config)

@@ -110,9 +110,13 @@ def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(
     assert after["dr_grpo-seed0"].why == "exit code 2, the disk is full"
     assert after["dr_grpo-seed1"].state == DONE
     assert "the disk is full" in capsys.readouterr().out
+    # Both starts write into one log.
+    (output / "dr_grpo-seed0.wish").write_text("crash")
+    assert main(["sweep", *words]) == 1
+    assert states(words)["dr_grpo-seed0"].why == "exit code 1, ValueError: no such port"
     (output / "dr_grpo-seed0.wish").unlink()
     assert main(["sweep", *words]) == 0
-    assert [len(ran(words, name)) for name in after] == [1, 2, 1, 1]
+    assert [len(ran(words, name)) for name in after] == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("word", ["--config-dir=mine", "--cfg", "mine.yaml"])
