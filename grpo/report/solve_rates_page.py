@@ -75,7 +75,7 @@ def write_solve_rates(
         settings="" if too_few else "\n".join(recommended(analysis, column)),
         reasons=reasons(analysis),
         meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
-        pictures=[*map(page.picture, charts)],
+        pictures=page.pictures(charts, first_wide=False),
         examples=_examples(rated_rows, column),
     )
     console.print(f"rates   {path}\npage    {path.with_name(RATES_PAGE_FILE)}", soft_wrap=True)

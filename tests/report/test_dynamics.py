@@ -36,8 +36,8 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     page = (tmp_path / "dynamics.html").read_text()
     said = "The run was resumed after step 40: it had been killed"
     assert said in printed and said in page
-    # The first chart is there twice: over the whole width, and for a phone.
-    assert page.count("<figure") == 7
+    # The first chart is there twice, over the whole width and for a phone, and so is the last one, which is alone.
+    assert page.count("<figure") == 8
     assert_well_made(page)
     assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
 
@@ -166,13 +166,13 @@ def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 6 of 28 checks could be made, and they found no problem; a change of less than " in printed
+    assert "diagnosis: 6 of 30 checks could be made, and they found no problem; a change of less than " in printed
     assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
     assert (
         "if training goes on, the pass rate at step 60 will be between " in printed
         and "% (with 90 % certainty)" in printed
     )
-    assert "22 of 28 checks need what the log lacks: lengths, mean rewards, " in printed
+    assert "24 of 30 checks need what the log lacks: lengths, mean rewards, " in printed
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
@@ -273,7 +273,7 @@ def test_logs_of_trl_are_read(tmp_path, capsys):
     assert log.held_out.values.tolist() == [0.25, 0.5]
     assert len(log.history) == 60 and 0.01 < log.history.errors[0] < 0.05
     assert main(["dynamics", "fit", str(tmp_path / "checkpoint-60" / "trainer_state.json")]) == 0
-    assert "plateau 0.6" in capsys.readouterr().out
+    assert re.search(r"plateau (59|60|61)\.\d%", capsys.readouterr().out)
 
 
 def test_logs_of_verl_are_read_and_diagnosed(tmp_path, capsys):
