@@ -9,7 +9,18 @@ import numpy as np
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
 from grpo.report.contrast_tables import points
-from grpo.report.style import in_percent, legend_below, name_size, plain, tell
+from grpo.report.style import (
+    drawn,
+    in_percent,
+    legend_below,
+    name_size,
+    plain,
+    share_from_zero,
+    smooth,
+    tell,
+    tell_rounds,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,22 +40,29 @@ def line_styles(contrast: Contrast) -> Mapping[str, dict[str, str]]:
 
 
 def learning(unit: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
+    """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error.
+
+    Seeds are averaged step by step, in what they spent as in what they solved. So a line ends at the mean of its runs'
+    ends, whichever of them was quicker.
+    """
     from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes, contrast: Contrast) -> str:
         for variant in contrast.variants:
             style = line_styles(contrast)[variant.name]
-            end = min(run.spent[unit][-1] for run in variant.runs)
-            grid = np.linspace(0, end, 60)
-            curves = np.array([np.interp(grid, run.spent[unit], run.held_out) for run in variant.runs])
+            end = min(run.spent["steps"][-1] for run in variant.runs)
+            steps = np.unique(np.concatenate([run.spent["steps"] for run in variant.runs]))
+            steps = steps[steps <= end]
+            curves = np.array([np.interp(steps, run.spent["steps"], run.held_out) for run in variant.runs])
+            spent = np.mean([np.interp(steps, run.spent["steps"], run.spent[unit]) for run in variant.runs], 0)
             mean = curves.mean(0)
-            axes.plot(grid, mean, label=variant.name, **style)
+            (line,) = axes.plot(spent, mean, label=variant.name, **style)
+            tell(line, [(plain(amount), f"{rate:.1%}") for amount, rate in zip(spent, mean, strict=True)])
             for run in variant.runs:
                 axes.plot(run.spent[unit], run.held_out, ".", color=style["color"], alpha=0.5, markeredgewidth=0)
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / np.sqrt(len(curves))
-                axes.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(spent, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
         axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xlabel(NAMED_UNITS[unit])
         axes.set_xlim(left=0)
@@ -116,7 +134,7 @@ def quarters(axes: Axes, contrast: Contrast) -> str:
 
 
 def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws a metric's mean over seeds, smoothed over a twentieth of the run.
+    """Returns a panel that draws a metric's means over seeds: dots for single rounds, and lines of smoothed means.
 
     `name` is the metric, and `unit` the label of the y axis.
     """
@@ -125,28 +143,29 @@ def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Co
         for variant in contrast.variants:
             steps, values = _mean_series(variant, name)
             if len(steps):
-                axes.plot(steps, values, label=variant.name, **line_styles(contrast)[variant.name])
+                style, places = line_styles(contrast)[variant.name], drawn(len(steps))
+                dots = {"color": style["color"], "alpha": 0.4, "markersize": 4, "markeredgewidth": 0}
+                axes.plot(steps[places], values[places], ".", **dots)
+                means = smooth(values, window_of(len(values)))[places]
+                (line,) = axes.plot(steps[places], means, label=variant.name, **style)
+                tell_rounds(line, values[places])
         axes.set_xlabel("optimizer steps")
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel(unit)
         if name.endswith("_fraction"):
-            in_percent(axes)
+            share_from_zero(axes)
         legend_below(axes)
         axes.set_title(title)
-        return caption
+        return f"{caption} Dots are single rounds and lines are means over a tenth of the run."
 
     return draw
 
 
 def _mean_series(variant: Variant, name: str) -> tuple[np.ndarray, np.ndarray]:
-    curves = [np.array([(row["step"], row[name]) for row in run.rows if name in row]) for run in variant.runs]
-    curves = [curve for curve in curves if len(curve)]
-    if not curves:
-        return np.empty(0), np.empty(0)
-    steps = np.linspace(max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves), 60)
-    mean = np.mean([np.interp(steps, curve[:, 0], curve[:, 1]) for curve in curves], 0)
-    kernel = np.ones(3) / 3
-    return steps, np.convolve(np.pad(mean, 1, mode="edge"), kernel, mode="valid")
+    """Returns the steps at which all runs of a variant have a metric, and its means over these runs."""
+    curves = [{row["step"]: row[name] for row in run.rows if name in row} for run in variant.runs]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return np.array(steps), np.array([np.mean([curve[step] for curve in curves]) for step in steps])
 
 
 PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
