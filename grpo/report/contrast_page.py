@@ -55,6 +55,9 @@ def write_contrast(
     panels = [partial(panel, contrast=contrast) for panel in PANELS]
     folders = [run.folder for variant in contrast.variants for run in variant.runs]
     sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
+    lines = [f"# {run_name(folder)}", *lines_said, f"![curves]({COMPARISON_PLOT_FILE})"]
+    lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
+    write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
     page.write_page(
         "contrast.html",
         folder / PAGE_FILE,
@@ -75,9 +78,6 @@ def write_contrast(
             *("silent group", "entropy", "law"),
         ),
     )
-    lines = [f"# {run_name(folder)}", *lines_said, f"![curves]({COMPARISON_PLOT_FILE})"]
-    lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
-    write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
     table = Table(*header)
     for row in rows:
@@ -220,7 +220,13 @@ def _certainty(problems: int, seeds: int, others: int) -> str:
         f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are of "
         f"95 %, over {'seeds and problems' if seeds > 1 else 'problems only'}, each by itself"
     )
-    certainty += f"; p-values are corrected for the {others} comparisons (Holm)." if others > 1 else "."
+    if others > 1:
+        certainty += (
+            f"; p-values are corrected for the {others} comparisons (Holm), and so are the intervals of differences "
+            "from the first variant: they leave out 0 exactly where p is below 0.05."
+        )
+    else:
+        certainty += "."
     least = 2.0 ** (1 - seeds)
     if seeds >= FEWEST_SEEDS and least >= SURE:
         certainty += (

@@ -24,9 +24,12 @@ from grpo.report.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 # Okabe and Ito's palette. Variants beyond the seventh repeat the colours with dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# A curve that differs by no more than this share of its values would hide another one.
+HIDDEN = 5e-3
 NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
 
 
@@ -48,6 +51,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
     from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes, contrast: Contrast) -> str:
+        lines: dict[Line2D, list[str]] = {}
         for variant in contrast.variants:
             style = line_styles(contrast)[variant.name]
             end = min(run.spent["steps"][-1] for run in variant.runs)
@@ -56,8 +60,13 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
             curves = np.array([np.interp(steps, run.spent["steps"], run.held_out) for run in variant.runs])
             spent = np.mean([np.interp(steps, run.spent["steps"], run.spent[unit]) for run in variant.runs], 0)
             mean = curves.mean(0)
-            (line,) = axes.plot(spent, mean, label=variant.name, **style)
-            tell(line, [(plain(amount), f"{rate:.1%}") for amount, rate in zip(spent, mean, strict=True)])
+            same = next((line for line in lines if _is_same(line, spent, mean)), None)
+            if same is None:
+                (same,) = axes.plot(spent, mean, **style)
+                tell(same, [(plain(amount), f"{rate:.1%}") for amount, rate in zip(spent, mean, strict=True)])
+            names = [*lines.get(same, ()), variant.name]
+            lines[same] = names
+            same.set_label(" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others")
             for run in variant.runs:
                 axes.plot(run.spent[unit], run.held_out, ".", color=style["color"], alpha=0.5, markeredgewidth=0)
             if len(curves) > 1:
@@ -70,7 +79,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel("held-out pass@1")
         in_percent(axes)
-        legend_below(axes)
+        legend_below(axes, of_one=len(lines) < len(contrast.variants))
         axes.set_title(f"Held-out pass@1 over {NAMED_UNITS[unit]}")
         seeds = max(len(variant.runs) for variant in contrast.variants)
         # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
@@ -82,6 +91,11 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         )
 
     return draw
+
+
+def _is_same(line: Line2D, x: np.ndarray, y: np.ndarray) -> bool:
+    """Tells whether a curve would hide a line that is drawn already."""
+    return len(x) == len(line.get_xdata()) and np.allclose(line.get_data(), (x, y), rtol=HIDDEN)
 
 
 def differences(axes: Axes, contrast: Contrast) -> str:

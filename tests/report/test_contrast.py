@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from scipy import stats
 
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
-from grpo.report.contrast import contrast, not_below, over_seeds
+from grpo.evaluation.pass_rates import crossed_difference
+from grpo.report.contrast import _level, contrast, not_below, over_seeds
 from grpo.report.contrast_page import (
     SHEET_INCHES,
     conclusion,
@@ -158,6 +160,9 @@ def test_a_better_variant_is_told_from_one_that_is_the_same(runs, compared):
     assert against["worse"].p < 0.01 and against["worse"].difference.value == pytest.approx(-0.2, abs=0.05)
     assert against["same"].p > 0.05
     assert against["same"].difference.low < 0 < against["same"].difference.high
+    for one in against.values():
+        assert (one.p < 0.05) == (not one.difference.low <= 0 <= one.difference.high)
+        assert (one.tokens_p < 0.05) == (not one.tokens.low <= 1 <= one.tokens.high)
     first, last = (np.mean([run.held_out[index] for run in runs[:5]]) for index in (0, -1))
     assert compared.level == pytest.approx(first + 0.75 * (last - first))
     # Three quarters of the way to .5 at twice the speed: half of the tokens.
@@ -404,3 +409,30 @@ def test_a_comparison_links_to_the_reports_of_its_runs(compared, tmp_path):
     write_contrast(compared, folder.parent)
     assert f'<a href="{folder.name}/report.html">{folder.name}</a>' in (folder.parent / "report.html").read_text()
     assert '<a href="../report.html">' in (folder / "report.html").read_text()
+
+
+def test_curves_that_hide_each_other_are_one_line_with_both_names(compared):
+    first, *_ = compared.variants
+    twin = replace(first, name="twin", against=compared.variants[1].against)
+    axes = Figure().add_subplot()
+    learning("steps")(axes, replace(compared, variants=(first, twin)))
+    assert axes.get_legend_handles_labels()[1] == ["base = twin"] and axes.get_legend()
+
+
+def test_the_interval_of_one_of_several_differences_is_corrected_as_its_p_value_is(runs, compared):
+    alone = contrast([run for run in runs if run.variant in ("base", "worse")]).variants[1].against
+    among = compared.variants[3].against
+    width, wider = (one.difference.high - one.difference.low for one in (alone, among))
+    factor = among.p / alone.p
+    assert factor == pytest.approx(2) or factor == pytest.approx(3)
+    # Five seeds leave four degrees of freedom.
+    expected = stats.t.ppf(1 - 0.025 / factor, 4) / stats.t.ppf(0.975, 4)
+    assert wider / width == pytest.approx(expected)
+
+
+def test_a_difference_that_the_correction_leaves_open_has_an_interval_with_0():
+    cells = np.array([[0.06], [0.10], [0.02], [0.09], [0.05]]) + np.linspace(-0.2, 0.2, 30)
+    _, p = crossed_difference(cells)
+    for corrected_p in (p, min(1.0, 10 * p), min(1.0, 40 * p)):
+        interval, _ = crossed_difference(cells, _level(p, corrected_p))
+        assert (corrected_p < 0.05) == (not interval.low <= 0 <= interval.high)
