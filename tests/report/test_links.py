@@ -7,7 +7,7 @@ from grpo.report.links import links_of, links_to
 
 VALUES = {
     **{"name": "x", "verdict": [], "mood": "good", "numbers": [], "meanings": {}, "rows": [["G"], ["4"]]},
-    **{"settings": "", "reasons": [], "pictures": []},
+    **{"settings": "", "columns": {}, "reasons": [], "pictures": []},
 }
 
 
