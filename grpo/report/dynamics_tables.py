@@ -34,6 +34,8 @@ WORTHWHILE = 0.02
 # run only that is known.
 RATES, FAR = ("start", "plateau", "ceiling", "floor", "level"), 10
 TIMES = ("relaxation_steps", "time_steps", "width_steps", "middle_step")
+# A forecast contradicts a plateau if it ends by more than this, in pass rate, beyond the plateau's interval.
+BEYOND = 0.05
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
@@ -77,7 +79,7 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
         f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
         f"{ahead.chance(WORTHWHILE):.0%}",
-        _shape_line(identification),
+        _shape_line(identification, ahead),
     ]
     if identification.identified and identification.fits[0].law.name == "oscillator":
         lines.append(
@@ -86,11 +88,21 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
     return lines
 
 
-def _shape_line(identification: Identification) -> str:
+def _agree(identification: Identification, ahead: Forecast) -> bool:
+    """Tells whether the forecast does not go beyond the plateau of the law, so that both may be told side by side."""
+    plateau, end = identification.plateau, ahead.value[-1]
+    is_rising = plateau.value > identification.fits[0].history.values.mean()
+    beyond = end - plateau.high if is_rising else plateau.low - end
+    return bool(beyond <= BEYOND)
+
+
+def _shape_line(identification: Identification, ahead: Forecast) -> str:
     """Says what shape the curve has, or why its law is not identified."""
     if not identification.identified:
         return f"shape of the curve: {identification.reason}"
     _, shape = shape_of(identification.fits[0])
+    if not _agree(identification, ahead):
+        return f"shape of the curve: {shape}; the forecast goes beyond its law's plateau, so where it ends is open"
     return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
 
 
@@ -133,11 +145,11 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
             f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
             f"probability {ahead.chance(WORTHWHILE):.0%}",
         ),
-        _shape_number(identification),
+        _shape_number(identification, ahead),
     ]
 
 
-def _shape_number(identification: Identification) -> Number:
+def _shape_number(identification: Identification, ahead: Forecast) -> Number:
     """Returns the shape of the curve if the data decide it, and otherwise why they do not."""
     best, as_well = identification.fits[0], _as_well(identification)
     plateau, other_laws = identification.plateau, f", {' and '.join(as_well)} about as well" if as_well else ""
@@ -146,6 +158,7 @@ def _shape_number(identification: Identification) -> Number:
         return Number("shape of the curve", "not clear yet", f"{identification.reason.partition(': ')[2]}; {best_law}")
     word, phrase = shape_of(best)
     level = f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
+    level = level if _agree(identification, ahead) else "the forecast goes beyond its plateau"
     return Number("shape of the curve", word, f"{phrase}; {level}; {best_law}")
 
 

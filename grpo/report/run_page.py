@@ -31,6 +31,11 @@ from grpo.telemetry import FAILED, Row, is_graded, kind_of, read_completions, re
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
+# The words that the page explains.
+WORDS = (
+    *("pass rate", "pass@1", "maj@k", "greedy", "held-out problems", "95 % interval", "percentage point", "p"),
+    *("optimizer step", "round", "group", "silent group", "entropy", "gradient norm", "cut off"),
+)
 # Groups to show are chosen from this many of the latest ones, and at most this many of each kind are shown.
 LOOKED_AT = 64
 SHOWN = {"mixed": 3, "wrong": 1, "right": 1, "ungraded": 1}
@@ -88,20 +93,7 @@ def write_run_page(
             "grpo samples shows more of them."
         ),
         settings=settings(config),
-        meanings=meanings(
-            *(
-                "pass rate",
-                "pass@1",
-                "maj@k",
-                "greedy",
-                "held-out problems",
-                "95 % interval",
-                "percentage point",
-                "p",
-                "optimizer step",
-            ),
-            *("round", "group", "silent group", "entropy", "gradient norm", "cut off"),
-        ),
+        meanings=meanings(*WORDS),
     )
     return path
 

@@ -34,8 +34,8 @@ class Measure:
         axes.yaxis.set_major_formatter(lambda value, _: plain(value))
         if all(name.endswith("_fraction") for name in _names(self)):
             share_from_zero(axes)
-        elif min(value for name in _names(self) for value in run.series(name)[1]) >= 0:
-            axes.set_ylim(bottom=0)
+        elif min(values := [value for name in _names(self) for value in run.series(name)[1]]) >= 0:
+            axes.set_ylim(0, 1.08 * max(values))
         axes.set_title(self.title)
         over_steps(axes, run, self.unit)
         return self.caption

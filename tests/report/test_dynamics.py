@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from grpo.dynamics.laws import History, Law
 from grpo.dynamics.replay import statistics_of
 from grpo.report.dynamics import analysed, write_fit
 from grpo.report.dynamics_panels import _within_0_and_1, draw_gradient_mass, draw_reward, draw_silent, panels
-from grpo.report.dynamics_tables import _law_row, forecast_numbers, shape_of
+from grpo.report.dynamics_tables import _law_row, forecast_numbers, shape_of, summary_lines
 from grpo.report.logs import counts_of, num_completions, read_log
 from grpo.report.page import picture
 from grpo.tasks.solve_rates import read_solve_rates
@@ -237,11 +238,12 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     # 128 prompts × (100 + 4 × 500) tokens fit 372 times into 1e8.
     assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=372" in printed
     page = (tmp_path / "plan.html").read_text()
-    assert "G = 4 and τ = 1 are proposed." in page and "num_steps=372" in page and "silent groups" in page
+    assert "Proposed: G = 4 completions of each prompt, and τ = 1 step on them." in page and "num_steps=372" in page
+    assert "silent groups" in page and ">4 (proposed)<" in page and "τ = 1: only training shows" in page
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
     assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
-    assert "7" in re.findall(r'<th scope="row">(\d+)</th>', (tmp_path / "plans" / "plan.html").read_text())
+    assert "7 (proposed)" in re.findall(r'<th scope="row">([^<]+)</th>', (tmp_path / "plans" / "plan.html").read_text())
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
     assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
@@ -459,3 +461,17 @@ def test_constants_of_laws_have_digits_that_a_run_can_tell():
     fit = LawFit(law, history, np.array([2.37e-11, 0.5, 7.0, 8.04e4, 1e-9]), np.zeros((5, 5)), 1.0, np.zeros(36))
     told = "floor 0.0%, plateau 50.0%, width steps 7, middle step beyond 350, stiffness 1·10⁻⁹"
     assert _law_row(fit)[1] == told
+
+
+def test_no_plateau_is_told_beside_a_forecast_that_goes_beyond_it(tmp_path):
+    write_run(tmp_path, 100)
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    assert analysis.identification.identified
+    told = []
+    for shift in (0.0, 0.15):
+        ahead = replace(analysis.ahead, value=analysis.ahead.value + shift)
+        shape = forecast_numbers(analysis.identification, ahead)[2].note
+        told.append((shape, summary_lines(analysis.identification, ahead)[1]))
+    assert "it levels off at " in told[0][0] and ", plateau " in told[0][1]
+    assert "the forecast goes beyond its plateau" in told[1][0] and "levels off" not in told[1][0]
+    assert "the forecast goes beyond its law's plateau, so where it ends is open" in told[1][1]
