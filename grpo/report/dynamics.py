@@ -184,7 +184,7 @@ def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, co
         ],
         findings=findings,
         nothing=page.sentence(nothing_found(analysis.log)),
-        pictures=[*page.wide_picture(drawings[0]), *map(page.picture, drawings[1:])],
+        pictures=page.pictures(drawings),
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
         laws=law_rows(analysis.identification),

@@ -41,7 +41,9 @@ def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: s
     from matplotlib.ticker import EngFormatter
 
     same_course = next(iter(courses.values()))
+    # Steps are counted, so the curves have no points between two of them.
     amounts = np.linspace(0, amount, 60)
+    amounts = np.unique(np.round(amounts)) if unit == "steps" else amounts
     spent_amounts = np.interp(log.history.steps, same_course.steps, np.median(same_course.spent(unit), axis=0))
     axes.plot(spent_amounts, log.history.values, ".", color="0.6", markersize=3, label="measured")
     for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):

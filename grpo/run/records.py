@@ -108,6 +108,7 @@ class Recorder:
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
         self._remarked: set[str] = set()
+        self._numbers_before: dict[str, float] = {}
         self._engine_use = engine_use
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
@@ -149,7 +150,10 @@ class Recorder:
         self._files.display.round(statistics.step, metrics)
         if self._plan is None:
             self._files.display.note(f"step {statistics.step}: {no_reward.shares(metrics)}")
-        for name, sentence in no_reward.warnings(metrics).items():
+        numbers = metrics | {"step": statistics.step}
+        warnings = no_reward.warnings(numbers, self._numbers_before)
+        self._numbers_before = numbers
+        for name, sentence in warnings.items():
             if name not in self._remarked:
                 self._remarked.add(name)
                 self._files.display.note(f"step {statistics.step}: {sentence}")

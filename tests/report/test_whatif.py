@@ -1,4 +1,6 @@
+import html
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -123,3 +125,11 @@ def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):
     write_run(tmp_path / "short", 3)
     assert main(["dynamics", "whatif", str(tmp_path / "short"), "dynamics.group_size=4"]) == 2
     assert "has 3 rounds; a prediction needs at least 6" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
+    assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4", "steps=37"]) == 0
+    charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())
+    told = [point[2] for one in json.loads(html.unescape(charts[0]))["series"] for point in one["points"]]
+    assert "37" in told and not [step for step in told if "." in step]

@@ -339,6 +339,18 @@ def test_a_run_says_which_code_it_ran(tmp_path):
         assert (tmp_path / "code.patch").exists() == code["changed"]
 
 
+def test_a_run_says_with_which_command_where_and_when_it_began(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/bin/grpo", "train", "task.prompt.system=be brief", "seed=1"])
+    write_code(tmp_path)
+    start = json.loads((tmp_path / "code.json").read_text())["start"]
+    assert start["command"] == "grpo train 'task.prompt.system=be brief' seed=1"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", start["time"])
+    assert re.match(r"\d+ cores", start["processors"]) and start["host"]
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--model=x"])
+    write_code(tmp_path)
+    assert "command" not in json.loads((tmp_path / "code.json").read_text())["start"]
+
+
 def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):
     def git(*words):
         author = ("-c", "user.name=a", "-c", "user.email=a@b")
