@@ -63,12 +63,13 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
     suite = compose_suite(config)
     for task in suite:
         validate_evaluation(replace(config, task=task))
-        load_problems(task.data)
+        load_problems(task.data, task.reward)
     return suite
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
-    """Returns pairs (prompt, answer) of the training problems, from which a tiny model learns its warm start.
+    """Returns pairs (prompt, answer) of the training problems, from which a tiny model learns its warm start, or
+    `ANY_EXAMPLE` where no problem has an answer.
 
     Pairs longer than `model.max_length`, at one token per character, are left out, since such problems are never asked.
     Adapters of a checkpoint need the base of their own run, and so its problems. A checkpoint without adapters replaces
@@ -79,10 +80,10 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     examples, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
         train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
-        examples += [(filled(of_set.prompt.template, problem), problem.answer) for problem in train]
-    fitting = [example for example in examples if sum(map(len, example)) <= longest]
+        examples += [(filled(of_set.prompt.template, problem), problem.answer) for problem in train if problem.answer]
+    fitting = [example for example in examples or [ANY_EXAMPLE] if sum(map(len, example)) <= longest]
     require(
-        bool(fitting) or not examples,
+        bool(fitting),
         f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
         "token: for such problems leave out experiment=tiny and model=tiny, or raise model.max_length",
     )

@@ -49,4 +49,4 @@ def check_early(task: TaskConfig, pipeline: str = "off", budgeted: bool = False)
             require(not (budgeted and together), IN_TWO_TURNS)
             RemoteRewards(reward.parts)
         if of_set.data.source == "file" and size_of(Path(of_set.data.path)) <= MOST_BYTES:
-            load_problems(of_set.data)
+            load_problems(of_set.data, of_set.reward)

@@ -244,7 +244,9 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
 
     With `set_name`, each problem gets that name as its source, and as a prefix of its id.
     """
-    problems, report = load_problems(config.data)
+    problems, report = load_problems(config.data, config.reward)
+    if report.no_answers:
+        logger.warning("task %s: its problems have no answers, and no part of the reward needs one", config.name)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
     problems, left_out = select(problems, config.data.selection)
