@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.grading_worker import Failure, RawGrade, grade_batch, grade_group, grade_one, start_worker
-from grpo.tasks.own_rewards import TOGETHER, WANTED, BatchReward, Facts, GroupReward
+from grpo.tasks.own_rewards import TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.worker_groups import WorkerGroups
 from grpo.types import Problem
@@ -73,6 +73,7 @@ class GraderPool:
                 part.require_columns(name, example)
         self.wanted: frozenset[str] = frozenset().union(*(getattr(part, "wanted", ()) for part in parts.values()))
         self._reward, self._answer_name = reward, answer_name
+        self._carried = carried(parts)
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
         self._fruitless, self._ever_graded, self._has_worked = 0, False, set[Callable[..., Any]]()
@@ -223,7 +224,7 @@ class GraderPool:
         self._pool = ProcessPool(
             max_workers=self._reward.workers,
             initializer=start_worker,
-            initargs=(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born),
+            initargs=(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born, self._carried),
             context=context,
         )
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import pickle
 import resource
 import signal
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
 from grpo.tasks.worker_groups import lead_group
 from grpo.types import Problem
+from grpo.types.imported import given
 
 UNPARSABLE = "unparsable"
 """This outcome says that the problem's own answer cannot be read."""
@@ -67,10 +69,12 @@ _parts: dict[str, Part] = {}
 """The reward's parts, in a worker process only. `start_worker` sets them."""
 
 
-def start_worker(reward: RewardConfig, answer_name: str, parent: int, born: SimpleQueue[int]) -> None:
+def start_worker(
+    reward: RewardConfig, answer_name: str, parent: int, born: SimpleQueue[int], carried: Mapping[str, bytes]
+) -> None:
     """Runs first in each worker: limits its memory, ties its life to the trainer's and builds the reward's parts.
 
-    Puts the number of its process group into `born`.
+    Puts the number of its process group into `born`. `carried` are functions that the trainer's process has pickled.
     """
     born.put(lead_group())
     # pebble's own SIGTERM handler needs the interpreter, which a long computation in C may never give back.
@@ -82,6 +86,7 @@ def start_worker(reward: RewardConfig, answer_name: str, parent: int, born: Simp
     os.environ.pop("PYTHONSAFEPATH", None)
     limit = int(reward.memory_gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})
     _parts.update(build_parts(reward, answer_name))
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import first_line
 from grpo.types import Problem, RolloutGroup
-from grpo.types.imported import imported
+from grpo.types.imported import given, imported
 
 Function = Callable[..., Any]
 
@@ -275,6 +276,27 @@ def _synchronous(function: Function) -> Function:
     if not inspect.iscoroutinefunction(function):
         return function
     return lambda *arguments, **options: asyncio.run(function(*arguments, **options))
+
+
+def carried(names: Iterable[str]) -> dict[str, bytes]:
+    """Pickles those of the named functions that only this process has, for its own grading workers.
+
+    The pickles go from this process to its workers, and nothing else is ever unpickled there. Raises UserError for a
+    function that cannot be pickled.
+    """
+    import cloudpickle
+
+    pickled = {}
+    for name in names:
+        if name in given:
+            try:
+                pickled[name] = cloudpickle.dumps(given[name])
+            except Exception as error:  # whatever the function refers to may raise anything
+                raise UserError(
+                    f"the reward {name} cannot be sent to the grading processes ({first_line(error)}): what it uses "
+                    "must be possible to pickle, or put it into a .py file and import it from there"
+                ) from error
+    return pickled
 
 
 def _imported(path: str) -> Function:
