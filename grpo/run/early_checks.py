@@ -14,6 +14,7 @@ from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
+from grpo.host.alive import working
 from grpo.host.disk import require_writable
 from grpo.host.network import require_free
 from grpo.rollout.known_arguments import check_engine_arguments
@@ -54,7 +55,9 @@ def check(command: str, config: TrainConfig) -> None:
         if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
             require_free(servers.host, server_ports(servers), "rollout.servers")
     if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
-        check_early(config.task, config.pipeline, command == "train" and config.rollout.budget.enabled)
+        own = {name for reward in config.task.rewards for name in reward.weights if ":" in name}
+        with working(" and ".join([*(f"importing {name}" for name in sorted(own)), "reading the problems"])):
+            check_early(config.task, config.pipeline, command == "train" and config.rollout.budget.enabled)
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

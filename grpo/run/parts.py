@@ -11,7 +11,6 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.earlier_run import is_checkpoint
-from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.saved import read_config
 from grpo.config.validate import validate_evaluation
@@ -77,16 +76,21 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     """
     if is_checkpoint(config.model.start):
         return warm_start_examples(read_config(Path(config.model.start))) if config.model.lora.rank else [ANY_EXAMPLE]
-    examples, longest = [], config.model.max_length or math.inf
+    asked, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
         train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
-        examples += [(filled(of_set.prompt.template, problem), problem.answer) for problem in train if problem.answer]
-    fitting = [example for example in examples or [ANY_EXAMPLE] if sum(map(len, example)) <= longest]
-    require(
-        bool(fitting),
-        f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
-        "token: for such problems leave out experiment=tiny and model=tiny, or raise model.max_length",
-    )
+        asked += [(filled(of_set.prompt.template, problem), problem) for problem in train if problem.answer]
+    examples = [(prompt, problem.answer) for prompt, problem in asked] or [ANY_EXAMPLE]
+    fitting = [example for example in examples if sum(map(len, example)) <= longest]
+    if not fitting:
+        prompt, problem = min(asked, key=lambda pair: len(pair[0]) + len(pair[1].answer))
+        question, answer = len(problem.question), len(problem.answer)
+        raise UserError(
+            f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
+            f"token: the shortest has a question of {question}, an answer of {answer} and {len(prompt) - question} of "
+            "task.prompt.template. Shorten what is long, raise model.max_length, or leave out experiment=tiny and "
+            "model=tiny"
+        )
     return fitting
 
 

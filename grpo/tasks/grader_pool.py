@@ -14,15 +14,12 @@ from typing import Any
 
 from grpo.config import RewardConfig, UserError
 from grpo.tasks.grading_worker import Failure, RawGrade, grade_batch, grade_group, grade_one, start_worker
-from grpo.tasks.own_rewards import TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
+from grpo.tasks.own_rewards import START_SECONDS, TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.worker_groups import WorkerGroups
 from grpo.types import Problem
 
 logger = logging.getLogger(__name__)
-
-START_SECONDS = 300.0
-"""A worker may take this long to start and to import what the reward parts need."""
 
 MARGIN_SECONDS = 60.0
 """Replacing a killed worker takes less than this. When no answer is finished within its time limit plus this margin,
@@ -220,20 +217,24 @@ class GraderPool:
         from pebble import ProcessPool
 
         context = multiprocessing.get_context("spawn")
-        self._groups_of_workers = WorkerGroups(context)
+        self._groups_of_workers, obstacles = WorkerGroups(context), context.SimpleQueue()
         self._pool = ProcessPool(
             max_workers=self._reward.workers,
             initializer=start_worker,
-            initargs=(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born, self._carried),
+            initargs=(
+                *(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born),
+                *(self._carried, obstacles),
+            ),
             context=context,
         )
         try:
             self._pool.schedule(os.getpid).result(timeout=START_SECONDS)
         except Exception as error:
             self.close()
+            why = type(error).__name__ if obstacles.empty() else obstacles.get()
             raise UserError(
-                f"the grading workers do not start ({type(error).__name__}): see their output above; "
-                "is task.reward.memory_gib too small?"
+                f"the grading workers do not start ({why}): is task.reward.memory_gib={self._reward.memory_gib:g} too "
+                "small for what they import?"
             ) from error
 
     def _result(self, future: Future[Any]) -> Any:

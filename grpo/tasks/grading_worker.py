@@ -70,11 +70,17 @@ _parts: dict[str, Part] = {}
 
 
 def start_worker(
-    reward: RewardConfig, answer_name: str, parent: int, born: SimpleQueue[int], carried: Mapping[str, bytes]
+    reward: RewardConfig,
+    answer_name: str,
+    parent: int,
+    born: SimpleQueue[int],
+    carried: Mapping[str, bytes],
+    obstacles: SimpleQueue[str],
 ) -> None:
     """Runs first in each worker: limits its memory, ties its life to the trainer's and builds the reward's parts.
 
     Puts the number of its process group into `born`. `carried` are functions that the trainer's process has pickled.
+    Puts into `obstacles` what keeps the worker from starting, and ends it.
     """
     born.put(lead_group())
     # pebble's own SIGTERM handler needs the interpreter, which a long computation in C may never give back.
@@ -84,10 +90,16 @@ def start_worker(
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     # A reward that starts Python itself finds modules as usual (see `grpo.host.imports.look_here_last`).
     os.environ.pop("PYTHONSAFEPATH", None)
-    limit = int(reward.memory_gib * 2**30)
+    limit, unlimited = int(reward.memory_gib * 2**30), resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited))
+    try:
+        given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})
+        _parts.update(build_parts(reward, answer_name))
+    except BaseException as error:
+        resource.setrlimit(resource.RLIMIT_AS, (unlimited, unlimited))
+        obstacles.put(f"{type(error).__name__}: {error}")
+        os._exit(1)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})
-    _parts.update(build_parts(reward, answer_name))
 
 
 def _die_with(parent: int) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,9 @@ from grpo.config import UserError
 from grpo.config.errors import first_line
 from grpo.types import Problem, RolloutGroup
 from grpo.types.imported import given, imported
+
+START_SECONDS = 300.0
+"""A module of rewards may take this long to be imported, here and in a worker that starts."""
 
 Function = Callable[..., Any]
 
@@ -299,8 +305,28 @@ def carried(names: Iterable[str]) -> dict[str, bytes]:
     return pickled
 
 
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """Raises TimeoutError in the main thread when what it does takes longer than `START_SECONDS`."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"it takes longer than {START_SECONDS:g} s, so find out what it waits for")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def _imported(path: str) -> Function:
     try:
-        return imported(path)
+        with _deadline():
+            return imported(path)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise UserError(f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {error}.") from error

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.config import PromptConfig, UserError
-from grpo.tasks.columns import cell, written
+from grpo.config.errors import first_line
+from grpo.tasks.columns import cell, whole, written
 from grpo.types import Problem
 
 QUESTION = "{question}"
@@ -25,7 +26,7 @@ _TELLTALE = """ q<&>"'\\ {{1}} {%2%}\n """.strip()
 
 _MARK = "SYSTEM-TEXT-GOES-HERE"
 
-_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+_PLACE = re.compile(r"\{([A-Za-z_][\w.]*|\d+)\}")
 
 
 class PromptEncoder:
@@ -107,10 +108,16 @@ class PromptEncoder:
     def text(self, problem: Problem) -> str:
         """Returns the prompt as text, before tokenization.
 
-        Raises `UserError` for a conversation that cannot be written without a chat template.
+        Raises `UserError` for a conversation that cannot be written without a chat template, and for half a character,
+        which a column in the template may hold.
         """
         config = self._config
         question = filled(config.template, problem)
+        if not whole(question):
+            raise UserError(
+                f"{problem.problem_id}: its prompt holds half a character, which no tokenizer reads: correct that row, "
+                "or take its column out of task.prompt.template"
+            )
         examples = [(filled(config.template, Problem("", asked, "")), answer) for asked, answer in config.examples]
         if not config.chat:
             if len(problem.messages) > 1:
@@ -173,9 +180,16 @@ class PromptEncoder:
                 **self._config.chat_template_kwargs,
             )
         except Exception as error:  # a template is code of the model's author and may raise anything
+            # A template refuses a prompt by jinja2's own `raise_exception`, and anything else is its own fault.
+            if type(error).__name__ == "TemplateError":
+                raise UserError(
+                    f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or "
+                    "task.prompt.examples."
+                ) from error
+            line = f" in line {error.lineno}" if hasattr(error, "lineno") else ""
             raise UserError(
-                f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or "
-                "task.prompt.examples."
+                f"the chat template of {self._tokenizer.name_or_path} is broken{line} ({type(error).__name__}: "
+                f"{first_line(error)}): correct chat_template.jinja there, or chat_template in tokenizer_config.json"
             ) from error
 
     def _written_system(self) -> str:

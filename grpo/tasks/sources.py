@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from grpo.tasks.columns import (
     likely,
     other_parts,
     text_of,
+    whole,
 )
 from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
 from grpo.tasks.rewards import needing_answers
 from grpo.types import Problem
+
+logger = logging.getLogger(__name__)
 
 NUM_LISTED = 5
 MAX_SOURCES = 64
@@ -106,6 +110,8 @@ def listed(ids: tuple[str, ...]) -> str:
 
 def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     path = Path(data.path)
+    if data.split != DataConfig.split:
+        logger.warning("task.data.split=%s is not read: splits are those of the hub, and %s has none", data.split, path)
     return _problems_of_rows(read_rows(path, "task.data.path")[: data.limit or None], path.stem, data)
 
 
@@ -186,7 +192,8 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         answer = (match.group(1) or "").strip() if match else ""
         if data.choices_column:
             answer = letter_of(answer, cell(row, data.choices_column), kind)
-        if not question or not (answer or no_answers):
+        texts = (question, answer, *(message["content"] for message in messages))
+        if not question or not (answer or no_answers) or not all(map(whole, texts)):
             unusable.append(row_id)
             first = first or _shown(row, own_answer, data)
             continue
@@ -217,7 +224,7 @@ def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     return (
         f" The first has the question {cell(row, data.question_column)!r:.80} and the answer {answer!r:.80}; "
         "a question is text, or chat messages that end with the user's, and an answer is text or a number, true or "
-        "false."
+        "false, without halves of characters (U+D800 to U+DFFF)."
     )
 
 

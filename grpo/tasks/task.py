@@ -11,6 +11,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig, UserError
+from grpo.tasks.columns import columns_of
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
@@ -264,8 +265,7 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
         raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
     if unreadable:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
-    for name in unfilled(config.prompt.template, problems):
-        logger.warning("task %s: no problem has a column %r, so {%s} stays in the prompt", config.name, name, name)
+    _require_columns(config, problems)
     _require_sources(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable]
     if contradictory := _contradictory(config, usable):
@@ -276,6 +276,18 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
     if not set_name:
         return usable
     return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
+
+
+def _require_columns(config: TaskConfig, problems: Sequence[Problem]) -> None:
+    """Raises `UserError` for a name in the template's braces that is no column, or is the answers' column."""
+    for name in unfilled(config.prompt.template, problems):
+        if name == config.data.answer_column:
+            raise UserError(f"task.prompt.template shows {{{name}}}, the column of the answers: take it out.")
+        columns = ", ".join(["question", *columns_of(problem.metadata for problem in problems)])
+        raise UserError(
+            f"task.prompt.template has {{{name}}}, and no problem has a column {name!r}: name one of {columns}, or "
+            f"write {{ {name} }} with blanks if it is to stay as it is."
+        )
 
 
 def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:

@@ -221,9 +221,13 @@ def test_busy_workers_die_with_their_parent(tmp_path):
     assert not worker.exists() or "zombie" in (worker / "status").read_text()
 
 
-def test_a_memory_cap_too_small_to_start_with_is_one_line():
-    with pytest.raises(UserError, match="is task.reward.memory_gib too small"):
-        GraderPool(RewardConfig(parts=[RewardPartConfig(name="math")], memory_gib=0.01))
+@pytest.mark.parametrize(("part", "gib"), [("math", 0.01), ("big.py:f", 0.5)])
+def test_a_memory_cap_too_small_to_start_with_is_one_line(part, gib, tmp_path, capfd):
+    (tmp_path / "big.py").write_text("data = bytearray(2**30)\ndef f(completion): return 1.0\n")
+    name = part.replace("big.py", f"{tmp_path}/big.py")
+    with pytest.raises(UserError, match=rf"do not start .*Error.*: is task.reward.memory_gib={gib} too small for"):
+        GraderPool(RewardConfig(parts=[RewardPartConfig(name=name)], memory_gib=gib))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_importing_the_package_stays_light():

@@ -107,11 +107,25 @@ def test_without_chat_the_template_is_the_prompt(tokenizer):
         (CHATML, {"examples": [["1 + 1"]]}, "must be a .question, answer. pair"),
         (CHATML, {"chat": False, "system": "Be kind."}, "task.prompt.system needs a chat template"),
         (NO_SYSTEM, {"system": "Be kind."}, "refuses the prompt: no system role"),
+        (
+            CHATML + "\n\n{% if %}",
+            {},
+            "the chat template of models/mine is broken in line 8 .TemplateSyntaxError: .*: correct chat_template",
+        ),
+        (CHATML + "{{ messages.first.role.x }}", {}, r"models/mine is broken .UndefinedError: .*: correct chat_templ"),
     ],
 )
 def test_prompt_settings_that_cannot_work_are_one_line(template, settings, message):
+    tokenizer = byte_tokenizer(template=template)
+    tokenizer.name_or_path = "models/mine"
     with pytest.raises(UserError, match=message):
-        decoded(byte_tokenizer(template=template), **settings)
+        decoded(tokenizer, **settings)
+
+
+def test_half_a_character_in_a_column_of_the_template_names_its_row(tokenizer):
+    encode = PromptEncoder(tokenizer, PromptConfig(template="{hint} {question}"))
+    with pytest.raises(UserError, match="p-7: its prompt holds half a character, which no tokenizer reads: correct"):
+        encode.longest([Problem("p-7", "1 + 1", "2", {"hint": "\ud800"})])
 
 
 def test_prompts_that_are_too_long_are_dropped_or_refused(tokenizer):

@@ -325,3 +325,24 @@ def test_the_choices_of_questions_without_answers_stay_in_the_prompt(write_rows,
     task = compose_config([*words, own_parts("def f(completion)")]).task
     problems, _ = load_problems(task.data, task.reward)
     assert problems[0].metadata == {"choices": ["red", "blue"]}
+
+
+def test_rows_with_half_a_character_are_left_out_or_refused(write_rows):
+    chat = [{"role": "system", "content": "\udfff"}, {"role": "user", "content": "1 + 1?"}]
+    bad = [{"problem": "\ud800 broken", "answer": "1"}, {"problem": "1 + 1?", "answer": "\ud800"}]
+    data = DataConfig(path=write_rows([*ROWS, *bad, {"problem": chat, "answer": "2"}]))
+    problems, report = load_problems(data)
+    assert [problem.question for problem in problems] == ["1 + 1?", "2 + 2?"]
+    assert report.unusable == ("sums-2", "sums-3", "sums-4")
+    data.bad_rows = "refuse"
+    with pytest.raises(UserError, match="sums.jsonl: 5 rows: 3 without a usable question or answer .sums-2, sums-3"):
+        load_problems(data)
+    with pytest.raises(UserError, match=r"'.ud800 broken' and the answer '1'; .* without halves of characters"):
+        load_problems(DataConfig(path=write_rows(bad)))
+
+
+def test_a_split_of_a_file_is_told_to_be_without_effect(write_rows, caplog):
+    load_problems(DataConfig(path=write_rows(ROWS), split="test"))
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "task.data.split=test is not read: splits are those of the hub"
+    ]
