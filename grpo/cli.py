@@ -98,8 +98,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         return WRONG_USE
     environment.prepare()
     protect()
-    look_here_last()
     try:
+        look_here_last()
         return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE
