@@ -15,7 +15,7 @@ class SelectionConfig:
 
     # Problems with a pass rate in this band are kept, both ends included, e.g. [0.1, 0.8]. [0, 1] keeps all.
     solve_rate: list[float] = field(default_factory=lambda: [0.0, 1.0])
-    # Pass rates stand in this column; `grpo solve-rates` makes one.
+    # Pass rates stand in this column. Where it has none, the default takes solve_rate, which `grpo solve-rates` writes.
     solve_rate_column: str = "llama8b_solve_rate"
     # Problems without a pass rate are kept or dropped.
     without_solve_rate: str = "keep"
@@ -45,7 +45,8 @@ class CurriculumConfig:
     # uniform asks each problem once an epoch. weighted asks a problem more often, the more gradient its pass rate
     # promises. anneal goes from easy to hard. online goes by pass rates measured while training.
     name: str = "uniform"
-    # Pass rates stand in this column. weighted and anneal go by it; online begins with it.
+    # Pass rates stand in this column. weighted and anneal go by it; online begins with it. Where it has none, the
+    # default takes solve_rate.
     solve_rate_column: str = "llama8b_solve_rate"
     # A problem without a pass rate is taken to have this one.
     without_solve_rate: float = 0.5
