@@ -9,6 +9,7 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.aliases import hint
+from grpo.config.credentials import without_credentials
 from grpo.config.run import TrainConfig
 
 SECTION = "keys and values, {KEY: VALUE}"
@@ -48,7 +49,14 @@ GROUPS = {
 
 
 def one_line(error: Exception) -> str:
-    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one."""
+    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one.
+
+    Keys and passwords in a word that is repeated are left out.
+    """
+    return without_credentials(_meaning(error))
+
+
+def _meaning(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {_readable(error.override)}"
     text = str(error)
