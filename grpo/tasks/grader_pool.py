@@ -13,7 +13,18 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from grpo.config import RewardConfig, UserError
-from grpo.tasks.grading_worker import Failure, RawGrade, grade_batch, grade_group, grade_one, start_worker
+from grpo.tasks.grading_worker import (
+    FULL_OF_OURS,
+    FULL_OF_OWN,
+    LEFT,
+    RAISED,
+    Failure,
+    RawGrade,
+    grade_batch,
+    grade_group,
+    grade_one,
+    start_worker,
+)
 from grpo.tasks.own_rewards import START_SECONDS, TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.worker_groups import WorkerGroups
@@ -138,8 +149,12 @@ class GraderPool:
         return results
 
     def _results(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
-        """Returns the result or failure of each item. Workers that no longer report are killed and replaced once."""
+        """Returns the result or failure of each item. Workers that no longer report are killed and replaced once.
+
+        An item that found too little memory is graded once more, by a fresh worker.
+        """
         results: dict[int, Any] = {}
+        repeated: set[int] = set()
         stalls = breaks = 0
         while True:
             futures = {
@@ -150,15 +165,22 @@ class GraderPool:
             self._wait(futures, items, seconds + MARGIN_SECONDS)
             done = {index: self._result(future) for index, future in futures.items() if future.done()}
             last_try = breaks == MAX_BREAKS
-            results |= {index: result for index, result in done.items() if result is not _BROKEN or last_try}
+            again = {index for index, result in done.items() if isinstance(result, Failure) and result.again} - repeated
+            repeated |= again
+            results |= {
+                index: result
+                for index, result in done.items()
+                if index not in again and (result is not _BROKEN or last_try)
+            }
             if len(results) == len(items):
                 return [results[index] for index in range(len(items))]
-            if len(done) == len(futures):
-                breaks += 1
-            else:
+            if stalled := len(done) < len(futures):
                 stalls += 1
                 self._tell_of_stall(stalls, len(items) - len(results), len(items))
-            self._restart()
+            elif not again:
+                breaks += 1
+            if stalled or not again or not self._pool.active:
+                self._restart()
 
     def _schedule(self, function: Callable[..., Any], item: tuple, seconds: float) -> Future[Any]:
         try:
@@ -246,6 +268,9 @@ class GraderPool:
             limit = f"grading took longer than task.reward.timeout_seconds={self._reward.timeout_seconds:g}"
             return Failure(limit, outcome="timed_out")
         except ProcessExpired as error:
+            if error.exitcode in (FULL_OF_OURS, FULL_OF_OWN):
+                limit = f"grading needs more memory than task.reward.memory_gib={self._reward.memory_gib:g}"
+                return Failure(limit, outcome="failed" if error.exitcode == FULL_OF_OURS else RAISED, again=True)
             return Failure(f"grading ended its process ({_end(error.exitcode)})")
         except BrokenProcessPool:
             return _BROKEN
@@ -295,7 +320,8 @@ def _example(item: tuple, failure: Failure) -> str:
 def _end(code: int) -> str:
     """Spells out how a process ended, given its exit code.
 
-    >>> _end(3), _end(-11)
-    ('exit code 3', 'SIGSEGV')
+    >>> _end(3), _end(-11), _end(LEFT)
+    ('exit code 3', 'SIGSEGV', 'exit code 0')
     """
+    code = 0 if code == LEFT else code
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
