@@ -20,7 +20,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
 from grpo.run.clocks import Clocks
-from grpo.run.lengths import fit_lengths
+from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.parts import build_sampler, load_task, warm_start_examples
 from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
@@ -63,7 +63,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        config, fitted_tasks = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
+        room = room_for_prompts(config, path)
+        config, fitted_tasks = fit_lengths(config, [loaded_task(task, tokenizer, room) for task in tasks], path)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)

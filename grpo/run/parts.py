@@ -88,8 +88,8 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
         raise UserError(
             f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
             f"token: the shortest has a question of {question}, an answer of {answer} and {len(prompt) - question} of "
-            "task.prompt.template. Shorten what is long, raise model.max_length, or leave out experiment=tiny and "
-            "model=tiny"
+            "task.prompt.template; for such problems leave out experiment=tiny and model=tiny, or raise "
+            "model.max_length"
         )
     return fitting
 

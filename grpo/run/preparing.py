@@ -24,7 +24,7 @@ from grpo.host.terminal import Terminal, say
 from grpo.learner.loading import proven_layout
 from grpo.report.trial import SAME, trial_table
 from grpo.run import preflight
-from grpo.run.lengths import fit_lengths
+from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.parts import load_suite, load_task, warm_start_examples
 from grpo.run.precision import with_precision
 from grpo.run.tables import print_price, print_tables
@@ -69,7 +69,8 @@ def prepared(config: TrainConfig) -> Prepared:
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+        room = room_for_prompts(config, path)
+        tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *load_suite(config))]
         config, (own_task, *suite) = fit_lengths(config, tasks, path)
     _refuse_trained_on(own_task, suite)
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)

@@ -11,12 +11,16 @@ from typing import Any
 from grpo.config import PromptConfig, UserError
 from grpo.config.errors import first_line
 from grpo.tasks.columns import cell, whole, written
+from grpo.tasks.widest_token import widest_token
 from grpo.types import Problem
 
 QUESTION = "{question}"
 
 MAX_ADDED_TOKENS = 8
 """A tokenizer adds fewer special tokens than this to a text."""
+
+HUGE = 2**16
+"""A question of more characters than this is not tokenized if its length alone shows that it is too long."""
 
 BATCH = 4096
 """This many prompts are tokenized in one call."""
@@ -80,7 +84,9 @@ class PromptEncoder:
         """
         limit = self._config.max_tokens or math.inf
         unsure = [problem for problem in problems if self._bound(problem) > limit]
-        longer = {
+        longer = {problem.problem_id for problem in unsure if self._is_beyond(problem, limit)}
+        unsure = [problem for problem in unsure if problem.problem_id not in longer]
+        longer |= {
             problem.problem_id
             for start in range(0, len(unsure), BATCH)
             for problem, length in self._lengths(unsure[start : start + BATCH])
@@ -96,8 +102,10 @@ class PromptEncoder:
             )
         return kept, tuple(problem.problem_id for problem in dropped)
 
-    def longest(self, problems: Sequence[Problem]) -> int:
-        """Returns the number of tokens of the longest prompt."""
+    def longest(self, problems: Sequence[Problem], most: float = math.inf) -> int:
+        """Returns the number of tokens of the longest prompt, or `most` + 1 where a huge one has more than `most`."""
+        if any(self._is_beyond(problem, most) for problem in problems):
+            return int(most) + 1
         longest = 0
         in_order = sorted(problems, key=self._bound, reverse=True)
         for start in range(0, len(in_order), BATCH):
@@ -143,6 +151,16 @@ class PromptEncoder:
         """
         countable = problem.question.isascii() and len(problem.messages) <= 1
         return len(problem.question) + self._frame if countable else math.inf
+
+    def _is_beyond(self, problem: Problem, limit: float) -> bool:
+        """Tells whether the length of a huge ASCII question shows already that its prompt exceeds `limit` tokens."""
+        length = len(problem.question.strip())
+        is_huge = length > HUGE and math.isfinite(limit) and math.isfinite(self._bound(problem))
+        return is_huge and length > limit * self._widest
+
+    @functools.cached_property
+    def _widest(self) -> float:
+        return widest_token(self._tokenizer)
 
     @functools.cached_property
     def _frame(self) -> float:

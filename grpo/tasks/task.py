@@ -128,8 +128,8 @@ class VerifiableTask:
 class LoadedTask:
     """A loaded task holds a task's usable problems in memory, by the names of its sets.
 
-    `longest` holds the number of tokens of each set's longest prompt, for sets whose `prompt.max_tokens` is 0 and is
-    derived from that number.
+    `longest` holds the number of tokens of each set's longest prompt, as far as it is not beyond all limits, for sets
+    whose `prompt.max_tokens` is 0 and is derived from that number.
     """
 
     config: TaskConfig
@@ -146,11 +146,14 @@ class LoadedTask:
         return digest.hexdigest()
 
 
-def loaded_task(config: TaskConfig, tokenizer: Any) -> LoadedTask:
-    """Loads the problems of a task. Raises `UserError` for data that cannot be loaded. Logs the problems left out."""
+def loaded_task(config: TaskConfig, tokenizer: Any, room: float = math.inf) -> LoadedTask:
+    """Loads the problems of a task. The model has room for prompts of `room` tokens.
+
+    Raises `UserError` for data that cannot be loaded. Logs the problems left out.
+    """
     problems = {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     longest = {
-        name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name])
+        name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name], room)
         for name, of_set in config.all_sets.items()
         if not of_set.prompt.max_tokens
     }
