@@ -215,7 +215,7 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
         ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
         ("{name: judge, server: {url: 'http://a/v1?version=2'}}", "must be the address before /chat/completions"),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
-        ("{name: http, server: {url: 'http://me@a/'}}", "server.url must hold no password"),
+        ("{name: http, server: {url: 'http://me@a/'}}", "server.url holds a key or a password"),
         ("{name: http, server: {url: 'http://a/?code={key}'}}", r"server.url holds {key}: name the environment"),
         ("{name: http, server: {url: 'http://a', at_once: 0}}", "server.at_once=0 must be above 0"),
         ("{name: judge, server: {url: 'http://a', prompt: hello}}", "server.prompt lacks {completion}"),
