@@ -96,9 +96,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
     protect()
-    look_here_last()
     try:
         environment.prepare()
+        look_here_last()
         return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE

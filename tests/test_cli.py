@@ -246,3 +246,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err == f"grpo: cannot use {tmp_path}/file: File exists\n"
     assert main(["report", *words, f"output={tmp_path}/file/inside"]) == WRONG_USE
     assert capsys.readouterr().err == f"grpo: cannot use {tmp_path}/file/inside: Not a directory\n"
+
+
+@pytest.mark.parametrize("command", ["doctor", "train"])
+def test_a_working_folder_that_was_deleted_is_one_line(command, tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([command]) == 2
+    assert capsys.readouterr().err == (
+        "grpo: the working folder has been deleted: change to one that exists, such as with `cd`\n"
+    )

@@ -42,7 +42,7 @@ def run(config: TrainConfig) -> int:
     if not suite:
         validate_evaluation(config)
         for of_set in config.task.all_sets.values():
-            load_problems(of_set.data)
+            load_problems(of_set.data, of_set.reward)
     model = candidate(config, suite or [config.task])
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)

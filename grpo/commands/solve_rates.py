@@ -55,7 +55,7 @@ def run(config: TrainConfig) -> int:
     finished_rows = _begun(output, config)
     if not ranks.rank():
         print(f"if this is stopped, the same words with output_dir={output} continue it", flush=True)
-    load_problems(config.task.data)  # errors in the data show before the engine starts
+    load_problems(config.task.data, config.task.reward)  # errors in the data show before the engine starts
     model = candidate(config, [config.task])
     with model.load_task(model.tasks[0]) as task:
         _measure(task, model, config, finished_rows)
@@ -111,8 +111,8 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
     asked = {
         "problem_id": problem.problem_id,
         "problem": [*map(dict, problem.messages)] if len(problem.messages) > 1 else problem.question,
-        "answer": problem.answer,
     }
+    asked |= {"answer": problem.answer} if problem.answer else {}
     return (
         asked
         | {name: value for name, value in problem.metadata.items() if name not in asked}

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from grpo.config.credentials import without_credentials
 from grpo.config.hints import hint
 from grpo.config.rewording import free_key, kind_of
 from grpo.config.run import TrainConfig
@@ -51,7 +52,14 @@ GROUPS = {
 
 
 def one_line(error: Exception) -> str:
-    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one."""
+    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one.
+
+    Keys and passwords in a word that is repeated are left out.
+    """
+    return without_credentials(_meaning(error))
+
+
+def _meaning(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         word = error.override.lstrip("+")
         return f"cannot read {word!r}: {_readable(word)}"

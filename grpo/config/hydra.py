@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir, main
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -33,6 +35,8 @@ from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
+MOST_VALUES = 100_000
+"""A configuration file may stand for this many values, or as many as it writes out."""
 _UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
 
@@ -121,6 +125,11 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     try:
+        values = _expanded(yaml.compose(file.read_text(), yaml.SafeLoader), known := {})
+        require(
+            values <= max(MOST_VALUES, len(known)),
+            f"{file.name} stands for {values:,} values by its aliases (*): write out what is meant",
+        )
         content = OmegaConf.to_container(OmegaConf.load(file))
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
@@ -131,6 +140,19 @@ def _check_own(file: Path) -> None:
         raise UserError(f"{file.name} does not build on train.yaml: {_BEGINNING}")
     if "_self_" not in defaults[1:]:
         raise UserError(f"{file.name} does not say that its own values come after those of train.yaml: {_BEGINNING}")
+
+
+def _expanded(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """Returns the number of values in a node of YAML when all aliases are expanded, which may be exponentially many.
+
+    `known` holds the numbers of nodes that have been counted, by their identity.
+    """
+    if id(node) not in known:
+        known[id(node)] = 1  # A node may contain itself.
+        inner = chain(*node.value) if isinstance(node, yaml.MappingNode) else getattr(node, "value", ())
+        parts = () if isinstance(node, yaml.ScalarNode) else inner
+        known[id(node)] += sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _search_path(request: Request, first: Path) -> list[str]:

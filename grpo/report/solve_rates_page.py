@@ -163,7 +163,9 @@ def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str,
     """Returns a table of three problems that were sometimes solved: the hardest, the median and the easiest one."""
     mixed_rows = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
     example_rows = [mixed_rows[index] for index in (0, len(mixed_rows) // 2, -1)] if mixed_rows else []
-    example_cells = [(f"{row[column]:.0%}", clean(_question(row)), clean(str(row["answer"]))) for row in example_rows]
+    example_cells = [
+        (f"{row[column]:.0%}", clean(_question(row)), clean(str(row.get("answer", "")))) for row in example_rows
+    ]
     return [("solve rate", "problem", "answer"), *example_cells]
 
 

@@ -57,7 +57,7 @@ def samples_table(
         table.add_column(name, ratio=1, overflow="fold")
     for old, new in islice(pairs_of(rows_before, rows_after), limit):
         # A str would be read as rich's markup, but the square brackets of a completion are none.
-        question = Text(f"{_excerpt(old['question'])}\n→ {_excerpt(old['answer'])}")
+        question = Text("\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text))
         table.add_row(
             question, *(Text(f"{_score(row)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new))
         )
@@ -81,7 +81,11 @@ def write_markdown(
     lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
     lines += [f"## The first {num_samples} problems", ""]
     for old, new in islice(pairs_of(before["per_problem"], after["per_problem"]), num_samples):
-        lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
+        lines += [
+            f"### {old['problem_id']}",
+            "",
+            *_quoted("\n→ ".join(filter(None, (old["question"], old["answer"])))),
+        ]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
     write_whole(Path(path), "\n".join(lines), "backslashreplace")

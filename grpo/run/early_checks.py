@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo import models
-from grpo.config import DataConfig, TaskConfig, TrainConfig
+from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import evaluation_name
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
+from grpo.host.alive import working
 from grpo.host.disk import require_writable
 from grpo.host.ports import require_held
 from grpo.rollout.known_arguments import check_engine_arguments
@@ -34,7 +35,6 @@ def check(command: str, config: TrainConfig) -> None:
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
         validate(config, ranks.counts(config)[0])
-        _refuse_trained(config.task, suite)
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:
@@ -60,22 +60,9 @@ def check(command: str, config: TrainConfig) -> None:
             for port in require_held(servers.host, server_ports(servers), "rollout.servers"):
                 port.close()
     if learns_here or (command in ("eval", "solve-rates", "check-reward") and not suite):
-        check_early(config.task, config.pipeline, learns_here and config.rollout.budget.enabled)
-
-
-def _refuse_trained(task: TaskConfig, suite: Sequence[TaskConfig]) -> None:
-    """Raises UserError where a set of the suite has the problems that the run trains on."""
-
-    def origin(data: DataConfig) -> tuple[object, ...]:
-        return data.source, data.path, data.subset, data.split, data.options
-
-    trained = [origin(of_set.data) for of_set in task.all_sets.values()]
-    for asked in suite:
-        require(
-            origin(asked.data) not in trained,
-            f"evaluation.suite names {asked.name}, whose problems this run trains on: leave it out, since "
-            "evaluation.num_problems asks those that are held out",
-        )
+        own = {name for reward in config.task.rewards for name in reward.weights if ":" in name}
+        with working(" and ".join([*(f"importing {name}" for name in sorted(own)), "reading the problems"])):
+            check_early(config.task, config.pipeline, learns_here and config.rollout.budget.enabled)
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

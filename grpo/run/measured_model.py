@@ -20,7 +20,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
 from grpo.run.clocks import Clocks
-from grpo.run.lengths import fit_lengths
+from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.model_folder import model_folder
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.precision import with_precision
@@ -64,7 +64,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        unfitted_tasks = [loaded_task(task, tokenizer) for task in tasks]
+        room = room_for_prompts(config, path)
+        unfitted_tasks = [loaded_task(task, tokenizer, room) for task in tasks]
         preflight.check_vocabulary(config, path, tokenizer, unfitted_tasks)
         config, fitted_tasks = fit_lengths(config, unfitted_tasks, path)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
