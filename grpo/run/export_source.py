@@ -8,7 +8,7 @@ from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
 from grpo.config.runs_within import refuse_several
-from grpo.config.saved import read_config, read_state
+from grpo.config.saved import read_config, read_score
 
 
 def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainConfig]:
@@ -38,6 +38,6 @@ def best_checkpoint(run: Path) -> Path:
     checkpoints = checkpoints_in(run / CHECKPOINTS)
     if not checkpoints:
         raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
-    scores = {path: read_state(path).get("score") for path in checkpoints}
+    scores = {path: read_score(path) for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]
