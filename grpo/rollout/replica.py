@@ -16,6 +16,7 @@ import aiohttp
 
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
+from grpo.host.disk import open_own
 from grpo.host.network import watchful
 from grpo.host.tether import KILL
 from grpo.rollout.engine_use import PEAK
@@ -65,7 +66,7 @@ class ServerProcess:
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with open_own(self._log, "ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
         self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
         self._process.stdin.flush()

@@ -31,7 +31,7 @@ from grpo.config.folder import (
     step_of,
 )
 from grpo.config.saved import read_score, read_state
-from grpo.host.disk import room
+from grpo.host.disk import remove, room
 from grpo.interfaces import Collective
 from grpo.learner.plain_data import only_plain_data
 from grpo.learner.shard_layout import SHARDS
@@ -183,13 +183,14 @@ class CheckpointStore:
     def _set_aside(self, checkpoint: Path) -> None:
         """Renames a checkpoint that is to be removed, so that an interrupted removal leaves nothing that looks like a
         checkpoint."""
-        if checkpoint.exists():
+        if os.path.lexists(checkpoint):
             os.rename(checkpoint, checkpoint.with_name(f".removing-{checkpoint.name}"))
 
     def _sweep(self, names: str) -> None:
-        """Removes all folders of the store whose names match the glob pattern `names`."""
-        for folder in self._directory.glob(names):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Removes everything in the store whose name matches the glob pattern `names`."""
+        for path in self._directory.glob(names):
+            with suppress(OSError):
+                remove(path)
 
 
 def require_whole(checkpoint: Path, collective: Collective) -> None:

@@ -3,6 +3,7 @@ same problems, and checks a checkpoint to start from: its files, and the base of
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def set_aside(output: Path) -> Path | None:
     if not ((output / METRICS_FILE).exists() and read_metrics(output / METRICS_FILE)):
         return None
     folder_of_earlier_run = next(
-        folder for number in count(1) if not (folder := output / f"{EARLIER}{number}").exists()
+        folder for number in count(1) if not os.path.lexists(folder := output / f"{EARLIER}{number}")
     )
     folder_of_earlier_run.mkdir()
     for name in LEFT_BEHIND:

@@ -264,6 +264,20 @@ def test_memory_that_runs_out_is_not_told_as_a_full_disk(store):
         store.save(5, gather, {})
 
 
+@pytest.mark.parametrize("name", [".writing-00000005", ".removing-step-00000001", "step-00000005"])
+@pytest.mark.parametrize("leads_to", ["kept", "nowhere"])
+def test_a_link_in_the_folder_is_no_obstacle_and_what_it_leads_to_stays(store, tmp_path, name, leads_to):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "mine").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / name).symlink_to(tmp_path / leads_to, target_is_directory=True)
+    store.save(5, write("x"), {})
+    store.save(6, write("x"), {})
+    assert names(tmp_path) == ["step-00000005", "step-00000006"]
+    assert store.whole(5).resolve() == tmp_path / "checkpoints" / "step-00000005"
+    assert (tmp_path / "kept" / "mine").exists()
+
+
 def test_odd_names_in_the_folder_are_left_alone(store, tmp_path):
     folder = tmp_path / "checkpoints"
     store.save(4, write("x"), {})
