@@ -14,7 +14,7 @@ From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
 complaints         what Hydra and OmegaConf complain of, in plain words
 saved, compare_saved   a saved configuration read again, and compared with the present one
-plain_json         JSON that may come from a stranger
+plain_json, plain_yaml   JSON and YAML that may come from a stranger
 earlier_run        which model an earlier run has left
 sweep_words        Hydra's sweep syntax
 keys, help, tab_completion   what `grpo config`, `--help` and the Tab key show

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from grpo.config import plain_yaml
 from grpo.config.aliases import hint
 from grpo.config.complaints import one_line, paths
 from grpo.config.credentials import refuse_credentials
@@ -96,7 +97,7 @@ def composed(words: list[str]) -> DictConfig:
     if request.name != "train":
         _check_own(first / f"{request.name}.yaml")
     try:
-        with _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
+        with plain_yaml.bounded(), _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides, return_hydra_config=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
@@ -119,7 +120,7 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     try:
-        content = OmegaConf.to_container(OmegaConf.load(file))
+        content = OmegaConf.to_container(plain_yaml.load(file))
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(content, dict) and "hydra" in content:
@@ -239,7 +240,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     try:
-        words, file_config = OmegaConf.from_dotlist(overrides), OmegaConf.load(path)
+        words, file_config = OmegaConf.from_dotlist(overrides), plain_yaml.load(path)
         require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:

@@ -12,11 +12,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from grpo.config import plain_yaml
 from grpo.config.complaints import one_line
-from grpo.config.errors import UserError, first_line, require
+from grpo.config.errors import UserError, require
 from grpo.config.folder import STATE_FILE
 from grpo.config.hydra import config_directory
-from grpo.config.plain_json import parse_json
+from grpo.config.plain_json import read_object
 from grpo.config.run import TrainConfig
 
 
@@ -58,19 +59,14 @@ def _override(word: str) -> DictConfig:
     if not path.is_file():
         choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise UserError(f"{group} has no {choice!r}; choose one of {choices}")
-    file_config = OmegaConf.load(path)
+    file_config = plain_yaml.load(path)
     is_global = path.read_text().startswith("# @package _global_")
     return file_config if is_global else OmegaConf.create({group: file_config})
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Reads the `state.json` of a checkpoint. Raises UserError when it cannot be read."""
-    try:
-        state = parse_json((checkpoint / STATE_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({first_line(error)})") from error
-    require(isinstance(state, dict), f"{checkpoint / STATE_FILE} is damaged: it holds no JSON object")
-    return state
+    return read_object(checkpoint / STATE_FILE)
 
 
 def read_config(checkpoint: Path) -> TrainConfig:

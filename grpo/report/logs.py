@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +13,7 @@ import numpy as np
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.plain_json import read_object
 from grpo.config.runs_within import refuse_several
 from grpo.dynamics.history import history_of, lag, num_tried
 from grpo.dynamics.replay import round_seconds
@@ -47,12 +47,7 @@ def run_config(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         refuse_several(folder)
         raise UserError(f"there is no file {path}: give the output_dir of a run")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): restore it; a resumed run writes it anew") from error
-    require(isinstance(config, dict), f"{path} is damaged: it holds no JSON object")
-    return config
+    return read_object(path, ": restore it; a resumed run writes it anew")
 
 
 def read_run(folder: Path) -> list[Row]:

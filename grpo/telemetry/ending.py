@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.folder import END_FILE, LOCK_FILE, METRICS_FILE
+from grpo.config.plain_json import parse_json
 from grpo.host import ranks
 from grpo.host.disk import FULL, room, write_whole
 from grpo.telemetry.json_lines import read_metrics
@@ -45,7 +46,7 @@ def forget_ending(folder: Path) -> None:
 def read_ending(folder: Path) -> Ending | None:
     """Returns how the run ended, or None without a readable end.json: the run goes on, was killed, or is older."""
     try:
-        return Ending(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+        return Ending(**parse_json((folder / END_FILE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
