@@ -8,7 +8,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 # Larger whole numbers fit neither a tensor nor an index.
 LARGEST = 2**63
 
@@ -101,7 +101,7 @@ def _mapping_reader(kind: Any) -> Reader:
     return read
 
 
-def _object_reader(kind: type, bound: Mapping[Any, Any]) -> Reader:
+def _object_reader(kind: Any, bound: Mapping[Any, Any]) -> Reader:
     """Returns the reader of a dataclass. `bound` says what its type variables, if it has any, stand for."""
     hints = get_type_hints(kind)
     readers = {field.name: _reader(bound.get(hints[field.name], hints[field.name])) for field in fields(kind)}
