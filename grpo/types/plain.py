@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -31,8 +31,8 @@ class Misfit(ValueError):
 def rebuilt(kind: Any, value: Any, name: str) -> Any:
     """Returns the `kind` that `dataclasses.asdict` and JSON made `value` of. `name` is what errors call it.
 
-    `kind` is a dataclass, int, float, bool, str, Mapping[str, …], tuple[…], one of these or None, or Any. Raises
-    ValueError for the first value of another kind, and for a key that is missing or unknown.
+    `kind` is a dataclass, a NamedTuple, int, float, bool, str, Mapping[str, …], Sequence[…], tuple[…], Any, or one of
+    these or None. Raises ValueError for the first value of another kind, and for a key that is missing or unknown.
 
     >>> rebuilt(tuple[int, ...], [1, 2], "steps")
     (1, 2)
@@ -55,7 +55,13 @@ def _reader(kind: Any) -> Reader:
         [read] = (_reader(part) for part in arguments if part is not NoneType)
         return lambda value: None if value is None else read(value)
     if is_dataclass(origin):
-        return _object_reader(origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)))
+        bound = dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False))
+        required = [field.name for field in fields(origin) if field.default is field.default_factory is MISSING]
+        return _object_reader(origin, bound, required)
+    if hasattr(origin, "_field_defaults"):
+        return _object_reader(origin, {}, [name for name in origin._fields if name not in origin._field_defaults])
+    if origin is Sequence:
+        return _tuple_reader((*arguments, ...))
     if origin is tuple:
         return _tuple_reader(arguments)
     return _mapping_reader(arguments[1]) if arguments else _plain_reader(kind)
@@ -101,11 +107,10 @@ def _mapping_reader(kind: Any) -> Reader:
     return read
 
 
-def _object_reader(kind: Any, bound: Mapping[Any, Any]) -> Reader:
-    """Returns the reader of a dataclass. `bound` says what its type variables, if it has any, stand for."""
-    hints = get_type_hints(kind)
-    readers = {field.name: _reader(bound.get(hints[field.name], hints[field.name])) for field in fields(kind)}
-    required = [field.name for field in fields(kind) if field.default is field.default_factory is MISSING]
+def _object_reader(kind: Any, bound: Mapping[Any, Any], required: Sequence[str]) -> Reader:
+    """Returns the reader of a dataclass or a NamedTuple. `bound` says what its type variables, if it has any, stand
+    for; `required` are its fields without a default."""
+    readers = {name: _reader(bound.get(hint, hint)) for name, hint in get_type_hints(kind).items()}
 
     def read(value: Any) -> Any:
         present = dict(_items(value))

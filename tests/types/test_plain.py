@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 
@@ -35,6 +35,22 @@ def test_what_json_made_of_a_dataclass_is_made_one_again():
     assert rebuilt(Curve, json.loads(json.dumps(asdict(CURVE))), "curve") == CURVE
     # A whole number is a number too, and a default stands in for what an older version did not write.
     assert rebuilt(Point, {"step": 1, "value": 2}, "point") == Point(1, 2.0)
+
+
+class Ending(NamedTuple):
+    state: str
+    step: int
+    why: str = ""
+
+
+def test_named_tuples_are_rebuilt_as_dataclasses_are():
+    assert rebuilt(Ending, {"state": "failed", "step": 3}, "end.json") == Ending("failed", 3)
+    for values, said in (
+        ({"state": 5, "step": 3}, "state must be a text, not 5"),
+        ({"state": "x"}, "end.json lacks step"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rebuilt(Ending, values, "end.json")
 
 
 @pytest.mark.parametrize(
