@@ -32,7 +32,7 @@ from grpo.config.start import begin_anew
 from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
-from grpo.host.disk import require_writable
+from grpo.host.disk import open_own, require_writable
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
@@ -191,7 +191,7 @@ class Trainer:
         written = folder / f".{DATA_FILE}-{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with written.open("w", encoding="utf-8") as file:
+            with open_own(written, "w", encoding="utf-8") as file:
                 file.writelines(lines)
             return written.replace(folder / DATA_FILE)
         except OSError as error:

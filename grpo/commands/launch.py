@@ -20,6 +20,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
 from grpo.config.start import START_VARIABLE, only_here, start
 from grpo.config.validate import validate
+from grpo.host.disk import write_whole
 from grpo.host.folder_lock import refuse_held
 from grpo.host.imports import safe_path
 from grpo.host.output import outlasting
@@ -61,7 +62,7 @@ def run(words: Sequence[str]) -> int:
     refuse_held(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
-    (logs.parent / LAUNCHER_FILE).write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    write_whole(logs.parent / LAUNCHER_FILE, f"{os.getpid()} {socket.gethostname()}\n")
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
     environment = safe_path() | {KEY_VARIABLE: key, START_VARIABLE: start()}
     here = {HELD_VARIABLE: " ".join(str(held_port.port) for held_port in held)}

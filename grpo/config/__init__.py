@@ -15,6 +15,7 @@ hydra, flags       composing; Hydra's own flags, and a configuration file of the
 rewording          words that Hydra would misunderstand
 complaints, hints  what Hydra and OmegaConf complain of, in plain words; what an unknown key may mean
 saved, compare_saved   a saved configuration read again, and compared with the present one
+plain_json, plain_yaml   JSON and YAML that may come from a stranger
 earlier_run        which model an earlier run has left
 sweep_words        Hydra's sweep syntax
 keys, help, tab_completion   what `grpo config`, `--help` and the Tab key show

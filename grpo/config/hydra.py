@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir, main
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -23,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from grpo.config import plain_yaml
 from grpo.config.complaints import ONE_CHOICE, one_line, paths
 from grpo.config.credentials import refuse_credentials
 from grpo.config.errors import UserError, require
@@ -35,8 +34,6 @@ from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
 PACKAGE = Path(__file__).resolve().parent.parent
-MOST_VALUES = 100_000
-"""A configuration file may stand for this many values, or as many as it writes out."""
 _UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
 
@@ -102,7 +99,7 @@ def composed(words: list[str]) -> DictConfig:
     if request.name != "train":
         _check_own(first / f"{request.name}.yaml")
     try:
-        with _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
+        with plain_yaml.bounded(), _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides, return_hydra_config=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
@@ -125,12 +122,7 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     try:
-        values = _expanded(yaml.compose(file.read_text(), yaml.SafeLoader), known := {})
-        require(
-            values <= max(MOST_VALUES, len(known)),
-            f"{file.name} stands for {values:,} values by its aliases (*): write out what is meant",
-        )
-        content = OmegaConf.to_container(OmegaConf.load(file))
+        content = OmegaConf.to_container(plain_yaml.load(file))
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(content, dict) and "hydra" in content:
@@ -140,19 +132,6 @@ def _check_own(file: Path) -> None:
         raise UserError(f"{file.name} does not build on train.yaml: {_BEGINNING}")
     if "_self_" not in defaults[1:]:
         raise UserError(f"{file.name} does not say that its own values come after those of train.yaml: {_BEGINNING}")
-
-
-def _expanded(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """Returns the number of values in a node of YAML when all aliases are expanded, which may be exponentially many.
-
-    `known` holds the numbers of nodes that have been counted, by their identity.
-    """
-    if id(node) not in known:
-        known[id(node)] = 1  # A node may contain itself.
-        inner = chain(*node.value) if isinstance(node, yaml.MappingNode) else getattr(node, "value", ())
-        parts = () if isinstance(node, yaml.ScalarNode) else inner
-        known[id(node)] += sum(_expanded(part, known) for part in parts)
-    return known[id(node)]
 
 
 def _search_path(request: Request, first: Path) -> list[str]:
@@ -271,7 +250,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     try:
-        words, file_config = OmegaConf.from_dotlist(reworded(overrides, SweepConfig)), OmegaConf.load(path)
+        words, file_config = OmegaConf.from_dotlist(reworded(overrides, SweepConfig)), plain_yaml.load(path)
         require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from grpo.config.choices import value_at
+from grpo.config.engines import ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.optimizer import chosen_optimizer
 from grpo.config.run import TrainConfig
@@ -104,7 +105,7 @@ def check_pass_through(config: TrainConfig) -> None:
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
     chosen_optimizer(config.learner)
-    _check("model.config", config.model.config, MODEL)
+    check_model_settings(config.model)
     require(
         rollout.engine != "transformers" or not (rollout.engine_args or rollout.sampling.extra),
         "rollout.engine_args and rollout.sampling.extra are vLLM's, and rollout.engine is transformers: use "
@@ -123,6 +124,11 @@ def check_pass_through(config: TrainConfig) -> None:
         "rollout.engine_args.speculative_config.model is lost while an engine in the learner's process sleeps: use "
         "rollout=vllm_server, or a method without a model (ngram)",
     )
+
+
+def check_model_settings(model: ModelConfig) -> None:
+    """Raises UserError for a setting in `model.config` that the run itself controls. A checkpoint brings some too."""
+    _check("model.config", model.config, MODEL)
 
 
 def check_training(config: TrainConfig) -> None:

@@ -41,8 +41,8 @@ def refuse_several(folder: Path, instead: str = "") -> None:
     if not runs:
         return
     newest = [str(run) for run in reversed(runs[-SHOWN:])]
-    num_others = len(runs) - SHOWN
-    others = f", and {num_others} older one{'s' * (num_others > 1)}" if num_others > 0 else ""
+    older = len(runs) - SHOWN
+    others = f", and {older} older {'ones' if older > 1 else 'one'}" if older > 0 else ""
     raise UserError(
         f"{folder} is no run, but holds {len(runs)}: give one of them, the newest first {', '.join(newest)}{others}"
         + instead

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from grpo.host.disk import open_own
 from grpo.host.imports import safe_path
 from grpo.host.tether import KILL, STOP
 from grpo.launch.seats import Seat
@@ -43,7 +44,7 @@ class Held:
             *seat.command,
         ]
         # Output goes to a file and not to a pipe: a learner that ends because this process was killed can still write.
-        with log.open("ab") as file:
+        with open_own(log, "ab") as file:
             self.begin = file.tell()
             self.process = subprocess.Popen(
                 (_here if without_ssh else SHELLS[shell])(seat.machine.name, tethered),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.errors import first_line, require
+from grpo.config.plain_json import parse_json
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once
 from grpo.models.changed import with_config
@@ -180,7 +180,7 @@ def _check_weights(directory: Path, name: str) -> None:
     files = ["model.safetensors"]
     if index.is_file():
         try:
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = sorted(set(parse_json(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError) as error:
             raise UserError(f"model.path={name} has a damaged {index.name}: copy it again") from error
     for file in files:

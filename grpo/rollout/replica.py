@@ -16,6 +16,7 @@ import aiohttp
 
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
+from grpo.host.disk import open_own
 from grpo.host.network import watchful
 from grpo.host.ports import HeldPort
 from grpo.host.tether import KILL
@@ -71,7 +72,7 @@ class ServerProcess:
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with open_own(self._log, "ab") as log:
             self._begin = log.tell()
             self._process = subprocess.Popen(
                 self._command,

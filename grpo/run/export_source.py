@@ -7,8 +7,9 @@ from pathlib import Path
 from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
+from grpo.config.pass_through import check_model_settings
 from grpo.config.runs_within import refuse_several
-from grpo.config.saved import read_config, read_state
+from grpo.config.saved import read_config, read_score
 from grpo.host.disk import require_writable
 
 
@@ -28,6 +29,7 @@ def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainC
     config = read_config(checkpoint)
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
+    check_model_settings(config.model)
     models.check_early(config.model)
     return checkpoint, config
 
@@ -40,6 +42,6 @@ def best_checkpoint(run: Path) -> Path:
     checkpoints = checkpoints_in(run / CHECKPOINTS)
     if not checkpoints:
         raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
-    scores = {path: read_state(path).get("score") for path in checkpoints}
+    scores = {path: read_score(path) for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

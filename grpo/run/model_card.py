@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
+from grpo.config.plain_json import read_object
 from grpo.telemetry import read_metrics
 
 PIPE = r"\|"
@@ -35,7 +36,7 @@ USES = {
 def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) -> str:
     """Returns the card of the model, or of the adapter alone, that `run` had after `step` optimizer steps."""
     code = run / CODE_FILE
-    versions = json.loads(code.read_text()) if code.exists() else {}
+    versions = read_object(code) if code.exists() else {}
     evaluations = read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).exists() else []
     return card(config, step, evaluations, versions, "peft" if adapter else "transformers")
 

@@ -162,7 +162,7 @@ class Session:
             profiled = ProfiledRounds(parts.clock, profile_rounds, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
-        facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
+        facts = {"config": asdict(config), "base": self._base and asdict(self._base), PROBLEMS: self._problems}
         resumed_at = progress.step if config.checkpoint.resume else -1
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, checkpoints_in
+from grpo.host.disk import open_own
 from grpo.host.signals import STOPPED_CODES
 from grpo.host.tether import end_with_parent
 from grpo.host.why_ended import last_word
@@ -74,7 +75,7 @@ def _run(ledger: Ledger, cell: Cell, held: int) -> State:
     ledger.record(cell, State(RUNNING, seconds=before))
     resumed = bool(checkpoints_in(folder / CHECKPOINTS))
     arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
-    with (folder / LOG_FILE).open("a") as log:
+    with open_own(folder / LOG_FILE, "a") as log:
         begin = log.tell()
         process = subprocess.Popen(
             # `grpo launch` starts `grpo train` itself, on one machine or several.

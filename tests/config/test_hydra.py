@@ -570,11 +570,3 @@ def test_a_sweep_of_ones_own_that_is_none_is_one_line(written, message, tmp_path
     (tmp_path / "mine.yaml").write_bytes(written)
     with pytest.raises(UserError, match=f"mine.yaml: .*{message}"):
         compose_sweep(f"{tmp_path}/mine.yaml", [])
-
-
-def test_a_file_whose_aliases_stand_for_millions_of_values_is_one_line(tmp_path):
-    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    levels += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 7)]
-    (tmp_path / "bomb.yaml").write_text("defaults: [train, _self_]\n" + "\n".join(levels))
-    with pytest.raises(UserError, match=r"bomb.yaml stands for 12,3\d\d,\d\d\d values by its aliases .*: write out"):
-        compose_config([f"{tmp_path}/bomb.yaml"])

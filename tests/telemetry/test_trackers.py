@@ -97,6 +97,16 @@ def test_a_new_run_begins_new_files(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
+@pytest.mark.parametrize("resume_step", [None, 1])
+def test_a_log_that_is_a_link_is_refused_and_its_file_stays(tmp_path, resume_step):
+    victim = tmp_path / "victim"
+    victim.write_text('{"step": 1}\n{"step": 2}\n')
+    (tmp_path / "metrics.jsonl").symlink_to(victim)
+    with pytest.raises(UserError, match="metrics.jsonl is a link"):
+        JsonlTracker(tmp_path, resume_step)
+    assert victim.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
 def test_a_torn_last_line_is_forgotten_when_read_and_when_resumed(tmp_path):
     write_three_steps(tmp_path)
     path = tmp_path / "metrics.jsonl"
