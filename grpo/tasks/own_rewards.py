@@ -290,11 +290,11 @@ def carried(names: Iterable[str]) -> dict[str, bytes]:
     The pickles go from this process to its workers, and nothing else is ever unpickled there. Raises UserError for a
     function that cannot be pickled.
     """
-    import cloudpickle
-
     pickled = {}
     for name in names:
         if name in given:
+            import cloudpickle
+
             try:
                 pickled[name] = cloudpickle.dumps(given[name])
             except Exception as error:  # whatever the function refers to may raise anything
