@@ -143,7 +143,7 @@ def _check_keys(name: str, path: Path, settings: Sequence[str], own: Sequence[st
     """Raises `UserError` for a word that is neither a key or group of a run nor an own word, and for a foreign log."""
     keys = paths(TrainConfig())
     for key in (word.partition("=")[0].lstrip("+") for word in settings):
-        is_group = "." not in key and (config_directory() / key).is_dir()
+        is_group = bool(key) and "." not in key and (config_directory() / key).is_dir()
         has_own = f"; {name} takes {', '.join(f'{word}=' for word in own)} too" if own else ""
         require(key in (*keys, *own) or is_group or bool(free_key(key)), f"unknown key {key}{hint(key, keys)}{has_own}")
     require(

@@ -68,9 +68,9 @@ def test_sampling_gets_vllms_own_settings_and_training_refuses_what_changes_prob
         check_training(config("+rollout.sampling.extra={min_p: 0.1}"))
 
 
-def test_an_entry_without_a_plus_is_told_where_it_belongs():
-    with pytest.raises(UserError, match=r"put a \+ before it: '.rollout.engine_args={NAME: VALUE}'"):
-        config("rollout.engine_args={kv_cache_dtype: fp8}")
+def test_an_entry_without_a_plus_is_the_entry_with_one():
+    for word in ("rollout.engine_args={kv_cache_dtype: fp8}", "+rollout.engine_args={kv_cache_dtype: fp8}"):
+        assert config(word).rollout.engine_args == {"kv_cache_dtype": "fp8"}
 
 
 @pytest.mark.parametrize(
