@@ -20,7 +20,7 @@ WORDS = ["experiment=gsm8k_qwen2_5_7b", "hardware=two_nodes", "rollout.servers.r
 
 @pytest.fixture
 def config():
-    return compose_config([*WORDS, "hardware.first_port=21000"])
+    return compose_config([*WORDS, "hardware.first_port=14000"])
 
 
 def ports(config):
@@ -30,17 +30,17 @@ def ports(config):
 
 
 def test_ports_that_are_free_are_taken_as_they_are(config, capsys):
-    assert ports(config)[0] == 21000
+    assert ports(config)[0] == 14000
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("taken", [21000, 21000 + SERVER_PORTS + 1])
+@pytest.mark.parametrize("taken", [14000, 14000 + SERVER_PORTS + 1])
 def test_where_one_is_taken_the_run_has_others(taken, config, capsys):
     with socket.create_server((LOOPBACK, taken)):
         first, server, learner = ports(config)
-    assert first == 21200
-    assert "rollout.servers.port=21300" in server
-    assert "--master-port=21200" in learner and "http://127.0.0.1:21301" in learner
+    assert first == 14200
+    assert "rollout.servers.port=14300" in server
+    assert "--master-port=14200" in learner and "http://127.0.0.1:14301" in learner
     assert capsys.readouterr().err.startswith(f"grpo: port {taken} is taken, perhaps by another run")
 
 
@@ -52,10 +52,10 @@ def test_runs_that_are_launched_at_the_same_moment_have_ports_of_their_own(confi
         return own_config.hardware.first_port, held
 
     launches = [Forked(chosen) for _ in range(20)]
-    first_ports = sorted(int(re.match(r"\((\d+),", launch.answer())[1]) for launch in launches)
+    first_ports = [int(re.match(r"\((\d+),", launch.answer())[1]) for launch in launches]
     for launch in launches:
         launch.end()
-    assert first_ports == list(range(21000, 25000, 200))
+    assert len(set(first_ports)) == 20
 
 
 def test_ranks_of_one_machine_need_no_port_that_others_know():
@@ -66,14 +66,14 @@ def test_ranks_of_one_machine_need_no_port_that_others_know():
 
 
 def test_with_other_machines_it_is_one_line(config):
-    with socket.create_server((LOOPBACK, 21000)), pytest.raises(UserError, match="21000 .* change hardware.first_port"):
+    with socket.create_server((LOOPBACK, 14000)), pytest.raises(UserError, match="14000 .* change hardware.first_port"):
         with_held_ports(config, [HERE, HERE, THERE])
 
 
 def test_what_others_listen_on_is_not_looked_at_here(config):
-    with socket.create_server((LOOPBACK, 21000 + SERVER_PORTS)):
+    with socket.create_server((LOOPBACK, 14000 + SERVER_PORTS)):
         chosen, held = with_held_ports(config, [HERE, HERE, THERE])
-    assert (chosen, [port.port for port in held]) == (config, [21000])
+    assert (chosen, [port.port for port in held]) == (config, [14000])
 
 
 def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
@@ -84,7 +84,7 @@ def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
 def test_free_ports_are_found_at_an_address_of_ipv6(config):
     here = Machine("a", "::1")
     chosen, held = with_held_ports(config, [here] * 3)
-    assert chosen.hardware.first_port == 21000
+    assert chosen.hardware.first_port == 14000
     with pytest.raises(OSError, match="in use"):
-        HeldPort("::1", 21000)
-    assert [port.port for port in held] == [21000, 21100, 21101]
+        HeldPort("::1", 14000)
+    assert [port.port for port in held] == [14000, 14100, 14101]
