@@ -201,11 +201,13 @@ def test_a_dry_run_prints_the_tables_and_stops(tmp_path, capsys):
 
 def model_folder(path, name="Llama", weights=False):
     """Writes a model's configuration and a tokenizer into a folder, and returns the overrides that name it."""
+    tokenizer, config = byte_tokenizer(), config_of(name)
+    config.vocab_size = len(tokenizer)
     if weights:
-        AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(path)
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
     else:
-        config_of(name).save_pretrained(path)
-    byte_tokenizer().save_pretrained(path)
+        config.save_pretrained(path)
+    tokenizer.save_pretrained(path)
     return ["model=huggingface", f"model.path={path}", "model.max_length=64"]
 
 
@@ -243,9 +245,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     (tmp_path / "b").mkdir()
     words = [str(tmp_path / name) for name in "ab"]
     assert main(["report", *words, f"output={tmp_path}/file"]) == WRONG_USE
-    assert capsys.readouterr().err == f"grpo: cannot use {tmp_path}/file: File exists\n"
+    reason = f"cannot be written to, since {tmp_path}/file is no folder: choose another\n"
+    assert capsys.readouterr().err == f"grpo: output={tmp_path}/file {reason}"
     assert main(["report", *words, f"output={tmp_path}/file/inside"]) == WRONG_USE
-    assert capsys.readouterr().err == f"grpo: cannot use {tmp_path}/file/inside: Not a directory\n"
+    assert capsys.readouterr().err == f"grpo: output={tmp_path}/file/inside {reason}"
 
 
 @pytest.mark.parametrize("command", ["doctor", "train"])

@@ -93,8 +93,7 @@ def test_code_that_a_checkpoint_trusts_runs_only_if_this_command_does_too(words,
     base, checkpoint, witness = tmp_path / "base", tmp_path / "step-00000004", tmp_path / "witness"
     for folder in (base, checkpoint):
         folder.mkdir()
-    (base / "config.json").write_text('{"model_type": "strange"}')
-    (base / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["its_own.Tokenizer", null]}}')
+    (base / "config.json").write_text('{"model_type": "strange", "auto_map": {"AutoConfig": "its_own.Config"}}')
     (base / "its_own.py").write_text(f"open({str(witness)!r}, 'w').close()\nraise ValueError('its code ran')\n")
     save_file({}, base / "model.safetensors")
     saved = TrainConfig(model=ModelConfig(path=str(base), trust_remote_code=True))

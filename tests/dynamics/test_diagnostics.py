@@ -574,7 +574,8 @@ def test_what_one_step_need_not_have_done_is_not_said_to_be_broken_by_a_step(cha
 
 @pytest.mark.parametrize(("share", "severity"), [(0.88, "critical"), (0.05, "warning")])
 def test_a_reward_that_raises_is_told_in_a_short_run_too(share, severity):
-    log = short(pass_rate=[0.5, 0.25, 0.5], completions__raised_fraction=[share] * 3)
+    rates = [0.5, 0.25, 0.5]
+    log = short(pass_rate=rates, reward__mean=rates, completions__raised_fraction=[share] * 3)
     [finding] = [finding for finding in diagnose(log) if finding.name == "grading fails"]
     assert (finding.severity, finding.remedy[:3]) == (severity, "fix")
     assert finding.evidence.startswith(f"{share:.0%} of answers are in groups for which the reward function raised")

@@ -67,6 +67,7 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     for name in ("check_spread", "check_cpu_heads", "check_vocabulary"):
         monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
     monkeypatch.setattr(measured_model, "described", lambda model: model)
+    monkeypatch.setattr(measured_model, "room_for_prompts", lambda *arguments: 0)
     monkeypatch.setattr(measured_model, "fit_lengths", lambda config, *arguments: (config, []))
     monkeypatch.setattr(measured_model, "check_start", lambda *arguments: None)
     monkeypatch.setattr(measured_model, "init_distributed", join)
