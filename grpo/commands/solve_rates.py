@@ -75,7 +75,7 @@ def _asking_each_once(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         task=replace(task, data=data, curriculum=curriculum),
-        evaluation=replace(config.evaluation, pass_at=[]),
+        evaluation=replace(config.evaluation, pass_at=[1]),
     )
 
 
