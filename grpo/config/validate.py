@@ -43,6 +43,11 @@ def validate_evaluation(config: TrainConfig) -> None:
     check_values(config)
     _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
     _require(
+        "://" not in config.output_dir,
+        f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, such as "
+        "output_dir=runs/mine, and copy it afterwards",
+    )
+    _require(
         Path(config.output_dir).absolute() not in (Path("/"), Path.home()),
         f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own",
     )

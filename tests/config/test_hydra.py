@@ -360,6 +360,11 @@ def test_groups_of_one_never_learn_whichever_std_divides():
     [
         (["objective.correction.floor=3"], "must lie between 0 and objective.correction.cap=2.0"),
         (["objective.correction.floor=-1"], "objective.correction.floor=-1.0 must not be negative"),
+        (["objective.correction.cap=0.5"], "objective.correction.cap=0.5 must lie below and above 1"),
+        (
+            ["objective.correction.floor=1.5"],
+            "objective.correction.floor=1.5 and objective.correction.cap=2.0 must lie below and above 1",
+        ),
         (["objective.correction.veto=1"], "objective.correction.veto=1.0 must lie in [0, 1)"),
         (
             ["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"],
@@ -375,6 +380,12 @@ def test_bounds_of_a_correction_that_is_none_are_refused(overrides, message):
     with pytest.raises(UserError) as error:
         validate(compose_config(["task=arithmetic", *overrides]))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/run", "https://files.example/run"])
+def test_an_output_dir_that_is_an_address_is_refused(address):
+    with pytest.raises(UserError, match=f"output_dir={address} is an address"):
+        validate_evaluation(compose_config([f"output_dir={address}"]))
 
 
 @pytest.mark.parametrize("pipeline", ["off", "one_round", "continuous"])
