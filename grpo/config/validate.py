@@ -44,8 +44,8 @@ def validate_evaluation(config: TrainConfig) -> None:
     _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
     _require(
         "://" not in config.output_dir,
-        f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, such as "
-        "output_dir=runs/mine, and copy it afterwards",
+        f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
+        "such as output_dir=runs/mine, and copy it afterwards",
     )
     _require(
         Path(config.output_dir).absolute() not in (Path("/"), Path.home()),
