@@ -224,7 +224,8 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
     to the model as those of the run are, with or without a chat template and with the same options of the template.
     """
-    tasks = []
+    tasks, folder = [], config.evaluation.suite_folder
+    require(not folder or Path(folder).is_dir(), f"evaluation.suite_folder={folder}: there is no such folder")
     prompts = [of_set.prompt for of_set in config.task.all_sets.values()]
     shared_keys = [
         key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(prompts[0])[key] for p in prompts)
@@ -234,8 +235,8 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
             task = compose_config([f"task={name}"]).task
         except UserError as error:
             raise UserError(f"evaluation.suite: {error}") from error
-        local = Path(config.evaluation.suite_folder) / f"{name}.jsonl"
-        if config.evaluation.suite_folder and local.is_file():
+        local = Path(folder) / f"{name}.jsonl"
+        if folder and local.is_file():
             task.data = DataConfig(path=str(local))
         require(
             bool(task.data.path or task.sets) or task.data.source == "arithmetic",

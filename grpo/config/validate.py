@@ -68,6 +68,11 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.pass_at={list(evaluation.pass_at)} must hold numbers between 1 and "
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
     )
+    _require(
+        evaluation.temperature > 0 or evaluation.samples_per_problem == 1,
+        f"evaluation.temperature=0 gives a problem the same completion {evaluation.samples_per_problem} times: "
+        "raise it, or set evaluation.samples_per_problem=1",
+    )
     sampling = config.rollout.sampling
     for key in ("rollout.sampling.temperature", "evaluation.temperature"):
         temperature = value_at(config, key)

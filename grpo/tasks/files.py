@@ -195,7 +195,9 @@ def _table_rows(reader: csv.DictReader[str], names: Sequence[str]) -> Iterator[d
             yield dict(row)
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"the row that begins in line {begins} has quotation marks that do not fit ({error})") from error
+        raise ValueError(
+            f"the row that begins in line {begins} has quotation marks that do not fit ({error})"
+        ) from error
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -343,6 +343,20 @@ def test_an_evaluation_that_no_sampler_can_draw_is_refused(value):
         validate_evaluation(compose_config(["task=arithmetic", f"evaluation.{value}"]))
 
 
+def test_the_same_completion_several_times_is_refused():
+    with pytest.raises(UserError, match="evaluation.temperature=0 gives a problem the same completion 4 times"):
+        validate_evaluation(compose_config(["evaluation.temperature=0", "evaluation.samples_per_problem=4"]))
+    validate_evaluation(compose_config(["evaluation.temperature=0"]))
+
+
+@pytest.mark.parametrize(
+    "word", ["learner.deepspeed={zero_optimization: 3}", "rollout.engine_args.speculative_config=3"]
+)
+def test_a_passed_on_setting_that_has_settings_of_its_own_takes_no_number(word):
+    with pytest.raises(UserError, match="(zero_optimization|speculative_config)=3 takes keys and values, {KEY: VALUE}"):
+        validate_evaluation(compose_config([word]))
+
+
 def test_an_evaluation_may_leave_out_tokens_that_training_must_score():
     config = compose_config(["task=arithmetic", "evaluation.top_p=0.95", "evaluation.top_k=20"])
     validate(config)
