@@ -143,8 +143,9 @@ def test_a_word_that_cannot_be_read_is_one_line(words, message, capsys):
     ("words", "message"),
     [
         (["eval", "evaluation.suite=[math500]", "rollout.engine=foo"], "rollout.engine='foo' is unknown"),
-        (["eval", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
-        (["train", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
+        (["eval", "evaluation.suite=[nosuch]"], "evaluation.suite: there is no task=nosuch: choose one of"),
+        (["train", "evaluation.suite=[math]"], "evaluation.suite: math has no problems of its own: name a set"),
+        (["train", "evaluation.suite=[nosuch]"], "evaluation.suite: there is no task=nosuch: choose one of"),
         (
             ["train", "task.reward.parts=[{name: math, wieght: 2}]"],
             "grpo: task.reward.parts has no key wieght; did you mean weight?\n",

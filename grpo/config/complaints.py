@@ -116,6 +116,8 @@ def misfit(text: str, word: str = "") -> str:
         return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
     is_section = what_it_takes == SECTION and not free_key(word or subject)
     where_listed = f"; `grpo config {word or subject}` lists them" if is_section else ""
+    if what_it_takes == "text" and re.search("ListConfig|'list'", text):
+        return f"{subject} takes one text, not a list; `grpo config {word or subject}` says how to write it"
     return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
 
 
@@ -197,6 +199,8 @@ def _readable(word: str) -> str:
     if (second := re.search(r"\s([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
         first = word[: len(key) + 1 + second.start()]
         return f"it holds two words: write each as one, {first!r} and {word[len(first) :].strip()!r}"
+    if re.fullmatch(r"\([^()]*\)", value) and kind_of(key.lstrip("+")) is not str:
+        return f"a list is written in brackets, {f'{key}=[{value[1:-1]}]'!r}"
     is_text = kind_of(key.lstrip("+")) is str or not re.search(r"[\"'\[({]", value)
     if value and is_text and not {'"', "'"} <= {*value}:
         quoted = f"\"{key}='{value}'\"" if '"' in value else f"'{key}=\"{value}\"'"

@@ -12,7 +12,8 @@ class LoraConfig:
     rank: int = 0
     # An adapter's output is scaled by alpha / rank (peft: lora_alpha).
     alpha: float = 32.0
-    # These modules get an adapter. "all-linear" is peft's word for every linear layer but the output layer.
+    # These modules get an adapter. "all-linear" is peft's word for every linear layer but the output layer;
+    # others are named in one text, e.g. "q_proj,v_proj".
     target_modules: str = "all-linear"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,11 +194,11 @@ def _refuse_removed(overrides: list[str]) -> None:
 
 
 def _refuse_several_choices(overrides: list[str]) -> None:
-    """Raises UserError for `group=[a,b]`. Hydra would merge the choices, and the run would be neither of them."""
+    """Raises UserError for `group=[a,b]`, whose choices Hydra would merge, and for a number in a choice's place."""
     for word in overrides:
         group, _, choice = word.lstrip("+").partition("=")
         is_group = bool(group) and "." not in group and (config_directory() / group).is_dir()
-        require(not (is_group and choice.startswith("[")), f"{word}: {ONE_CHOICE}")
+        require(not (is_group and re.match(r"\[|-?\d+$|(null|true|false)$", choice)), f"{word}: {ONE_CHOICE}")
 
 
 def _refuse_added(config: DictConfig) -> None:
@@ -223,16 +224,24 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
     to the model as those of the run are, with or without a chat template and with the same options of the template.
     """
-    tasks = []
+    tasks, folder = [], config.evaluation.suite_folder
+    require(not folder or Path(folder).is_dir(), f"evaluation.suite_folder={folder}: there is no such folder")
     prompts = [of_set.prompt for of_set in config.task.all_sets.values()]
     shared_keys = [
         key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(prompts[0])[key] for p in prompts)
     ]
     for name in config.evaluation.suite:
-        task = compose_config([f"task={name}"]).task
-        local = Path(config.evaluation.suite_folder) / f"{name}.jsonl"
-        if config.evaluation.suite_folder and local.is_file():
+        try:
+            task = compose_config([f"task={name}"]).task
+        except UserError as error:
+            raise UserError(f"evaluation.suite: {error}") from error
+        local = Path(folder) / f"{name}.jsonl"
+        if folder and local.is_file():
             task.data = DataConfig(path=str(local))
+        require(
+            bool(task.data.path or task.sets) or task.data.source == "arithmetic",
+            f"evaluation.suite: {name} has no problems of its own: name a set that has, such as math500",
+        )
         task.data.held_out_fraction = 0.0
         task.prompt = replace(task.prompt, **{key: getattr(prompts[0], key) for key in shared_keys})
         tasks.append(task)

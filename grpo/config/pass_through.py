@@ -86,6 +86,8 @@ MODEL = {
     **dict.fromkeys(("architectures", "model_type", "auto_map", "vocab_size", "quantization_config"), RUN),
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "use_cache"), RUN),
 }
+# These settings have settings of their own.
+NESTED = ("learner.deepspeed.zero_optimization", "rollout.engine_args.speculative_config")
 # Settings by which vLLM alone draws from some tokens, or ends a completion, and the values that turn them off.
 FULL_DISTRIBUTION = {
     "rollout.sampling.top_p": 1,
@@ -104,6 +106,9 @@ def check_pass_through(config: TrainConfig) -> None:
     _check("rollout.engine_args", rollout.engine_args, ENGINE_ARGS)
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
+    for section, _, name in (key.rpartition(".") for key in NESTED):
+        value = value_at(config, section).get(name) or {}
+        require(isinstance(value, Mapping), f"{section}.{name}={value} takes keys and values, {{KEY: VALUE}}")
     chosen_optimizer(config.learner)
     check_model_settings(config.model)
     require(

@@ -124,6 +124,7 @@ RULES = (
         "use rollout=vllm",
     ),
     Rule(("rollout.max_staleness",), lambda c: c.pipeline == "continuous", "add pipeline=continuous"),
+    Rule(("hardware.server_nodes",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
     Rule(
         ("learner.min_lr_fraction",),
         lambda c: c.learner.schedule != "constant",

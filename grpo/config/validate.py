@@ -43,6 +43,11 @@ def validate_evaluation(config: TrainConfig) -> None:
     check_values(config)
     _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
     _require(
+        "://" not in config.output_dir,
+        f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
+        "such as output_dir=runs/mine, and copy it afterwards",
+    )
+    _require(
         Path(config.output_dir).absolute() not in (Path("/"), Path.home()),
         f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own",
     )
@@ -62,6 +67,11 @@ def validate_evaluation(config: TrainConfig) -> None:
         all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
         f"evaluation.pass_at={list(evaluation.pass_at)} must hold numbers between 1 and "
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
+    )
+    _require(
+        evaluation.temperature > 0 or evaluation.samples_per_problem == 1,
+        f"evaluation.temperature=0 gives a problem the same completion {evaluation.samples_per_problem} times: "
+        "raise it, or set evaluation.samples_per_problem=1",
     )
     sampling = config.rollout.sampling
     for key in ("rollout.sampling.temperature", "evaluation.temperature"):

@@ -77,11 +77,8 @@ def _check_objective(objective: ObjectiveConfig) -> None:
         selection.low < selection.high,
         f"objective.selection.low={selection.low} must be below objective.selection.high={selection.high}",
     )
-    require(
-        objective.entropy_target >= 0 and objective.entropy_step > 0,
-        f"objective.entropy_target={objective.entropy_target} must not be negative, and objective.entropy_step="
-        f"{objective.entropy_step} must be above 0",
-    )
+    require(objective.entropy_target >= 0, f"objective.entropy_target={objective.entropy_target} must not be negative")
+    require(objective.entropy_step > 0, f"objective.entropy_step={objective.entropy_step} must be above 0")
     for key in ("temperature_positive", "temperature_negative"):
         require(getattr(objective, key) > 0, f"objective.{key}={getattr(objective, key)} must be above 0")
 
@@ -194,6 +191,11 @@ def _check_correction(config: TrainConfig) -> None:
         0 <= correction.floor <= correction.cap,
         f"objective.correction.floor={correction.floor} must lie between 0 and objective.correction.cap="
         f"{correction.cap}",
+    )
+    require(
+        correction.floor <= 1 <= correction.cap,
+        f"objective.correction.floor={correction.floor} and objective.correction.cap={correction.cap} must lie below "
+        "and above 1, the weight of a token to which learner and sampler give the same probability",
     )
     require(0 <= correction.veto < 1, f"objective.correction.veto={correction.veto} must lie in [0, 1)")
     corrects = correction.level != "none" and config.objective.old_logprobs == "learner"

@@ -70,8 +70,10 @@ def read_constants(path: str | Path) -> MachineConstants:
         record = parse_json(Path(path).read_text())
         constants = record["constants"]
         missing_names = [name for name in MEASURED_BY if name not in constants]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} is no file that `grpo prove` has written: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path} is no file that `grpo prove` has written: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is no file that `grpo prove` has written: it holds no constants") from error
     if missing_names:
         parts = ",".join(MEASURED_BY[name] for name in missing_names)
         raise UserError(f"{path} lacks {', '.join(missing_names)}: measure it by `grpo prove part={parts}`")

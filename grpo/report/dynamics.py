@@ -45,6 +45,8 @@ from grpo.telemetry import FIRST_COUNTS
 
 # A replay of the scheduler needs these metrics of each round.
 NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
+# No forecast reaches further ahead than this many lengths of its log, since it takes time in proportion.
+MOST_LENGTHS = 1000
 # The width of the picture, and the height of each of its rows.
 SHEET_INCHES = (9.0, 3.1)
 # The words that only the panel on stability uses.
@@ -144,6 +146,12 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     require(
         last_step is None or last_step > end,
         f"last_step={last_step} does not lie after the last step of {path}, which is {end:g}: give a later one",
+    )
+    most = end + MOST_LENGTHS * float(end - log.history.steps[0])
+    require(
+        last_step is None or last_step <= most,
+        f"last_step={last_step} lies more than {MOST_LENGTHS} times as far ahead as {path} is long, which no log can "
+        f"foretell: give at most {most:.0f}",
     )
     return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
 

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,6 +19,8 @@ PACKED = ".gz"
 SEPARATORS = ",;\t"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """A file that Git LFS has not fetched yet begins so."""
+PACKED_BEGINNINGS = {b"\x1f\x8b": (PACKED, "gzip"), b"PAR1": (".parquet", "Parquet")}
+"""Files of these two kinds begin so, whatever their names say. Each kind has an ending and a name."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
 
@@ -38,8 +40,13 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
         missing = "no regular file" if path.exists() else "no file"
         raise UserError(f"{key}: there is {missing} {str(path)!r}{_instead(str(path))}.")
     with path.open("rb") as file:
-        pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
-    require(not pointer, f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`.")
+        beginning = file.read(len(LFS_POINTER))
+    require(beginning != LFS_POINTER, f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`.")
+    for start, (ending, kind) in PACKED_BEGINNINGS.items():
+        require(
+            not beginning.startswith(start) or path.suffix.lower() == ending,
+            f"{path} is a {kind} file by its content: rename it so that it ends in {ending}.",
+        )
     try:
         rows = READERS[_ending(path)](path)
     except UnicodeDecodeError as error:
@@ -171,16 +178,26 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
         if any("\0" in name for name in names):
             raise ValueError("its header has NUL characters, so it is perhaps UTF-16: save it as UTF-8")
         _refuse_repeated([name for name in names if name])
-        rows = []
+        return list(_table_rows(reader, names))
+
+
+def _table_rows(reader: csv.DictReader[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a table. Raises ValueError, with its line, for one that does not fit the header."""
+    begins = 2
+    try:
         for row in reader:
             if None in row:
                 count = len(names) + len(row[None])
                 raise ValueError(
                     f"line {reader.line_num} has {count} cells and the header {len(names)}: put a text with "
-                    f"{separator!r} in quotes"
+                    f"{reader.reader.dialect.delimiter!r} in quotes"
                 )
-            rows.append(dict(row))
-    return rows
+            yield dict(row)
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"the row that begins in line {begins} has quotation marks that do not fit ({error})"
+        ) from error
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -230,13 +230,19 @@ def test_the_dial_is_set_by_name_and_by_number():
             "urls: 'notaurl' is no address of a server, such as",
         ),
         (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
-        (["task=null"], "a group takes the name of one of its choices, such as task=file"),
+        (["task=null"], "task=null: a group takes the name of one of its choices, such as task=file"),
+        (["hardware=8"], "hardware=8: a group takes the name of one of its choices, such as task=file"),
         (["learner=[1]"], "a group takes the name of one of its choices, such as task=file"),
         (["model=Qwen/Qwen3-0.6B"], "there is no model=Qwen/Qwen3-0.6B: a model of the hub or of a folder is given as"),
         (["seed=1,2"], "'seed=1,2' gives several values: put one text in quotes"),
         (["seed=99999999999999999999"], "must be at most 4294967295"),
         (["seed=null"], "it takes no null"),
         (["learner.betas=0.9"], "it takes a list, [a,b]"),
+        (["learner.betas=(.9,.99)"], "a list is written in brackets, 'learner.betas=[.9,.99]'"),
+        (
+            ["model.lora.target_modules=[q_proj,v_proj]"],
+            "it takes one text, not a list; `grpo config model.lora.target_modules` says how to write it",
+        ),
         (["dynamics.group_size =4"], "'dynamics.group_size ' is no key"),
         (["output_dir=Übung"], "in quotes, 'output_dir=\"Übung\"'"),
         (["output_dir=runs/G=16"], "cannot read 'output_dir=runs/G=16': put a value with special characters in quotes"),
@@ -337,6 +343,20 @@ def test_an_evaluation_that_no_sampler_can_draw_is_refused(value):
         validate_evaluation(compose_config(["task=arithmetic", f"evaluation.{value}"]))
 
 
+def test_the_same_completion_several_times_is_refused():
+    with pytest.raises(UserError, match="evaluation.temperature=0 gives a problem the same completion 4 times"):
+        validate_evaluation(compose_config(["evaluation.temperature=0", "evaluation.samples_per_problem=4"]))
+    validate_evaluation(compose_config(["evaluation.temperature=0"]))
+
+
+@pytest.mark.parametrize(
+    "word", ["learner.deepspeed={zero_optimization: 3}", "rollout.engine_args.speculative_config=3"]
+)
+def test_a_passed_on_setting_that_has_settings_of_its_own_takes_no_number(word):
+    with pytest.raises(UserError, match="(zero_optimization|speculative_config)=3 takes keys and values, {KEY: VALUE}"):
+        validate_evaluation(compose_config([word]))
+
+
 def test_an_evaluation_may_leave_out_tokens_that_training_must_score():
     config = compose_config(["task=arithmetic", "evaluation.top_p=0.95", "evaluation.top_k=20"])
     validate(config)
@@ -360,6 +380,11 @@ def test_groups_of_one_never_learn_whichever_std_divides():
     [
         (["objective.correction.floor=3"], "must lie between 0 and objective.correction.cap=2.0"),
         (["objective.correction.floor=-1"], "objective.correction.floor=-1.0 must not be negative"),
+        (["objective.correction.cap=0.5"], "objective.correction.cap=0.5 must lie below and above 1"),
+        (
+            ["objective.correction.floor=1.5"],
+            "objective.correction.floor=1.5 and objective.correction.cap=2.0 must lie below and above 1",
+        ),
         (["objective.correction.veto=1"], "objective.correction.veto=1.0 must lie in [0, 1)"),
         (
             ["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"],
@@ -375,6 +400,12 @@ def test_bounds_of_a_correction_that_is_none_are_refused(overrides, message):
     with pytest.raises(UserError) as error:
         validate(compose_config(["task=arithmetic", *overrides]))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/run", "https://files.example/run"])
+def test_an_output_dir_that_is_an_address_is_refused(address):
+    with pytest.raises(UserError, match=f"output_dir={address} is an address"):
+        validate_evaluation(compose_config([f"output_dir={address}"]))
 
 
 @pytest.mark.parametrize("pipeline", ["off", "one_round", "continuous"])

@@ -26,6 +26,7 @@ CASES = [
     (["objective.kl.refresh_every=4"], "objective.kl.refresh_every=4 has no effect here: set objective.kl.coefficient"),
     (["objective=sapo", "objective.clip_low=0.1"], "objective.clip_low=0.1 has no effect here: choose an objective"),
     (["rollout.gpu_memory_fraction=0.5", "rollout=vllm_server"], "use rollout=vllm, or rollout.servers.gpu_memory"),
+    (["hardware.server_nodes=1"], "hardware.server_nodes=1 has no effect here: add rollout=vllm_server"),
     (["rollout.servers.replicas=2"], "rollout.servers.replicas=2 has no effect here: add rollout=vllm_server"),
     (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
     (["tracking.tags=[a]"], "tracking.tags=['a'] has no effect here: add tracking=wandb or tracking=mlflow"),

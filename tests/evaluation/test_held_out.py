@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.commands.eval import result_table
-from grpo.config import EvaluationConfig, SamplingConfig
+from grpo.config import EvaluationConfig, SamplingConfig, UserError
 from grpo.config.hydra import compose_config, compose_suite
 from grpo.evaluation.held_out import drawn_as, evaluate, is_graded, majority, score, summarize, told, with_suite
 from grpo.telemetry.metrics import evaluation_numbers
@@ -72,6 +72,11 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
     first, second = compose_suite(config)
     assert (first.data.source, first.data.path) == ("file", str(tmp_path / "aime24.jsonl"))
     assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
+
+
+def test_a_folder_of_local_copies_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="evaluation.suite_folder=nowhere: there is no such folder"):
+        compose_suite(compose_config(["evaluation.suite=[aime24]", "evaluation.suite_folder=nowhere"]))
 
 
 def test_a_suite_is_put_to_the_model_as_the_runs_own_prompts_are():

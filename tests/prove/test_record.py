@@ -86,9 +86,9 @@ def test_constants_that_were_not_measured_are_named_with_the_parts_that_measure_
 def test_a_file_of_something_else_is_one_line(tmp_path, text):
     path = tmp_path / "prove.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="is no file that `grpo prove` has written"):
+    with pytest.raises(UserError, match="is no file that `grpo prove` has written: it holds no constants"):
         read_constants(path)
-    with pytest.raises(UserError, match="is no file that `grpo prove` has written"):
+    with pytest.raises(UserError, match="is no file that `grpo prove` has written: No such file or directory"):
         read_constants(tmp_path / "nowhere.json")
     constants = REST | {"learning_tokens_per_second": 1.0, "sampling_tokens_per_second": ["fast"]}
     path.write_text(json.dumps(ABOUT | {"constants": constants}))

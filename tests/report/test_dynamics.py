@@ -92,6 +92,10 @@ def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=3"]) == 2
     message = f"last_step=3 does not lie after the last step of {tmp_path}, which is 29: give a later one"
     assert message in capsys.readouterr().err
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=1e6"]) == 2
+    assert f"1000 times as far ahead as {tmp_path} is long, which no log can foretell: give at most 29029" in (
+        capsys.readouterr().err
+    )
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=6e1"]) == 0
     assert "forecast for step 60" in capsys.readouterr().out
 

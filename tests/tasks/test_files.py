@@ -52,6 +52,10 @@ def test_tables_of_all_systems_are_read(text, tmp_path):
             "fetch it with `git lfs pull`",
         ),
         ("a.jsonl.gz", b"{}", "Not a gzipped file"),
+        ("a.jsonl", b"\x1f\x8b\x08", "is a gzip file by its content: rename it so that it ends in .gz"),
+        ("a.csv", b"PAR1", "is a Parquet file by its content: rename it so that it ends in .parquet"),
+        ("a.csv", f'{SUMS}"1 + 2 =,3\n4 + 4,8\n'.encode(), "the row that begins in line 3 has quotation marks that"),
+        ("a.csv", f"{SUMS}1 + 2,3,4\n".encode(), "line 3 has 3 cells and the header 2: put a text with ',' in quotes"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(name, content, message, tmp_path):
