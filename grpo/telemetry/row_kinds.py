@@ -16,6 +16,7 @@ INTERVAL = "plan/refresh_interval"
 PLAN = (INTERVAL, "plan/group_size", "plan/prompts_per_step")
 MEASURES = ("pass@1", "maj@k", "greedy")
 TEXTS = ("prompt_id", "question", "answer", "completion", "source", "outcome", "problem_id")
+# A completion is shown by these.
 OF_SAMPLE = ("prompt_id", "question", "answer", "completion", "reward", "correct", "outcome", "tokens")
 OF_PROBLEM = ("problem_id", "correct", "total")
 
@@ -79,10 +80,9 @@ def _of_problem(problem: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_sample(row: Mapping[str, Any]) -> Iterator[str]:
-    yield from _missing(row, OF_SAMPLE)
     yield from _texts(row, TEXTS)
     yield from _numbers(row, ("tokens", "reward"))
-    if not isinstance(row["correct"], bool):
+    if not isinstance(row.get("correct", False), bool):
         yield _not("correct", "true or false", row["correct"])
 
 

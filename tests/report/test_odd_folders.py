@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from grpo.cli import main
 from grpo.config import UserError
 from grpo.report.course import before
 from grpo.report.logs import read_evaluations, read_plans, run_config
@@ -133,7 +134,6 @@ ODD_ROWS = [
         *("evaluations", EVALUATION, {"per_problem": [{"problem_id": "a", "correct": 3, "total": 2}]}),
         "per_problem: correct=3 of total=2 is no share",
     ),
-    ("samples", SAMPLE, {"completion": ...}, "completion is missing"),
     ("samples", SAMPLE, {"completion": None}, "completion must be a text, not None"),
     ("samples", SAMPLE, {"reward": "x"}, "reward must be a number, not 'x'"),
     ("samples", SAMPLE, {"correct": 1}, "correct must be true or false, not 1"),
@@ -174,7 +174,17 @@ def test_a_row_that_lacks_what_one_reader_needs_is_named_by_that_reader(tmp_path
     assert str(refusal.value) == f"the row of step 5 in {file} has no {lacks}: delete that line"
 
 
-def test_a_file_of_completions_with_other_columns_is_named(tmp_path):
+def test_a_completion_that_lacks_what_is_shown_of_it_is_named(tmp_path, capsys):
+    (tmp_path / "samples.jsonl").write_text(json.dumps(SAMPLE) + "\n")
+    assert main(["samples", str(tmp_path)]) == 0
+    (tmp_path / "samples.jsonl").write_text(json.dumps(changed(SAMPLE, {"completion": ...})) + "\n")
+    capsys.readouterr()
+    assert main(["samples", str(tmp_path)]) == 2
+    said = f"grpo: a completion of step 5 in {tmp_path} has no completion: delete its row"
+    assert said in capsys.readouterr().err.splitlines()
+
+
+def test_a_file_of_completions_with_values_of_another_type_is_named(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -182,6 +192,8 @@ def test_a_file_of_completions_with_other_columns_is_named(tmp_path):
     file.parent.mkdir()
     pq.write_table(pa.Table.from_pylist([SAMPLE]), file)
     assert list(read_completions(tmp_path)) == [SAMPLE]
-    pq.write_table(pa.table({"step": [5], "a": [1]}), file)
-    with pytest.raises(UserError, match=r"rank-0\.parquet is damaged \(row 1: prompt_id is missing\): remove it"):
+    pq.write_table(pa.Table.from_pylist([SAMPLE | {"completion": 7}]), file)
+    with pytest.raises(
+        UserError, match=r"rank-0\.parquet is damaged \(row 1: completion must be a text, not 7\): remove"
+    ):
         list(read_completions(tmp_path))
