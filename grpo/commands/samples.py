@@ -13,8 +13,8 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.telemetry import Row, is_graded, kind_of, read_completions
-from grpo.telemetry.row_kinds import OF_SAMPLE
+from grpo.telemetry import Row, is_graded, kind_of
+from grpo.telemetry.completions import whole_completions
 
 USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID]
                     [group=mixed|right|wrong|ungraded] [correct=true|false] [truncated=true|false]
@@ -58,21 +58,13 @@ def run(words: Sequence[str]) -> int:
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
     outcome = settings.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
-    console, num_shown, rows = Terminal(), 0, _whole(Path(folders[0]))
+    console, num_shown, rows = Terminal(), 0, whole_completions(Path(folders[0]))
     for group, matching_rows in islice(chosen_groups(rows, settings), limit or None):
         _show(console, group, matching_rows)
         num_shown += 1
     if not num_shown:
         console.print("no completion fits; without words the last round's are shown")
     return 0
-
-
-def _whole(folder: Path) -> Iterator[Row]:
-    """Yields a run's completions. Raises `UserError` for one that lacks what is shown of it."""
-    for row in read_completions(folder):
-        for name in OF_SAMPLE:
-            require(name in row, f"a completion of step {row['step']} in {folder} has no {name}: delete its row")
-        yield row
 
 
 def chosen_groups(rows: Iterable[Row], words: Mapping[str, Any]) -> Iterator[tuple[list[Row], list[Row]]]:
