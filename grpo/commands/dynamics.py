@@ -50,6 +50,8 @@ long prompts and completions are, these are the defaults.
 
 
 Analysis = Callable[[], None]
+# No group, and no measured pass rate, has more completions.
+MOST_SAMPLES = 16384
 
 
 def run(words: Sequence[str]) -> int:
@@ -158,6 +160,12 @@ def _plan(path: Path, settings: list[str]) -> Analysis:
     kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
     options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
+    sizes = {field.name: options.get(field.name, field.default) for field in fields(PlanRequest)}
+    require(
+        2 <= sizes["smallest"] <= sizes["largest"] <= MOST_SAMPLES,
+        f"smallest={sizes['smallest']} and largest={sizes['largest']} are no range of group sizes: give at least 2, "
+        f"and at most {MOST_SAMPLES:,}",
+    )
     machine = read_constants(options.pop("machine")) if "machine" in options else None
 
     def analysis() -> None:

@@ -13,7 +13,8 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.telemetry import Row, is_graded, is_unjudged, kind_of, read_completions, score_of
+from grpo.telemetry import Row, is_graded, is_unjudged, kind_of, score_of
+from grpo.telemetry.completions import whole_completions
 
 USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID]
                     [group=mixed|right|wrong|ungraded] [correct=true|false] [truncated=true|false]
@@ -57,8 +58,8 @@ def run(words: Sequence[str]) -> int:
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
     outcome = settings.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
-    console, num_shown = Terminal(), 0
-    for group, matching_rows in islice(chosen_groups(read_completions(Path(folders[0])), settings), limit or None):
+    console, num_shown, rows = Terminal(), 0, whole_completions(Path(folders[0]))
+    for group, matching_rows in islice(chosen_groups(rows, settings), limit or None):
         _show(console, group, matching_rows)
         num_shown += 1
     if not num_shown:

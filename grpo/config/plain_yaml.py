@@ -12,6 +12,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from grpo.config.errors import UserError, require
+from grpo.config.rewording import with_whole_numbers
+from grpo.config.run import TrainConfig
+from grpo.config.sweep import SweepConfig
 
 MOST = 100_000
 """A file stands for at most this many values, those that its aliases repeat included."""
@@ -20,15 +23,15 @@ _load = OmegaConf.load
 
 
 def load(file: Path | IO[str]) -> Any:
-    """Reads a file as `OmegaConf.load` does. Raises UserError for one that stands for more than `MOST` values, that
-    contains itself, or that is nested too deep."""
+    """Reads a file as `OmegaConf.load` does, and whole numbers that are written as 1e6 too. Raises UserError for one
+    that stands for more than `MOST` values, that contains itself, or that is nested too deep."""
     name = Path(file.name).name
     text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read()
     try:
         # Without aliases a file stands for no more values than it has.
         few = "*" not in text or _count(yaml.compose(text, yaml.SafeLoader), {}) <= MOST
         require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
-        return _load(StringIO(text))
+        return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
     except RecursionError:
         raise UserError(f"{name} cannot be read: it is nested too deep") from None
 

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from grpo.config.errors import require
 from grpo.config.run import TrainConfig
@@ -45,6 +46,26 @@ def free_key(key: str, schema: type = TrainConfig) -> str:
 def kind_of(key: str, schema: type = TrainConfig) -> Any:
     """Returns the type of a key's value, such as int, or None for what is no key of a single value."""
     return _kinds(schema)[1].get(re.sub(r"^task\.sets\.[^.]+\.", "task.", key))
+
+
+def with_whole_numbers(content: Any, *schemas: type, place: str = "") -> Any:
+    """Returns what a YAML file holds, after 1e6 has become 1000000 at the keys of `schemas` that take whole numbers.
+
+    A file of a group does not name the group, so a key is known by its end.
+    """
+    for name in content if OmegaConf.is_dict(content) else ():
+        node, key = content._get_node(name), f"{place}.{name}"
+        value = None if node is None or OmegaConf.is_list(node) else node._value()
+        if OmegaConf.is_dict(node) and isinstance(value, dict):
+            with_whole_numbers(node, *schemas, place="" if place.endswith(".sets") else key)
+        elif isinstance(value, float) and value.is_integer() and _takes_whole_number(key, schemas):
+            content[name] = int(value)
+    return content
+
+
+def _takes_whole_number(key_end: str, schemas: Sequence[type]) -> bool:
+    kinds = (item for schema in schemas for item in _kinds(schema)[1].items())
+    return any(kind is int for key, kind in kinds if f".{key}".endswith(key_end))
 
 
 def _reworded(word: str, schema: type) -> str:

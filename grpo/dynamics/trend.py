@@ -78,6 +78,8 @@ FARTHEST, NEWEST = 20.0, 2
 # A drawn curve that is farther than this from the last block, in standard errors, is left out (p = .0001). The nearest
 # candidates, a share of `NEAREST`, are always kept.
 CONTRADICTION, NEAREST = 3.89, 0.025
+# Curves no longer change this many spans ahead: by then they have wandered so far that a forecast knows nothing.
+FARTHEST_AHEAD = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Trend:
 
     def draws(self, steps: Array, number: int, seed: int = 0) -> tuple[Array, Array]:
         """Draws curves at `steps`, which ascend and do not lie before `now`. The last block contradicts none of them.
+        Beyond `FARTHEST_AHEAD` spans they stay where they are.
 
         Returns the pass rates [number, steps] and the standard error [number] of one measured round under each draw.
         """
@@ -121,7 +124,7 @@ class Trend:
         damping, level_wander, slope_wander, _, noise = SETTINGS[:, setting_indices]
         level, loss = start, np.maximum(self.held[setting_indices] - start, 0.0)
         now, rates = 0.0, []
-        for ahead in (np.asarray(steps, float) - self.now) / self.span:
+        for ahead in np.minimum((np.asarray(steps, float) - self.now) / self.span, FARTHEST_AHEAD):
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
             for _ in range(pieces):
                 gap = (ahead - now) / pieces

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.plain_json import parse_json
 from grpo.host.disk import write_whole
 from grpo.prove.facts import Report
 from grpo.prove.settings import Basis, settings_of
 from grpo.types import MachineConstants
+from grpo.types.plain import rebuilt
 
 FILE = "prove.json"
 # Constant → the part that measures it.
@@ -68,27 +71,40 @@ def read_constants(path: str | Path) -> MachineConstants:
     lacks a constant."""
     try:
         record = parse_json(Path(path).read_text())
-        constants = record["constants"]
-        missing_names = [name for name in MEASURED_BY if name not in constants]
     except OSError as error:
         raise UserError(f"{path} is no file that `grpo prove` has written: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is no file that `grpo prove` has written: it holds no constants") from error
+    constants = record.get("constants") if isinstance(record, dict) else None
+    require(isinstance(constants, dict), f"{path} is no file that `grpo prove` has written: it holds no constants")
+    missing_names = [name for name in MEASURED_BY if name not in constants]
     if missing_names:
         parts = ",".join(MEASURED_BY[name] for name in missing_names)
         raise UserError(f"{path} lacks {', '.join(missing_names)}: measure it by `grpo prove part={parts}`")
     try:
         return _constants(record)
     except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path} has constants that cannot be read: {error!r}") from error
+        raise UserError(f"{path} has constants that cannot be read: {error}") from error
 
 
 def _constants(record: Mapping[str, Any]) -> MachineConstants:
-    constants = record["constants"]
-    value_of = {name: constants[name] if name in constants else record[name] for name in _NAMES}
-    pairs = value_of.pop("sampling_tokens_per_second")
-    speeds = tuple(sorted((int(at_once), float(speed)) for at_once, speed in pairs))
-    return MachineConstants(sampling_tokens_per_second=speeds, **value_of)
+    """Rebuilds the constants of a record. Raises ValueError for one that no machine has."""
+    values = {**record, **record["constants"]}
+    constants = rebuilt(MachineConstants, {name: values[name] for name in _NAMES if name in values}, "constants")
+    speeds = tuple(sorted(constants.sampling_tokens_per_second))
+    above = {"parameters": constants.parameters, "learning_tokens_per_second": constants.learning_tokens_per_second}
+    for name, value in (
+        *above.items(),
+        *(("sampling_tokens_per_second", number) for pair in speeds for number in pair),
+    ):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0, not {value}")
+    for name in ("refresh_seconds", "round_overhead_seconds"):
+        if not 0 <= getattr(constants, name) < math.inf:
+            raise ValueError(f"{name} must be at least 0, not {getattr(constants, name)}")
+    if len({at_once for at_once, _ in speeds}) != max(len(speeds), 1):
+        raise ValueError("sampling_tokens_per_second must hold one speed for each number of completions")
+    return replace(constants, sampling_tokens_per_second=speeds)
 
 
 _NAMES, _BASIS = ([field.name for field in fields(kind)] for kind in (MachineConstants, Basis))

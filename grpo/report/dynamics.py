@@ -38,7 +38,7 @@ from grpo.report.dynamics_tables import (
 )
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import meanings
-from grpo.report.logs import counts_of, read_log, read_run, run_config
+from grpo.report.logs import counts_of, read_log, read_plans, run_config
 from grpo.report.standing import nothing_found, standing_lines, unchecked_lines, verdict_lines
 from grpo.report.style import sheet
 from grpo.telemetry import FIRST_COUNTS
@@ -100,7 +100,7 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     ranks = config.hardware.ranks
     check_batch(config, ranks)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
-    rows = read_run(folder)
+    rows = read_plans(folder)
     missing_means = [name for name in NEEDED_MEANS if name not in rows[0]]
     if missing_means:
         raise UserError(

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from grpo.config import UserError
-from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
 from grpo.evaluation.held_out import is_unjudged
-from grpo.report.logs import Row, costs, read_run, run_config
+from grpo.report.logs import Row, costs, read_evaluations, read_run, run_config
 from grpo.report.summary import asked
-from grpo.telemetry import COUNTS, Resumption, read_metrics, read_resumptions
+from grpo.telemetry import COUNTS, Resumption, read_resumptions
 
 Array = NDArray[np.float64]
 
@@ -89,8 +88,7 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     could be graded.
     """
     config = run_config(folder)
-    path = folder / EVALUATIONS_FILE
-    evaluations = read_metrics(path) if path.exists() else []
+    evaluations = read_evaluations(folder)
     if len(evaluations) < 2:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
     seed = config["seed"] if seed is None else seed

@@ -11,7 +11,6 @@ other JSON Lines, JSON or CSV               a row for each step; also what Weigh
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
-from grpo.config.errors import require
+from grpo.config.errors import first_line, require
 from grpo.config.folder import METRICS_FILE
 from grpo.config.plain_json import parse_json
 from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
@@ -32,6 +31,10 @@ PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
 OF_RUN = " - "
 BOUNDS = ("__MIN", "__MAX")
+# A log that plans more steps has a mistake there.
+MOST_PLANNED = 1e12
+# What may stand between the values of a CSV file.
+SEPARATORS = ",;\t|"
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
 
@@ -63,13 +66,30 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
         return _stepped(read_event_files(file))
     if file.suffix == ".parquet":
         return _stepped(read_parquet(file))
-    if file.suffix == ".csv":
+    if file.suffix in (".csv", ".tsv"):
         return _stepped(_csv_rows(file, column))
     if file.suffix == ".json":
         return _json_rows(file)
+    if file.is_file():  # a pipe can be read once only
+        _require_json_lines(file)
     lines = [row for row in read_json_lines(file) if isinstance(row, dict)]
     return _stepped({"step": row.get("step"), **row["data"]} if isinstance(row.get("data"), dict) else row
                     for row in lines)  # fmt: skip
+
+
+def _require_json_lines(file: Path) -> None:
+    """Raises UserError for a file whose first line is no JSON, and for one that is a single JSON document."""
+    with file.open("rb") as opened:
+        first, second = opened.readline(), opened.readline()
+    kinds = "a log is .jsonl with one JSON object per line, .json, .csv, .tsv, .parquet or TensorBoard's"
+    try:
+        row = parse_json(first) if first.strip() else None
+    except ValueError:
+        # The only line of a log may be one that a killed process has left unfinished.
+        require(not second, f"line 1 of {file} is not JSON, and {kinds}: give one of these, named accordingly")
+        return
+    is_document = isinstance(row, dict) and "log_history" in row
+    require(not is_document, f"{file} is one JSON document: give it a name that ends in .json")
 
 
 def _file_in(folder: Path) -> Path:
@@ -143,14 +163,16 @@ def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 def _json_rows(path: Path) -> ForeignRows:
     try:
-        content = parse_json(path.read_text())
-    except ValueError:
-        raise UserError(f"{path} is not JSON: give JSON Lines a name that ends in .jsonl") from None
+        content = parse_json(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not JSON ({first_line(error)}): give JSON Lines a name that ends in .jsonl"
+        ) from None
     if isinstance(content, list):
         return _stepped(content)
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
         planned_steps = content.get("max_steps")
-        is_planned = is_number(planned_steps) and math.isfinite(planned_steps)
+        is_planned = is_number(planned_steps) and abs(planned_steps) <= MOST_PLANNED
         return _stepped(content["log_history"], int(planned_steps) if is_planned else 0)
     if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
         return _stepped(_pivoted(content))
@@ -171,10 +193,16 @@ def _pivoted(content: Mapping[str, Any]) -> Iterable[Row]:
 def _csv_rows(path: Path, column: str | None) -> Iterable[Row]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            header = file.readline()
+            file.seek(0)
+            separator = max(SEPARATORS, key=header.count)
+            reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
+            rows = list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None
-    names = [name for name in (rows[0] if rows else ()) if name]
+    names = [name for name in reader.fieldnames or () if name]
+    twice = next((name for name in names if names.count(name) > 1), "")
+    require(not twice, f"{path} has two columns {twice}: give each another name")
     of_runs = {name: tuple(name.rsplit(OF_RUN, 1)) for name in names if OF_RUN in name}
     runs = list(dict.fromkeys(run for run, _ in of_runs.values()))
     if len(runs) > 1:

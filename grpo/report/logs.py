@@ -25,6 +25,10 @@ from grpo.report.course import how_often
 from grpo.report.foreign_logs import columns, read_foreign
 from grpo.report.foreign_names import Row
 from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics, read_resumptions
+from grpo.telemetry.row_kinds import PLAN
+
+# A comparison of evaluations needs these besides pass@1.
+COMPARED = ("per_problem", "pass@k", "samples_per_problem", "mean_length", "truncated_fraction")
 
 
 def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
@@ -36,6 +40,7 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
     require(
         column is not None or scale == 1.0, "scale= says which number in column=NAME means a right answer: give both"
     )
+    require(column != "", "column= names no column: write column=NAME, or leave it out")
     if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
         require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
         return _read_ours(path if path.is_dir() else path.parent)
@@ -72,6 +77,27 @@ def read_run(folder: Path) -> list[Row]:
     if not rows:
         raise UserError(f"{path} has no values of {COUNTS}, so there is nothing to fit")
     return rows
+
+
+def read_evaluations(folder: Path) -> list[Row]:
+    """Reads a run's evaluations, of which there may be none. Raises `UserError` for one that cannot be compared."""
+    path = folder / EVALUATIONS_FILE
+    evaluations = read_metrics(path) if path.exists() else []
+    _require_all(evaluations, COMPARED, path)
+    return evaluations
+
+
+def read_plans(folder: Path) -> list[Row]:
+    """Reads the rows of `read_run` for a replay. Raises `UserError` for one that does not hold its whole plan."""
+    rows = read_run(folder)
+    _require_all(rows, PLAN, folder / METRICS_FILE)
+    return rows
+
+
+def _require_all(rows: Sequence[Row], names: Sequence[str], path: Path) -> None:
+    for row in rows:
+        for name in names:
+            require(name in row, f"the row of step {row['step']:g} in {path} has no {name}: delete that line")
 
 
 def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:

@@ -26,17 +26,8 @@ from grpo.report.run_facts import about, run_facts
 from grpo.report.small_charts import small_charts
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
-from grpo.telemetry import (
-    FAILED,
-    Row,
-    is_graded,
-    is_unjudged,
-    kind_of,
-    read_completions,
-    read_ending,
-    read_resumptions,
-    score_of,
-)
+from grpo.telemetry import FAILED, Row, is_graded, is_unjudged, kind_of, read_ending, read_resumptions, score_of
+from grpo.telemetry.completions import whole_completions
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
@@ -72,7 +63,7 @@ def write_run_page(
     resumptions = read_resumptions(output)
     verdict, curves = judge(metrics, evaluations, findings), Curves(metrics, evaluations, resumed_at(resumptions))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
-    groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
+    groups = shown_groups(whole_completions(output)) if (output / SAMPLES_FILE).exists() else []
     state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
     failed = ending is not None and ending.state == FAILED
     beginning, _, reason = state.partition(": ")

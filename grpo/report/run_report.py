@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config.errors import require
-from grpo.config.folder import CONFIG_FILE, CURVES_FILE, EVALUATIONS_FILE, METRICS_FILE, REPORT_FILE
+from grpo.config.folder import CONFIG_FILE, CURVES_FILE, METRICS_FILE, REPORT_FILE
 from grpo.config.start import run_name
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
@@ -15,7 +15,7 @@ from grpo.host.terminal import Terminal
 from grpo.report.course import how_often, standing
 from grpo.report.curves import plot_run
 from grpo.report.dynamics import analysed, print_findings, write_page
-from grpo.report.logs import read_log, run_config
+from grpo.report.logs import read_evaluations, read_log, run_config
 from grpo.report.run_page import write_run_page
 from grpo.report.summary import comparable, samples_table, summary_table, write_markdown
 from grpo.report.verdict import judge
@@ -31,8 +31,7 @@ def write_report(output: Path, model_folder: Path | None, console: Terminal | No
     """
     console = console or Terminal()
     metrics = read_metrics(output / METRICS_FILE)
-    evaluations_path = output / EVALUATIONS_FILE
-    evaluations, left_out = comparable(read_metrics(evaluations_path) if evaluations_path.exists() else [])
+    evaluations, left_out = comparable(read_evaluations(output))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     heading = f"{run_name(output)}: {standing(output, metrics, config)}"
     require(bool(metrics), f"{heading}; it has finished no round, so there is nothing to report on")

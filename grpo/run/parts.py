@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +81,8 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
         return warm_start_examples(read_config(Path(config.model.start))) if config.model.lora.rank else [ANY_EXAMPLE]
     asked, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
-        train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
+        with _untold():
+            train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
         asked += [(filled(of_set.prompt.template, problem), problem) for problem in train if problem.answer]
     examples = [(prompt, problem.answer) for prompt, problem in asked] or [ANY_EXAMPLE]
     fitting = [example for example in examples if sum(map(len, example)) <= longest]
@@ -92,6 +96,18 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
             "model.max_length"
         )
     return fitting
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """Keeps back warnings about problems. They are given when the task itself is loaded."""
+    logger = logging.getLogger("grpo.tasks")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def build_sampler(

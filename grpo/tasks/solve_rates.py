@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.tasks.files import read_rows
 
 # Big-Math's column of pass rates, and the number of samples behind each rate.
@@ -15,6 +17,9 @@ LLAMA_COLUMN, LLAMA_SAMPLES = "llama8b_solve_rate", 64
 MEASURED_COLUMN, SAMPLES_ENDING = "solve_rate", "_samples"
 # It writes these, too: the tokens of the prompt, and the mean tokens of a completion.
 PROMPT_LENGTH, MEASURED_LENGTH = "prompt_tokens", "completion_tokens"
+
+# Larger numbers of samples or tokens are mistakes.
+MOST = 1e9
 
 
 class PassRates(NamedTuple):
@@ -49,14 +54,28 @@ def read_solve_rates(path: Path, column: str = "") -> PassRates:
     for rate in rates:
         if not isinstance(rate, int | float | str) or not _is_share(rate):
             raise UserError(f"the column {column} holds {rate}, which is not a pass rate between 0 and 1")
-    samples = [int(tried) for row in rows if (tried := row.get(column + SAMPLES_ENDING))]
-    lengths = {name: [row[name] for row in rows if row.get(name)] for name in (PROMPT_LENGTH, MEASURED_LENGTH)}
+    samples = [int(tried) for tried in _positive(rows, column + SAMPLES_ENDING)]
+    lengths = {name: _positive(rows, name) for name in (PROMPT_LENGTH, MEASURED_LENGTH)}
     return PassRates(
         rates=[float(rate) for rate in rates],
         missing=len(rows) - len(rates),
         tried=min(samples, default=LLAMA_SAMPLES),
         tokens={name: fmean(counts) for name, counts in lengths.items() if counts},
     )
+
+
+def _positive(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+    """Returns the numbers in a column, of the rows that have one. Raises `UserError` for other values than numbers from
+    1 to `MOST`."""
+    numbers = []
+    for value in (row[column] for row in rows if row.get(column)):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = 0.0
+        require(1 <= number <= MOST, f"the column {column} holds {value!r:.40}, which is no number from 1 to {MOST:g}")
+        numbers.append(number)
+    return numbers
 
 
 def _is_share(value: float | str) -> bool:

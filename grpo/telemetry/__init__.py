@@ -8,6 +8,7 @@ profiler              traces of chosen rounds
 
 Where they go:
 json_lines, completions     files of JSON lines; completions as rows
+row_kinds             what the rows of a run's files may hold
 trackers, outage      Weights & Biases, TensorBoard, MLflow; a run goes on when one of them fails
 console, notebook     the line of each round on the terminal; its row of a table below a notebook's cell
 code_version          which code ran

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in, completions_name
 from grpo.config.runs_within import refuse_several
 from grpo.host.disk import replaced
 from grpo.telemetry.json_lines import Row, read_metrics
+from grpo.telemetry.row_kinds import OF_SAMPLE, wrong_in
 from grpo.types import FinishedRound, ScoredGroup
 from grpo.types.rollout import NOT_THEIR_FAULT
 
@@ -159,4 +161,15 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
                 rows = pq.read_table(path).to_pylist()
             except (OSError, ArrowInvalid) as error:
                 raise UserError(f"{path} is damaged ({error}): remove it") from error
+            for number, row in enumerate(rows, start=1):
+                wrong = wrong_in(SAMPLES_FILE, row)
+                require(not wrong, f"{path} is damaged (row {number}: {wrong}): remove it")
             yield from rows
+
+
+def whole_completions(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields a run's completions to show. Raises `UserError` for one that lacks what is shown of it."""
+    for row in read_completions(folder):
+        for name in OF_SAMPLE:
+            require(name in row, f"a completion of step {row['step']} in {folder} has no {name}: delete its row")
+        yield row

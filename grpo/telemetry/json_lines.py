@@ -19,6 +19,7 @@ from grpo.config.errors import require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
 from grpo.config.plain_json import parse_json
 from grpo.host.disk import open_own
+from grpo.telemetry.row_kinds import wrong_in
 
 Row = Mapping[str, Any]
 """A row is one line of a log: values by their names."""
@@ -83,11 +84,16 @@ class JsonlTracker:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Reads the rows of a run's file in order, without a last line that a killed process left unfinished.
 
-    Raises `UserError` when there is no such file, when any other line is damaged, and when a row has no step.
+    Raises `UserError` when there is no such file, when any other line is damaged, when a row has no step, and when
+    another program has changed what a run writes (`row_kinds`).
     """
     # A pipe or a device in its place would be read for ever.
     require(Path(path).is_file() or not Path(path).exists(), f"{path} is no plain file: put the file itself there")
-    return [line.row for line in _rows(Path(path))]
+    rows = [line.row for line in _rows(Path(path))]
+    for number, row in enumerate(rows, start=1):
+        wrong = wrong_in(Path(path).name, row)
+        require(not wrong, f"line {number} of {path}: {wrong}: delete that line")
+    return rows
 
 
 def read_json_lines(path: Path) -> list[Any]:

@@ -48,6 +48,32 @@ def test_a_few_aliases_are_read_as_before(tmp_path):
     assert load(file).model.config.a == [1, 2]
 
 
+def test_whole_numbers_of_a_file_may_be_written_with_an_exponent(tmp_path):
+    own, group, sweep = tmp_path / "own.yaml", tmp_path / "dynamics" / "mine.yaml", tmp_path / "sweep.yaml"
+    own.write_text(
+        BEGINNING
+        + "num_steps: 1e3\ntask: {data: {size: 2e2}, sets: {a: {data: {size: 1e2}}}}\n"
+        + "learner: {learning_rate: 1e-5}\nmodel: {config: {rope_theta: 1e6, num_steps: 1e1}}\n"
+    )
+    config = compose_config([str(own)])
+    assert (config.num_steps, config.task.data.size, config.task.sets["a"].data.size) == (1000, 200, 100)
+    # Entries with names of one's own stay what they are.
+    kept = [config.learner.learning_rate, *config.model.config.values()]
+    assert [(type(value), value) for value in kept] == [(float, 1e-5), (float, 1e6), (float, 10.0)]
+    group.parent.mkdir()
+    group.write_text("defaults: [fixed]\ngroup_size: 1e1\n")
+    assert compose_config(["--config-dir", str(tmp_path), "dynamics=mine"]).dynamics.group_size == 10
+    sweep.write_text("seeds: 1e1\n")
+    assert compose_sweep(str(sweep), []).seeds == 10
+
+
+def test_a_broken_number_of_a_file_is_no_whole_one(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(BEGINNING + "num_steps: 1.5\n")
+    with pytest.raises(UserError, match="num_steps takes a whole number, not 1.5"):
+        compose_config([str(own)])
+
+
 def test_json_is_parsed_up_to_a_depth_that_no_file_of_a_run_reaches():
     for depth in (1, 100):
         text = "[" * depth + "]" * depth

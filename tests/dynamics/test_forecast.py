@@ -170,3 +170,12 @@ def test_stopping_waits_for_the_fewest_steps_and_for_patience():
         stop, rounds_below = rule.next(ahead, step, rounds_below)
         verdicts.append(stop)
     assert verdicts == [False, False, True, False, False, False, False, True]
+
+
+def test_a_forecast_over_far_more_steps_than_were_measured_ends_at_knowing_nothing():
+    """Its work once grew with the number of steps, so that 10¹² of them took for ever."""
+    history = measured(np.full(10, 0.5), prompts=16)
+    near, far = forecast(history, 40_000), forecast(history, 10**12)
+    assert far.steps[-1] == 10**12
+    assert far.low[-1] < 0.001 and far.high[-1] > 0.999
+    assert near.low[-1] < 0.001 and near.high[-1] > 0.999

@@ -94,3 +94,34 @@ def test_a_file_of_something_else_is_one_line(tmp_path, text):
     path.write_text(json.dumps(ABOUT | {"constants": constants}))
     with pytest.raises(UserError, match="has constants that cannot be read"):
         read_constants(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"refresh_seconds": "1"}, "constants.refresh_seconds must be a number, not '1'"),
+        ({"refresh_seconds": -3}, "refresh_seconds must be at least 0, not -3"),
+        ({"refresh_seconds": float("inf")}, "refresh_seconds must be at least 0, not inf"),
+        ({"learning_tokens_per_second": 0}, "learning_tokens_per_second must be above 0, not 0"),
+        ({"learning_tokens_per_second": float("nan")}, "learning_tokens_per_second must be above 0, not nan"),
+        ({"sampling_tokens_per_second": 100}, "constants.sampling_tokens_per_second must be a list, not 100"),
+        ({"sampling_tokens_per_second": [[0, 5.0]]}, "sampling_tokens_per_second must be above 0, not 0"),
+        (
+            {"sampling_tokens_per_second": [[8, 10.0], [8, 20.0]]},
+            "sampling_tokens_per_second must hold one speed for each number of completions",
+        ),
+        (
+            {"sampling_tokens_per_second": []},
+            "sampling_tokens_per_second must hold one speed for each number of completions",
+        ),
+    ],
+)
+def test_constants_that_no_machine_has_are_named(tmp_path, changes, said):
+    path = tmp_path / "prove.json"
+    constants = REST | {"learning_tokens_per_second": 1.0}
+    path.write_text(json.dumps(ABOUT | {"constants": constants}))
+    assert read_constants(path) == MachineConstants("CPU", 7, ((4, 100.0), (16, 220.0)), 1.0, 0.1, 0.2)
+    path.write_text(json.dumps(ABOUT | {"constants": constants | changes}))
+    with pytest.raises(UserError) as refusal:
+        read_constants(path)
+    assert str(refusal.value) == f"{path} has constants that cannot be read: {said}"

@@ -267,6 +267,24 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert "its columns are: llama8b_solve_rate, problem. Choose one with column=NAME" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("column", ["solve_rate_samples", "prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("value", ["x", -8, float("nan"), [8], 1e300])
+def test_a_plan_names_a_number_of_samples_or_tokens_that_is_none(tmp_path, capsys, column, value):
+    path = tmp_path / "solve_rates.jsonl"
+    path.write_text(json.dumps({"solve_rate": 0.5, column: value}) + "\n")
+    assert main(["dynamics", "plan", str(path)]) == 2
+    said = f"the column {column} holds {value!r}, which is no number from 1 to 1e+09"
+    assert complaints(capsys.readouterr().err) == [f"grpo: {said}"]
+
+
+@pytest.mark.parametrize("words", [["smallest=1"], ["smallest=128"], ["smallest=32", "largest=8"], ["largest=1000000"]])
+def test_a_plan_refuses_what_is_no_range_of_group_sizes(tmp_path, capsys, words):
+    path = tmp_path / "solve_rates.jsonl"
+    path.write_text(json.dumps({"solve_rate": 0.5}) + "\n")
+    assert main(["dynamics", "plan", str(path), *words]) == 2
+    assert "are no range of group sizes: give at least 2, and at most 16,384" in capsys.readouterr().err
+
+
 def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
     path = tmp_path / "solve_rates.jsonl"
     row = {"llama8b_solve_rate": 0.9, "solve_rate_samples": 16, "prompt_tokens": 20, "completion_tokens": 60.0}

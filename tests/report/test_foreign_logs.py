@@ -100,10 +100,18 @@ def test_a_device_without_an_end_is_not_read():
 
 def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
     for name, text, message in (
-        ("a.json", "{", "is not JSON: give JSON Lines a name that ends in .jsonl"),
+        ("a.json", "[", "is not JSON (Expecting value: line 1 column 2 (char 1)): give JSON Lines a name that ends"),
         ("b.json", '{"x": 1}', "holds no log"),
         ("c.jsonl", '{"reward": 1}\n', "has no rows with a step"),
         ("d.jsonl", '{"step": 1, "text": "a"}\n', "has no finite numbers beside its steps"),
+        (
+            "e.log",
+            "epoch 1\nepoch 2\n",
+            "e.log is not JSON, and a log is .jsonl with one JSON object per line, .json, .csv",
+        ),
+        ("f.jsonl", '{"log_history": []}', "f.jsonl is one JSON document: give it a name that ends in .json"),
+        ("g.csv", "step,reward,reward\n1,2,3\n", "g.csv has two columns reward: give each another name"),
+        ("h.csv", 'step,"reward\n1,2\n', "h.csv is no CSV file in UTF-8 (unexpected end of data): save it as one"),
     ):
         (tmp_path / name).write_text(text)
         assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
@@ -276,6 +284,7 @@ def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
     ("words", "message"),
     [
         (["diagnose", "scale=2"], "scale= says which number in column=NAME means a right answer: give both"),
+        (["diagnose", "column="], "column= names no column: write column=NAME, or leave it out"),
         (["diagnose", "column=reward", "scale=nan"], "scale='nan' is not valid: it must be a number above 0"),
         (["forecast", "last_step=-5"], "last_step='-5' is not valid: it must be a whole number of at least 0"),
     ],
@@ -307,6 +316,30 @@ def test_rows_that_are_none_are_left_out(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     passed = read_log(tmp_path / name)["pass_rate"]
     assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "step;reward\n1;0.5\n"),
+        ("log.csv", "step|reward\n1|0.5\n"),
+        ("log.csv", "step, reward\n1, 0.5\n"),
+        ("log.tsv", "step\treward\n1\t0.5\n"),
+        ("log.json", '\ufeff[{"step": 1, "reward": 0.5}]'),
+    ],
+)
+def test_a_table_is_read_whatever_separates_its_values(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    passed = read_log(tmp_path / name)["pass_rate"]
+    assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
+
+
+@pytest.mark.parametrize("planned", [1e308, 10**15, float("nan")])
+def test_a_number_of_steps_that_no_run_takes_is_none(tmp_path, planned):
+    (tmp_path / "trainer_state.json").write_text(
+        json.dumps({"max_steps": planned, "log_history": [{"step": 7, "reward": 0.5}]})
+    )
+    assert read_log(tmp_path).num_steps == 7
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])

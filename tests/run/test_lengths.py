@@ -75,6 +75,16 @@ def test_problems_longer_than_the_model_teach_a_tiny_one_nothing(tmp_path):
         warm_start_examples(config)
 
 
+def test_a_tiny_model_that_learns_from_the_problems_tells_nothing_of_them_a_second_time(tiny, problems, caplog):
+    problems.write_text(problems.read_text() + '{"problem": "5 ="}\n')
+    words = ["experiment=tiny", "task=file", f"task.data.path={problems}", "task.prompt.template='{question}'"]
+    config = compose_config(words)
+    warm_start_examples(config)
+    assert caplog.messages == []
+    loaded_task(config.task, tiny[1])
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("task file: left out of")
+
+
 @pytest.mark.parametrize(("rank", "examples"), [(0, [("1 + 1 =", "2")]), (4, [("1 =", "1")])])
 def test_the_tiny_base_of_a_checkpoint_is_not_made_from_the_problems_of_another_task(tmp_path, rank, examples):
     file = tmp_path / "rows.jsonl"
