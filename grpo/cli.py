@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 import grpo
-from grpo.config.errors import EndedElsewhere, UserError
+from grpo.config.errors import WRONG_USE, EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
@@ -48,13 +48,12 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   doctor        checks this machine, and says what to do about each problem
   prove         measures whether what is installed is right and fast here: grpo prove help
 
-Keys are Hydra overrides of configs/train.yaml. `grpo config` explains all of them, and `grpo train KEY=VALUE ...
+Keys are Hydra overrides of configs/train.yaml. `grpo config WORD` explains them, and `grpo train KEY=VALUE ...
 --help` shows the values that would run. `--cfg job` prints them as YAML. `grpo train my.yaml` begins with a file of
 one's own, and --config-dir DIR adds a folder of groups, such as DIR/experiment/mine.yaml."""
 
 HELP = ("help", "-h", "--help")
 VERSION = ("version", "-V", "--version")
-WRONG_USE = 2
 # A file or folder that is named wrongly, is gone, or may not be written.
 MENDABLE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -96,10 +95,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         meant = f"did you mean {near[0]}? " if near else ""
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
-    environment.prepare()
     protect()
-    look_here_last()
     try:
+        environment.prepare()
+        look_here_last()
         return _run(command, words)
     except EndedElsewhere:
         return WRONG_USE
@@ -130,6 +129,7 @@ def _run(command: str, words: list[str]) -> int:
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.earlier_run import described
     from grpo.config.hydra import as_yaml, compose_config
+    from grpo.config.unread import refuse_unread
     from grpo.run.early_checks import check
 
     if {"-m", "--multirun"} & {*words}:
@@ -147,6 +147,8 @@ def _run(command: str, words: list[str]) -> int:
     config = compose_config(words)
     config = replace(config, model=described(config.model))
     check(command, config)
+    if command in ("train", "launch"):
+        refuse_unread(words, config)
     if command not in CONFIGURED:
         return _module(command).run(words)
     if ranks.rank() == 0 and command != "check-reward":

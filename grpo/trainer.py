@@ -29,13 +29,14 @@ from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_
 from grpo.config.hydra import compose_config
 from grpo.config.runs_within import refuse_several
 from grpo.config.start import begin_anew
+from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
-from grpo.host.disk import require_writable
+from grpo.host.disk import open_own, require_writable
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
-from grpo.types.imported import imported
+from grpo.types.imported import GIVEN, given, imported
 
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
@@ -94,11 +95,12 @@ class Trainer:
     dataset      rows with the columns `task.data.question_column` and `answer_column`: a list of mappings, a data
                  frame, or a data set of the package datasets. None reads what the configuration names.
     reward       a function, or several, with a signature of `grpo.tasks.own_rewards`; they replace `task.reward.parts`.
-                 Each is defined at the top of a module or script, since the grading processes import it.
+                 Grading processes import a function that stands at the top of a file. They get any other one, such as
+                 a lambda or one of a notebook's cell, with all that it uses, as it is when `train` is called.
     after_round  a function that is called with (optimizer step, metrics of the round) on every rank
 
     `config` holds the whole configuration. Its values may be changed before `train` is called. Raises `UserError` for
-    words that cannot be read, and for a reward that no other process can import.
+    words that cannot be read.
     """
 
     _broken_off = False
@@ -113,9 +115,10 @@ class Trainer:
         environment.prepare()
         begin_anew()
         self.config: TrainConfig = compose_config([*words])
-        rewards = [reward] if callable(reward) else [*reward]
-        if rewards:
-            self.config.task.reward.parts = [RewardPartConfig(name=import_path(function)) for function in rewards]
+        self._words = words
+        self._rewards = _by_path([reward] if callable(reward) else [*reward])
+        if self._rewards:
+            self.config.task.reward.parts = [RewardPartConfig(name=path) for path, _ in self._rewards]
         self._dataset = dataset
         self._after_round = after_round
 
@@ -132,6 +135,8 @@ class Trainer:
             sys.exit(UNGUARDED)
         # The user may have changed a file of rewards or losses since the process's last run.
         imported.cache_clear()
+        given.clear()
+        given.update({path: function for path, function in self._rewards if path.startswith(f"{GIVEN}:")})
         require(
             not Trainer._broken_off,
             "loading torch was interrupted in this process: start another one, or restart a notebook's kernel",
@@ -175,7 +180,9 @@ class Trainer:
 
     def _check(self) -> None:
         """Raises `UserError` for what `grpo train` refuses before it imports torch."""
-        check("train", replace(self.config, model=described(self.config.model)))
+        config = replace(self.config, model=described(self.config.model))
+        check("train", config)
+        refuse_unread(self._words, config)
 
     def _write_data(self) -> Path:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""
@@ -184,7 +191,7 @@ class Trainer:
         written = folder / f".{DATA_FILE}-{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with written.open("w", encoding="utf-8") as file:
+            with open_own(written, "w", encoding="utf-8") as file:
                 file.writelines(lines)
             return written.replace(folder / DATA_FILE)
         except OSError as error:
@@ -249,20 +256,30 @@ class _Called:
         self.function(finished.statistics.step, flatten(finished.statistics))
 
 
+def _by_path(rewards: Sequence[Reward]) -> list[tuple[str, Reward]]:
+    """Pairs each reward with the path under which grading processes find it.
+
+    A function that no other process can import is named ``"given:NAME"``, with a number if several have that name.
+    """
+    pairs: list[tuple[str, Reward]] = []
+    for function in rewards:
+        path = import_path(function)
+        name = f"{GIVEN}:{getattr(function, '__name__', type(function).__name__).strip('<>')}"
+        number = sum(other.partition("-")[0] == name for other, _ in pairs)
+        pairs.append((path or name + (f"-{number + 1}" if number else ""), function))
+    return pairs
+
+
 def import_path(function: Reward) -> str:
     """Returns the path by which another process imports a function: ``"module:name"``, or ``"file.py:name"``.
 
-    Raises `UserError` for a function that no other process can import: a lambda, a nested function, or a function that
-    was typed into a notebook or a terminal.
+    Returns "" for a function that no other process can import: a lambda, a nested function, an object that can be
+    called, or a function that was typed into a notebook or a terminal.
     """
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if not name.isidentifier():
-        raise UserError(
-            f"the reward {name or function!r} must be a function at the top of a module, not inside another"
-        )
+        return ""
     if module != "__main__":
         return f"{module}:{name}"
     file = inspect.getsourcefile(function)
-    if not file or not Path(file).is_file():
-        raise UserError(f"the reward {name} must stand in a file, since grading processes import it: put it into a .py")
-    return f"{Path(file).resolve()}:{name}"
+    return f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() else ""

@@ -37,3 +37,4 @@ grep -v '^torch==' "$requirements" >"$rest"
 }
 "${pip[@]}" --no-build-isolation --editable .
 echo "$wanted" >"$venv/.installed"
+echo "setup: done; \`source $venv/bin/activate\` makes \`grpo\` a command"

@@ -70,7 +70,7 @@ MAY_NAME = {
     "host": {"psutil", "rich", "torch"},
     "algorithm": {"torch"},
     "dynamics": {"numpy", "scipy"},
-    "tasks": {"numpy", "pyarrow", "datasets", "math_verify", "reasoning_gym", "pebble", "aiohttp"},
+    "tasks": {"numpy", "pyarrow", "datasets", "math_verify", "reasoning_gym", "pebble", "cloudpickle", "aiohttp"},
     "models": {"torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub", "filelock"},
     "weight_sync": {"torch", "vllm"},
     "rollout": {"torch", "transformers", "vllm", "aiohttp"},

@@ -145,7 +145,10 @@ def test_a_word_that_cannot_be_read_is_one_line(words, message, capsys):
         (["eval", "evaluation.suite=[math500]", "rollout.engine=foo"], "rollout.engine='foo' is unknown"),
         (["eval", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
         (["train", "evaluation.suite=[nosuch]"], "there is no task=nosuch: choose one of"),
-        (["train", "task.reward.parts=[{name: math, wieght: 2}]"], "grpo: task.reward.parts has no key wieght\n"),
+        (
+            ["train", "task.reward.parts=[{name: math, wieght: 2}]"],
+            "grpo: task.reward.parts has no key wieght; did you mean weight?\n",
+        ),
     ],
 )
 def test_a_suite_and_an_entry_of_a_list_are_checked_before_anything_is_called_valid(words, message, capsys):
@@ -198,11 +201,13 @@ def test_a_dry_run_prints_the_tables_and_stops(tmp_path, capsys):
 
 def model_folder(path, name="Llama", weights=False):
     """Writes a model's configuration and a tokenizer into a folder, and returns the overrides that name it."""
+    tokenizer, config = byte_tokenizer(), config_of(name)
+    config.vocab_size = len(tokenizer)
     if weights:
-        AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(path)
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
     else:
-        config_of(name).save_pretrained(path)
-    byte_tokenizer().save_pretrained(path)
+        config.save_pretrained(path)
+    tokenizer.save_pretrained(path)
     return ["model=huggingface", f"model.path={path}", "model.max_length=64"]
 
 
@@ -240,6 +245,19 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     (tmp_path / "b").mkdir()
     words = [str(tmp_path / name) for name in "ab"]
     assert main(["report", *words, f"output={tmp_path}/file"]) == WRONG_USE
-    assert capsys.readouterr().err == f"grpo: cannot use {tmp_path}/file: File exists\n"
+    reason = f"cannot be written to, since {tmp_path}/file is no folder: choose another\n"
+    assert capsys.readouterr().err == f"grpo: output={tmp_path}/file {reason}"
     assert main(["report", *words, f"output={tmp_path}/file/inside"]) == WRONG_USE
-    assert capsys.readouterr().err == f"grpo: cannot use {tmp_path}/file/inside: Not a directory\n"
+    assert capsys.readouterr().err == f"grpo: output={tmp_path}/file/inside {reason}"
+
+
+@pytest.mark.parametrize("command", ["doctor", "train"])
+def test_a_working_folder_that_was_deleted_is_one_line(command, tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([command]) == 2
+    assert capsys.readouterr().err == (
+        "grpo: the working folder has been deleted: change to one that exists, such as with `cd`\n"
+    )

@@ -160,25 +160,30 @@ def test_no_server_outlives_its_run(troubled):
 
 
 HOLDER = """
-import subprocess, sys, time
-server = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
-child = subprocess.Popen([sys.executable, "-m", "grpo.host.tether", "5", "0", *server], stdin=subprocess.PIPE)
-child.stdin.write(b"{}\\n")
-child.stdin.flush()
-print(child.pid, flush=True)
+import sys, time
+from pathlib import Path
+from grpo.rollout.replica import ServerProcess
+server = ServerProcess([], {}, Path(sys.argv[1]))
+server._command[server._command.index("-W"):] = ["-m", "http.server", "--bind", "127.0.0.1", "0"]
+server.start()
+print(server._process.pid, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("victim", ["run", "wrapper"])
-def test_a_server_ends_when_its_run_or_its_wrapper_is_killed(victim):
-    run = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("victim", ["run", "group of the run", "wrapper"])
+def test_a_server_ends_when_its_run_or_its_wrapper_is_killed(victim, tmp_path):
+    words = [sys.executable, "-c", HOLDER, tmp_path / "log"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     wrapper = psutil.Process(int(run.stdout.readline()))
     deadline = time.monotonic() + 30
-    while not (servers := wrapper.children()) and time.monotonic() < deadline:
+    while len(servers := wrapper.children(recursive=True)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(servers) == 1
-    (run if victim == "run" else wrapper).send_signal(signal.SIGKILL)
-    assert gone([*servers, wrapper] if victim == "run" else servers)
+    assert len(servers) == 2
+    if victim == "group of the run":
+        os.killpg(run.pid, signal.SIGKILL)
+    else:
+        (wrapper if victim == "wrapper" else run).send_signal(signal.SIGKILL)
+    assert gone(servers if victim == "wrapper" else [*servers, wrapper])
     run.kill()
     run.wait()

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import multiprocessing
+import os
 import re
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +19,6 @@ import grpo
 from grpo import Result, Trainer, UserError
 from grpo.cli import main
 from grpo.config import RewardPartConfig
-from grpo.trainer import import_path
 from tests import warm
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -232,17 +233,60 @@ def test_a_result_is_read_while_its_run_writes_a_line(tmp_path):
         _ = Result(tmp_path / "nowhere").metrics
 
 
-def test_a_reward_that_no_other_process_can_import_is_refused():
+def typed(text):
+    """Returns the function f of a text that was typed into a notebook's cell."""
+    namespace = {"__name__": "__main__"}
+    exec(compile(text, "/tmp/ipykernel_7/1.py", "exec"), namespace)
+    return namespace["f"]
+
+
+def test_rewards_that_no_other_process_can_import_have_names_of_their_own():
     def inner(completion, answer, metadata):
         return 1.0
 
-    for function in (inner, lambda completion, answer, metadata: 1.0):
-        with pytest.raises(UserError, match="must be a function at the top of a module"):
-            import_path(function)
-    namespace = {"__name__": "__main__"}
-    exec(compile("def typed(c, a, m): return 1.0", "<stdin>", "exec"), namespace)
-    with pytest.raises(UserError, match="the reward typed must stand in a file"):
-        import_path(namespace["typed"])
+    rewards = [inner, lambda completion: 1.0, lambda completion: 2.0, typed("def f(completion): return 1.0"), reward]
+    parts = Trainer("experiment=tiny", reward=rewards).config.task.reward.parts
+    assert [part.name for part in parts] == [
+        *("given:inner", "given:lambda", "given:lambda-2", "given:f"),
+        f"{__name__}:reward",
+    ]
+
+
+@pytest.mark.slow
+def test_a_reward_of_a_notebooks_cell_grades_in_other_processes(tmp_path):
+    """The second reward uses what another cell has defined. The third one's pid is that of a grading process."""
+    cell = typed("bonus = 0.25\ndef more(): return bonus\ndef f(completion): return more()\n")
+    pid = typed("import os\ndef f(completions, **columns): return [float(os.getpid())] * len(completions)\n")
+    words = "experiment=tiny", "rollout=transformers", "num_steps=1", "evaluation.num_problems=0"
+    trainer = Trainer(
+        *words,
+        "checkpoint.export=false",
+        f"output_dir={tmp_path}/run",
+        dataset=[{"problem": f"{number} + 1 =", "answer": number + 1} for number in range(20)],
+        reward=[lambda completion, answer: float(answer in completion), cell, pid],
+    )
+    metrics = trainer.train().metrics
+    assert metrics["reward/part/given:f"].to_list() == [0.25]
+    assert metrics["reward/part/given:f-2"].to_list() not in ([float(os.getpid())], [0.0])
+    assert 0 <= metrics["reward/part/given:lambda"].to_list()[0] <= 1
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_a_reward_that_cannot_be_sent_to_another_process_is_one_line(tmp_path):
+    lock = threading.Lock()
+
+    def waiting(completion):
+        return float(lock.locked())
+
+    with pytest.raises(UserError, match="the reward given:waiting cannot be sent to the grading processes .*lock.*"):
+        Trainer("experiment=tiny", f"output_dir={tmp_path}/run", reward=waiting).train()
+
+
+def test_another_process_says_that_it_lacks_a_reward_which_was_given_in_python(capsys):
+    assert main(["train", "experiment=tiny", "task.reward.parts=[{name: 'given:mine'}]"]) == 2
+    assert "it was given in Python, as an object that this process lacks: give it to Trainer again" in (
+        capsys.readouterr().err
+    )
 
 
 def test_the_package_says_what_it_has():
@@ -259,6 +303,7 @@ def test_the_package_says_what_it_has():
         (["task=file", "task.data.path=no.jsonl"], "task.data.path: there is no file 'no.jsonl'"),
         (["task.reward.workers=100000"], "asks for as many processes, and this machine has"),
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, e.g. to 16"),
         (["rollout=vllm_server", "rollout.servers.host=no.such"], "rollout.servers.host=no.such is no address of this"),
     ],
 )

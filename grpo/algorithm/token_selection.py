@@ -49,16 +49,21 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
 
 
 def kl_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
-    """Returns 1 for the `share` of all tokens with the largest covariance, else 0: KL-Cov (arXiv:2505.22617)."""
+    """Returns 1 for the `share` of all tokens with the largest covariance, else 0: KL-Cov (arXiv:2505.22617).
+
+    Tokens that are equal at the limit share what is left, see `largest`.
+    """
     covariance, count = _covariance(tokens, total)
-    return largest(covariance, _number(settings.selection.share, count), total, ALIKE).to(covariance.dtype)
+    return largest(covariance, _number(settings.selection.share, count), total, ALIKE)
 
 
 def top_entropy(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
-    """Returns 1 for the `share` of all tokens with the highest entropy, else 0 (arXiv:2506.01939, the 80/20 rule)."""
+    """Returns 1 for the `share` of all tokens with the highest entropy, else 0 (arXiv:2506.01939, the 80/20 rule).
+
+    Tokens that are equal at the limit share what is left, see `largest`.
+    """
     [count] = total([tokens.entropies.numel()])
-    number = _number(settings.selection.share, count)
-    return largest(tokens.entropies, number, total, ALIKE).to(tokens.entropies.dtype)
+    return largest(tokens.entropies, _number(settings.selection.share, count), total, ALIKE)
 
 
 SELECTIONS: Mapping[str, Selection] = {"clip_cov": clip_cov, "kl_cov": kl_cov, "top_entropy": top_entropy}
@@ -89,8 +94,11 @@ def apply_selection(losses: Tensor, tokens: Tokens, weights: Tensor, settings: O
 
 
 def largest(values: Tensor, number: int, total: Total, alike: float = 0.0) -> Tensor:
-    """Returns [targets] bool: whether a value is among the `number` largest of all ranks. Values equal to the smallest
-    of these `number` count too, also those that lie below it by at most `alike`, or by that share of a value above 1.
+    """Returns for each value [targets] how much of it is among the `number` largest of all ranks, from 0 to 1.
+
+    The sum over all ranks is `number`. Values equal to the smallest of the largest ones share what the larger values
+    leave, since nothing says which of them to take: this is the expectation of a draw among them. Equal are also
+    values that differ by at most `alike`, or by that share of a value above 1.
 
     The completions of a prompt have equal values as long as they have the same tokens. Layouts and kernels round these
     differently, and must not decide which of them is chosen.
@@ -106,7 +114,12 @@ def largest(values: Tensor, number: int, total: Total, alike: float = 0.0) -> Te
         [count] = total([float((keys >= middle).sum())])
         low, high = (middle, high) if count >= number else (low, middle - 1)
     smallest = torch.tensor(low if low >= 0 else -(2**31) - low, dtype=torch.int32).view(torch.float32).item()
-    return (keys >= low) | (values >= smallest - alike * max(1.0, abs(smallest)))
+    width = alike * max(1.0, abs(smallest))
+    above = (keys > low) & (values > smallest + width)
+    equal = ~above & ((keys >= low) | (values >= smallest - width))
+    num_above, num_equal = total([float(above.sum()), float(equal.sum())])
+    share = (number - num_above) / num_equal if num_equal else 0.0
+    return above.to(values.dtype) + share * equal.to(values.dtype)
 
 
 def _number(share: float, count: float) -> int:

@@ -1,4 +1,4 @@
-"""This module implements `grpo config`, which prints every key with its values, its default and its meaning."""
+"""This module implements `grpo config`, which prints keys with their values, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
+from grpo.config.aliases import ALIASES, ELSEWHERE
 from grpo.config.keys import Choice, Key, Section, choices, sections
 from grpo.host.terminal import Terminal
 
-USAGE = """usage: grpo config [WORD ...]
+USAGE = """usage: grpo config [all | WORD ...]
        grpo config markdown > configs/README.md
 
-Prints every key of a run and every choice of its groups, with values, default and meaning. With words, it prints only
-those whose name, values or meaning contain all of the words.
+Prints the sections of keys and the groups of choices. With words, it prints the keys and choices whose name, values or
+meaning contain all of the words, with values, default and meaning. grpo config all prints every key and choice.
   grpo config learner.zero
   grpo config clip
   grpo config num_generations        finds names that TRL, verl and vLLM use, too
@@ -40,23 +41,58 @@ stand in brackets.
 `configs/*/*.yaml`."""
 
 
+FURTHER = """A key is set by KEY=VALUE, and a group's choice by GROUP=CHOICE: grpo train objective=dapo num_steps=60
+
+grpo config objective.kl     every key of a section
+grpo config lora             every key and choice with this word
+grpo config num_generations  a name that TRL, verl and others use
+grpo config all              every key and choice"""
+
+
 def run(words: Sequence[str]) -> int:
-    """Prints the keys and choices that contain all words. Returns the exit code."""
+    """Prints the keys and choices that contain all words, or an overview without words. Returns the exit code."""
     terminal = Terminal()
     if [*words] == ["markdown"]:
         terminal.out(page(), highlight=False)
         return 0
-    keys = [key for section in sections() for key in section.keys if _holds(words, key.name, key.values, key.meaning)]
-    matching_choices = [choice for choice in choices() if _holds(words, choice.name, choice.meaning)]
+    if not words:
+        for table in overview():
+            terminal.print(table)
+        terminal.print(FURTHER)
+        return 0
+    sought = [] if [*words] == ["all"] else [*words]
+    known = [key for section in sections() for key in section.keys]
+    keys = [key for key in known if _holds(sought, key.name, key.values, key.meaning)]
+    matching_choices = [choice for choice in choices() if _holds(sought, choice.name, choice.meaning)]
     if not keys and not matching_choices:
+        keys = [key for key in known if [ALIASES.get(word.lower()) for word in words] == [key.name]]
+    if not keys and not matching_choices:
+        elsewhere = next((ELSEWHERE[word.lower()] for word in words if word.lower() in ELSEWHERE), "")
         raise UserError(
-            f"no key and no choice contains {' and '.join(map(repr, words))}: `grpo config` prints all of them"
+            f"no key and no choice contains {' and '.join(map(repr, words))}: "
+            + (elsewhere or "`grpo config all` prints all of them")
         )
     if keys:
         terminal.print(key_table(keys))
     if matching_choices:
         terminal.print(choice_table(matching_choices))
     return 0
+
+
+def overview() -> list[Table]:
+    """Makes a table of the sections of keys, and one of the groups with the names of their choices."""
+    of_keys = Table("keys", "how many", "what they are", title="Sections of keys", title_justify="left")
+    for section in sections():
+        meaning = section.meaning.partition(". ")[0].rstrip(".")
+        of_keys.add_row(Text(section.name or "run", style="bold"), str(len(section.keys)), f"{meaning}.")
+    of_groups = Table("group", "choices", title="Groups", title_justify="left")
+    names: dict[str, list[str]] = {}
+    for choice in choices():
+        group, _, name = choice.name.partition("=")
+        names.setdefault(group, []).append(f"{name} (default)" if choice.usual else name)
+    for group, of_group in names.items():
+        of_groups.add_row(Text(group, style="bold"), ", ".join(of_group))
+    return [of_keys, of_groups]
 
 
 def key_table(keys: Iterable[Key]) -> Table:

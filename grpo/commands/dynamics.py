@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo.commands.words import count, natural, positive, typed
-from grpo.config import UserError
+from grpo.config import TrainConfig, UserError
+from grpo.config.complaints import paths
 from grpo.config.errors import require
+from grpo.config.hints import hint
+from grpo.config.hydra import config_directory
+from grpo.config.rewording import free_key
 from grpo.config.runs_within import is_run, refuse_several
-from grpo.dynamics.planning import PlanRequest
+from grpo.dynamics.request import UNITS, Budget, PlanRequest
 from grpo.host.alive import working
+from grpo.host.disk import require_writable
 from grpo.prove.record import read_constants
-from grpo.report.dynamics import write_diagnosis, write_fit, write_forecast, write_replay
-from grpo.report.plan import write_plan
-from grpo.report.whatif import UNITS, Budget, write_whatif
-from grpo.tasks.solve_rates import PassRates, read_solve_rates
+
+if TYPE_CHECKING:
+    from grpo.tasks.solve_rates import PassRates
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
@@ -35,7 +40,8 @@ exports, rlprobe's recording, or JSON Lines, JSON, CSV or Parquet with one row p
 folder only. For plan, it is a file of pass rates.
 fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs,
 and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
-whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run).
+whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run), and
+output=DIR for picture and page (default: the run's folder).
 plan takes column=NAME of the pass rates (default: that of `grpo solve-rates`, or else Big-Math's), tried=N samples
 behind each (default: what the file says, or else 64), machine=FILE, the prove.json that `grpo prove` has written,
 output=DIR for picture and page (default: beside PATH), and the following. Where the file of `grpo solve-rates` says how
@@ -43,56 +49,132 @@ long prompts and completions are, these are the defaults.
 """ + "\n".join(f"  {field.name}={field.default:g}" for field in fields(PlanRequest))
 
 
+Analysis = Callable[[], None]
+
+
 def run(words: Sequence[str]) -> int:
-    """Runs the analysis in `COMMANDS` that the first word names. Returns the exit code."""
+    """Runs the analysis in `COMMANDS` that the first word names. Returns the exit code.
+
+    Its words are read before anything is imported that takes seconds.
+    """
     name, *arguments = words
     if name not in COMMANDS:
         raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")
     if not arguments or "=" in arguments[0]:
         raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
+    path = Path(arguments[0])
+    for word in arguments[1:]:
+        require("=" in word, f"grpo dynamics {name} reads one path, and {word!r} is no KEY=VALUE")
+    analysis = COMMANDS[name](path, arguments[1:])
+    require(path.exists(), f"there is no file or folder {path}")
     with working("analysing the log" if name != "plan" else "making the plan"):
-        COMMANDS[name](Path(arguments[0]), arguments[1:])
+        analysis()
     return 0
 
 
-def _fit(path: Path, settings: list[str]) -> None:
-    write_fit(path, **typed(settings, last_step=count, column=str, scale=positive))
+def _fit(path: Path, settings: list[str]) -> Analysis:
+    options = typed(settings, last_step=count, column=str, scale=positive)
+
+    def analysis() -> None:
+        from grpo.report.dynamics import write_fit
+
+        write_fit(path, **options)
+
+    return analysis
 
 
-def _forecast(path: Path, settings: list[str]) -> None:
-    write_forecast(path, **typed(settings, last_step=count, column=str, scale=positive))
+def _forecast(path: Path, settings: list[str]) -> Analysis:
+    options = typed(settings, last_step=count, column=str, scale=positive)
+
+    def analysis() -> None:
+        from grpo.report.dynamics import write_forecast
+
+        write_forecast(path, **options)
+
+    return analysis
 
 
-def _diagnose(path: Path, settings: list[str]) -> None:
-    write_diagnosis(path, **typed(settings, column=str, scale=positive))
+def _diagnose(path: Path, settings: list[str]) -> Analysis:
+    options = typed(settings, column=str, scale=positive)
+
+    def analysis() -> None:
+        from grpo.report.dynamics import write_diagnosis
+
+        write_diagnosis(path, **options)
+
+    return analysis
 
 
-def _replay(path: Path, settings: list[str]) -> None:
-    write_replay(path, settings)
+def _replay(path: Path, settings: list[str]) -> Analysis:
+    _check_keys("replay", path, settings, ())
+
+    def analysis() -> None:
+        from grpo.report.dynamics import write_replay
+
+        write_replay(path, settings)
+
+    return analysis
 
 
-def _whatif(path: Path, settings: list[str]) -> None:
+def _whatif(path: Path, settings: list[str]) -> Analysis:
+    _check_keys("whatif", path, settings, (*UNITS, "output"))
     budgets = [word for word in settings if word.partition("=")[0] in UNITS]
     if len(budgets) > 1:
         raise UserError(f"give one budget, not {' and '.join(budgets)}")
     amounts = typed(budgets, **dict.fromkeys(UNITS, positive))
     budget = Budget(*next(iter(amounts.items()))) if amounts else None
-    write_whatif(path, [word for word in settings if word not in budgets], budget)
+    outputs = [word for word in settings if word.startswith("output=")]
+    output = typed(outputs, output=Path).get("output")
+    if output:
+        require_writable(output, "output=")
+    words = [word for word in settings if word not in (*budgets, *outputs)]
+
+    def analysis() -> None:
+        from grpo.report.whatif import write_whatif
+
+        if output:
+            output.mkdir(parents=True, exist_ok=True)
+        write_whatif(path, words, budget, output)
+
+    return analysis
 
 
-def _plan(path: Path, settings: list[str]) -> None:
+def _check_keys(name: str, path: Path, settings: Sequence[str], own: Sequence[str]) -> None:
+    """Raises `UserError` for a word that is neither a key or group of a run nor an own word, and for a foreign log."""
+    keys = paths(TrainConfig())
+    for key in (word.partition("=")[0].lstrip("+") for word in settings):
+        is_group = bool(key) and "." not in key and (config_directory() / key).is_dir()
+        has_own = f"; {name} takes {', '.join(f'{word}=' for word in own)} too" if own else ""
+        require(key in (*keys, *own) or is_group or bool(free_key(key)), f"unknown key {key}{hint(key, keys)}{has_own}")
+    require(
+        not path.is_file(),
+        f"{path} is no run's folder: {name} reads a run of grpo, whose settings it changes; fit, forecast and diagnose "
+        "read logs of other frameworks",
+    )
+
+
+def _plan(path: Path, settings: list[str]) -> Analysis:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
     kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
     options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
     machine = read_constants(options.pop("machine")) if "machine" in options else None
-    pass_rates = _pass_rates(path, options.pop("column", ""))
-    tried, output = options.pop("tried", pass_rates.tried), options.pop("output", path.parent)
-    write_plan(pass_rates.rates, pass_rates.missing, tried, PlanRequest(**pass_rates.tokens | options), machine, output)
+
+    def analysis() -> None:
+        from grpo.report.plan import write_plan
+
+        pass_rates = _pass_rates(path, options.pop("column", ""))
+        tried, output = options.pop("tried", pass_rates.tried), options.pop("output", path.parent)
+        request = PlanRequest(**pass_rates.tokens | options)
+        write_plan(pass_rates.rates, pass_rates.missing, tried, request, machine, output)
+
+    return analysis
 
 
 def _pass_rates(path: Path, column: str) -> PassRates:
     """Reads the pass rates for a plan. Raises `UserError` for a run, or a folder of runs, with what reads them."""
+    from grpo.tasks.solve_rates import read_solve_rates
+
     mend = "plan takes a file of pass rates, which `grpo solve-rates` writes"
     require(not is_run(path), f"{path} is a run, and {mend}: `grpo dynamics whatif {path}` predicts it otherwise set")
     try:
@@ -102,7 +184,8 @@ def _pass_rates(path: Path, column: str) -> PassRates:
         raise
 
 
-COMMANDS: dict[str, Callable[[Path, list[str]], None]] = {
+# Reads the words of an analysis, and returns what does it.
+COMMANDS: dict[str, Callable[[Path, list[str]], Analysis]] = {
     "fit": _fit,
     "forecast": _forecast,
     "diagnose": _diagnose,

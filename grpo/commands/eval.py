@@ -42,7 +42,7 @@ def run(config: TrainConfig) -> int:
     if not suite:
         validate_evaluation(config)
         for of_set in config.task.all_sets.values():
-            load_problems(of_set.data)
+            load_problems(of_set.data, of_set.reward)
     model = candidate(config, suite or [config.task])
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -67,16 +67,17 @@ def run(config: TrainConfig) -> int:
         return 0
     ungraded = [name for name, result in results.items() if not held_out.is_graded(result)]
     results = {name: result for name, result in results.items() if name not in ungraded}
-    for name, result in results.items():
-        file = output / evaluation_name(name if suite else "")
+    files = {name: output / evaluation_name(name if suite else "") for name in results}
+    for name, file in files.items():
         # A file that is there already is refused, so a kill must not leave half of one.
-        write_whole(file, json.dumps(result, indent=1, ensure_ascii=False), "backslashreplace")
-        print(f"written to {file}")
+        write_whole(file, json.dumps(results[name], indent=1, ensure_ascii=False), "backslashreplace")
     for name, result in results.items():
         Terminal().print(result_table(name, result))
     for sets in (results, *(result["sources"] for result in results.values() if "sources" in result)):
         if len(sets) > 1:
             Terminal().print(suite_table(sets))
+    for file in files.values():
+        print(f"written to {file}")
     require(not ungraded, f"no problem of {', '.join(ungraded)} could be graded: {held_out.NOT_GRADED}")
     return 0
 

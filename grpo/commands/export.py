@@ -14,18 +14,20 @@ from grpo.host.disk import size_of
 from grpo.run.export_source import to_export
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
-                   [upload=USER/NAME [public=true]]
+                   [upload=USER/NAME [public=true]] [model.trust_remote_code=true]
 
 Writes the model of a checkpoint with its tokenizer and a model card into DIRECTORY, which transformers and vLLM load.
 Of a run's folder the checkpoint with the best held-out pass rate is taken, or the newest where none was evaluated.
 dtype is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it was
 trained, in peft's format, instead of merging it into the weights. upload=USER/NAME sends DIRECTORY to the Hugging Face
-hub too, where a new model is private unless public=true. It needs no GPU.
+hub too, where a new model is private unless public=true. It needs no GPU. Python code that comes with the model runs
+only with model.trust_remote_code=true, also if the checkpoint's own configuration allows it.
 
   grpo export runs/x models/x  the best checkpoint of a run
   grpo export runs/x/checkpoints/step-00000050 models/x dtype=bfloat16
   grpo export runs/x adapters/x adapter=true upload=me/x"""
 
+TRUST = "model.trust_remote_code"
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -35,7 +37,8 @@ def run(words: Sequence[str]) -> int:
     if len(places) != 2:
         raise UserError("grpo export needs a checkpoint or a run's folder, and a folder to write (grpo export help)")
     settings = [word for word in words if "=" in word]
-    options = typed(settings, dtype=_dtype, adapter=truth, upload=str, public=truth)
+    kinds = {"dtype": _dtype, "adapter": truth, "upload": str, "public": truth, TRUST: truth}
+    options = typed(settings, **kinds)
     require(
         not (options.get("adapter") and "dtype" in options),
         "adapter=true writes the adapter as it was trained: leave out dtype=",
@@ -50,7 +53,8 @@ def run(words: Sequence[str]) -> int:
         # Its imports take seconds, so what is wrong with the words or the folders is told before.
         from grpo.run.exporting import export_checkpoint
 
-        checkpoint = export_checkpoint(place, directory, options.get("dtype", ""), adapter)
+        trust = options.get(TRUST, False)
+        checkpoint = export_checkpoint(place, directory, options.get("dtype", ""), adapter, trust)
     print(f"{checkpoint} is exported to {directory} ({size_of(directory)})")
     if name:
         print(f"it is uploaded to {models.upload(directory, name, options.get('public', False))}")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.commands.words import seconds, typed
 from grpo.config import UserError
@@ -17,12 +17,14 @@ from grpo.config.folder import METRICS_FILE, MODEL_FOLDER
 from grpo.config.runs_within import refuse_several
 from grpo.config.start import named_by_start, run_name
 from grpo.host.alive import working
-from grpo.report.contrast import contrast
-from grpo.report.contrast_page import write_contrast
-from grpo.report.finished_runs import Run, differing_keys, load
-from grpo.report.run_report import write_report
+from grpo.host.disk import require_writable
+from grpo.host.terminal import Terminal
 from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
+from grpo.sweep.short_names import short_names
 from grpo.telemetry import read_ending
+
+if TYPE_CHECKING:
+    from grpo.report.finished_runs import Run
 
 USAGE = """usage: grpo report RUN
        grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
@@ -54,7 +56,11 @@ def run(words: Sequence[str]) -> int:
     if not is_sweep and len(paths) < 2:
         return _of_run(paths[0], settings)
     output = settings.get("output", paths[0] if is_sweep else Path("."))
+    require_writable(output, "output=")
     output.mkdir(parents=True, exist_ok=True)
+    with working("loading what grpo report needs"):
+        from grpo.report.contrast import contrast
+        from grpo.report.contrast_page import write_contrast
     if not is_sweep:
         with working("comparing the runs"):
             write_contrast(contrast(_loaded(paths)), output)
@@ -82,14 +88,18 @@ def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
         has_rounds,
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",
     )
-    model = folder / MODEL_FOLDER
-    with working("drawing the report"):
-        write_report(folder, model if model.is_dir() else None)
+    with working("loading what grpo report needs"):
+        from grpo.report.run_report import write_report
+    model, console = folder / MODEL_FOLDER, Terminal()
+    with console.at_once(), working("drawing the report"):
+        write_report(folder, model if model.is_dir() else None, console)
     return 0
 
 
 def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
     """Returns a sweep's finished runs, notes about the others, and the number of runs that may still finish."""
+    from grpo.report.finished_runs import load
+
     ledger = open_ledger(folder)
     states = {cell: ledger.state(cell) for cell in ledger.cells}
     done_cells = [cell for cell, state in states.items() if state.state == DONE]
@@ -100,7 +110,8 @@ def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
         ", ".join(f"{number} {state}" for state, number in unfinished_states.items()),
     )
     notes = failures + ([f"{unfinished} of {len(states)} runs are not done ({counts})."] if unfinished else [])
-    return [load(ledger.path(cell), cell.variant, cell.seed) for cell in done_cells], notes, unfinished
+    names = short_names(cell.variant for cell in ledger.cells)
+    return [load(ledger.path(cell), names[cell.variant], cell.seed) for cell in done_cells], notes, unfinished
 
 
 def _loaded(paths: Sequence[Path]) -> list[Run]:
@@ -109,6 +120,8 @@ def _loaded(paths: Sequence[Path]) -> list[Run]:
     So are runs whose names end in a number, and runs in folders that are named by their start, if nothing but the seed
     differs. Otherwise each of them is a variant.
     """
+    from grpo.report.finished_runs import load
+
     runs = [load(path, _variant(path)) for path in paths]
     names = {run.variant for run in runs if not _NAMED_SEED.search(run.folder.resolve().name)}
     apart = {name for name in names if not _are_seeds([run for run in runs if run.variant == name])}
@@ -117,6 +130,8 @@ def _loaded(paths: Sequence[Path]) -> list[Run]:
 
 def _are_seeds(runs: Sequence[Run]) -> bool:
     """Says whether runs differ in their seeds only, and each has another seed."""
+    from grpo.report.finished_runs import differing_keys
+
     seeds = {run.seed for run in runs}
     return len(seeds) == len(runs) and not differing_keys({str(run.folder): run.config for run in runs})
 

@@ -103,7 +103,8 @@ def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> N
     facts = [f"step {first['step']}", first["prompt_id"], score]
     facts += [first["source"]] if first.get("source") else []
     console.rule(Text(" · ".join(facts), style="bold"), align="left")
-    console.print(Text(f"{first['question']}\nexpected answer: {first['answer']}", style="dim"), soft_wrap=True)
+    expected = f"\nexpected answer: {first['answer']}" if first["answer"] else ""
+    console.print(Text(f"{first['question']}{expected}", style="dim"), soft_wrap=True)
     for row in matching:
         if is_graded(row):
             verdict, style = ("✓ right", "green") if row["correct"] else ("✗ wrong", "red")

@@ -7,12 +7,11 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from grpo import models
 from grpo.config import TrainConfig
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
 from grpo.host.signals import StopRequest
-from grpo.run.parts import warm_start_examples
+from grpo.run.model_folder import model_folder
 from grpo.run.precision import with_precision
 from grpo.run.preflight import check_vllm
 
@@ -38,7 +37,7 @@ def run(config: TrainConfig) -> int:
     device = ranks.device(config)
     check_vllm(config)
     config = with_precision(config)
-    path = models.resolve(config.model, lambda: warm_start_examples(config))
+    path = model_folder(config)
     processes = start_servers(config, str(path), device)
     key = os.environ[KEY_VARIABLE]
     replicas = [Replica(url, key, 0.0, process) for url, process in processes.items()]

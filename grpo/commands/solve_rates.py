@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -15,11 +14,12 @@ from scipy import stats
 from grpo.config import TrainConfig, UserError
 from grpo.config.compare_saved import differences
 from grpo.config.folder import RATES_FILE, RATES_SETTINGS_FILE
+from grpo.config.plain_json import read_object
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
-from grpo.host.disk import write_whole
+from grpo.host.disk import open_own, write_whole
 from grpo.report.solve_rates_page import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import Candidate, candidate
@@ -31,6 +31,7 @@ from grpo.types import ScoredGroup
 
 # This many problems are sampled, graded and written at a time. A killed command loses no more than these.
 CHUNK = 64
+TEXT = {"encoding": "utf-8", "errors": "backslashreplace"}
 # Rates depend on these keys. All others may change when the command is started again to continue its work.
 DECISIVE = (
     "model.", "seed", "task.data.", "task.prompt.", "task.reward.", "rollout.sampling.",
@@ -55,7 +56,7 @@ def run(config: TrainConfig) -> int:
     finished_rows = _begun(output, config)
     if not ranks.rank():
         print(f"if this is stopped, the same words with output_dir={output} continue it", flush=True)
-    load_problems(config.task.data)  # errors in the data show before the engine starts
+    load_problems(config.task.data, config.task.reward)  # errors in the data show before the engine starts
     model = candidate(config, [config.task])
     with model.load_task(model.tasks[0]) as task:
         _measure(task, model, config, finished_rows)
@@ -97,7 +98,7 @@ def _measure(task: VerifiableTask, model: Candidate, config: TrainConfig, done: 
             # count of its rows is the cursor to continue from.
             rows = [row for _, row in sorted(chain(*(share.items() for share in shares)))]
             if first:
-                with Path(config.output_dir, RATES_FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                with open_own(Path(config.output_dir, RATES_FILE), "a", **TEXT) as file:
                     file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
             progress.update(bar, completed=task.cursor)
 
@@ -111,8 +112,8 @@ def _row(scored: ScoredGroup) -> dict[str, Any]:
     asked = {
         "problem_id": problem.problem_id,
         "problem": [*map(dict, problem.messages)] if len(problem.messages) > 1 else problem.question,
-        "answer": problem.answer,
     }
+    asked |= {"answer": problem.answer} if problem.answer else {}
     return (
         asked
         | {name: value for name, value in problem.metadata.items() if name not in asked}
@@ -141,11 +142,12 @@ def _begun(output: Path, config: TrainConfig) -> int:
     if not rates.exists():
         write_whole(settings, json.dumps(asdict(config), indent=1))
         return 0
-    before = from_dict(json.loads(settings.read_text()) if settings.exists() else {})
+    before = from_dict(read_object(settings) if settings.exists() else {})
     for name, old, new in differences(before, config):
         if name.startswith(DECISIVE):
             raise UserError(f"{rates} was begun with {name}={old!r}, but now it is {new!r}: choose another output_dir")
     content = rates.read_bytes()
     # The file is truncated, not rewritten, so that neither a full disk nor a kill loses the rates that are kept.
-    os.truncate(rates, content.rfind(b"\n") + 1)
+    with open_own(rates, "ab") as file:
+        file.truncate(content.rfind(b"\n") + 1)
     return content.count(b"\n")

@@ -14,11 +14,12 @@ from grpo.config.errors import require
 from grpo.config.hydra import compose_sweep, launch_all
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import run_cell
-from grpo.sweep.cells import cells_of
-from grpo.sweep.ledger import DONE, FAILED, RUNNING, Ledger, begin_ledger
+from grpo.sweep.cells import Cell, cells_of
+from grpo.sweep.ledger import DONE, FAILED, RUNNING, SWEEP_FILE, Ledger, begin_ledger, open_ledger
+from grpo.sweep.short_names import short_names
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
-                  [hydra/launcher=joblib ...] [trials=N [batch=N]] [command="srun python -m grpo.cli"] [key=value ...]
+                  [hydra/launcher=joblib ...] [trials=N [batch=N]] [command="srun grpo"] [key=value ...]
 
 Runs every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1. key=value overrides a key
 of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done,
@@ -50,7 +51,9 @@ def run(words: Sequence[str]) -> int:
         from grpo.sweep.search import search
 
         return search(config, of_runs, hydra, command)
-    ledger = begin_ledger(Path(config.output_dir).absolute(), cells_of(config, of_runs), command)
+    folder, cells = Path(config.output_dir).absolute(), cells_of(config, of_runs)
+    _refuse_others(folder, cells)
+    ledger = begin_ledger(folder, cells, command)
     pending = ledger.pending()
     print(f"{len(ledger.cells)} runs, of which {len(pending)} are still to do, in {ledger.folder}", flush=True)
     if pending:
@@ -64,15 +67,34 @@ def run(words: Sequence[str]) -> int:
     return 0 if all(state.state == DONE for state in states) else 1
 
 
+def _refuse_others(folder: Path, cells: Sequence[Cell]) -> None:
+    """Raises `UserError` for the folder of a sweep with variants that the words of this one do not name.
+
+    They would be run and compared too, although nobody asked for them. Further variants and seeds are welcome.
+    """
+    if not (folder / SWEEP_FILE).exists():
+        return
+    variants = {cell.variant for cell in cells}
+    others = [*dict.fromkeys(cell.variant for cell in open_ledger(folder).cells if cell.variant not in variants)]
+    require(
+        not others,
+        f"{folder} holds a sweep with other variants, such as {others[0] if others else ''!r}: choose another "
+        "output_dir, or name its variants too",
+    )
+
+
 def ledger_table(ledger: Ledger) -> Table:
     """Makes a table with one line for each variant, and one for each failed run."""
     table = Table("variant", "done", "running", "failed", "to do", "minutes", title=str(ledger.folder.name))
-    for variant in dict.fromkeys(cell.variant for cell in ledger.cells):
+    names = short_names(cell.variant for cell in ledger.cells)
+    for variant in names:
         states = [ledger.state(cell) for cell in ledger.cells if cell.variant == variant]
         count = {name: sum(state.state == name for state in states) for name in (DONE, RUNNING, FAILED)}
         to_do = len(states) - sum(count.values())
         minutes = sum(state.seconds for state in states) / 60
-        table.add_row(variant, *(str(count[name]) for name in (DONE, RUNNING, FAILED)), str(to_do), f"{minutes:.1f}")
+        table.add_row(
+            names[variant], *(str(count[name]) for name in (DONE, RUNNING, FAILED)), str(to_do), f"{minutes:.1f}"
+        )
     for cell in ledger.cells:
         if (state := ledger.state(cell)).state == FAILED:
             table.add_section()

@@ -22,7 +22,7 @@ def typed(settings: Sequence[str], **kinds: Callable[[str], Any]) -> dict[str, A
         if key not in kinds:
             raise UserError(f"unknown key {key!r}; choose one of: {', '.join(kinds)}")
         try:
-            values[key] = kinds[key](value)
+            values[key] = (whole if kinds[key] is int else kinds[key])(value)
         except ValueError:
             kind = KINDS.get(kinds[key], kinds[key].__name__)
             raise UserError(f"{key}={value!r} is not valid: it must be {kind}") from None
@@ -39,9 +39,23 @@ def truth(word: str) -> bool:
 truth.__name__ = "true or false"
 
 
+def whole(word: str) -> int:
+    """Reads a whole number, which may be written as 1e6. Raises ValueError for anything else.
+
+    >>> whole("12"), whole("1e6")
+    (12, 1000000)
+    """
+    try:
+        return int(word)
+    except ValueError:
+        if not (number := float(word)).is_integer():
+            raise
+        return int(number)
+
+
 def count(word: str) -> int:
     """Reads a whole number that is not negative. Raises ValueError for anything else."""
-    if (number := int(word)) < 0:
+    if (number := whole(word)) < 0:
         raise ValueError(word)
     return number
 
@@ -51,7 +65,7 @@ count.__name__ = "a whole number of at least 0"
 
 def natural(word: str) -> int:
     """Reads a whole number above 0. Raises ValueError for anything else."""
-    if (number := int(word)) < 1:
+    if (number := whole(word)) < 1:
         raise ValueError(word)
     return number
 

@@ -6,20 +6,23 @@ other room names Hydra.
 
 The dataclasses:
 run, task, engines, loss, sweep   every key with its meaning
-choices, aliases   the values that a key may have; the words of other frameworks for our keys
+choices, aliases   the values that a key may have; what words of other frameworks are here
 folder             the names of all files in a run's folder
 start, runs_within the name of a new run's folder; which runs a folder holds
 
 From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
-complaints         what Hydra and OmegaConf complain of, in plain words
+rewording          words that Hydra would misunderstand
+complaints, hints  what Hydra and OmegaConf complain of, in plain words; what an unknown key may mean
 saved, compare_saved   a saved configuration read again, and compared with the present one
+plain_json, plain_yaml   JSON and YAML that may come from a stranger
 earlier_run        which model an earlier run has left
 sweep_words        Hydra's sweep syntax
 keys, help, tab_completion   what `grpo config`, `--help` and the Tab key show
 
 Checks before anything starts:
 validate           the whole; its parts are validate_loss, validate_pipeline, validate_task and ranges
+unread             words that have no effect
 credentials, pass_through    keys and passwords; settings for vLLM, DeepSpeed and transformers
 errors             UserError and its kinds
 

@@ -1,199 +1,261 @@
-"""This module maps key names of TRL, verl, OpenRLHF and vLLM to the names of the same settings here."""
+"""These tables say what words of other frameworks are here: keys, choices, commands, or nothing, with the reason.
+
+The words are those of TRL, Hugging Face's Trainer and Accelerate, verl, OpenRLHF, unsloth, prime-rl and vLLM. A word
+with a dot is taken before one without: evaluation.n before n.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+# A key here → its names elsewhere.
+NAMES = {
+    "model.path": (
+        "actor_rollout_ref.model.path base_model critic.model.path model.name model_id model_name "
+        "model_name_or_path pretrain pretrained_model_name_or_path tokenizer_name"
+    ),
+    "model.revision": "model_revision",
+    "model.start": "adapter adapter_name_or_path lora_adapter_path",
+    "model.max_length": (
+        "cutoff_len max_length max_model_len max_model_length max_seq_len max_seq_length seq_len vllm_max_model_length"
+    ),
+    "model.head_precision": "cast_lm_head_to_fp32",
+    "model.config": "model_init_kwargs",
+    "model.lora.rank": "lora.r lora_r lora_rank max_lora_rank model.lora.r peft_config use_peft",
+    "model.lora.alpha": "lora_alpha",
+    "model.lora.target_modules": "lora_target_modules",
+    "task.data.path": (
+        "data.file data_path dataset dataset_name dataset_path prompt_data task.data.file task.data.files "
+        "task.data.name train_data train_dataset train_file train_files"
+    ),
+    "task.data.subset": "dataset_config dataset_config_name subset_name",
+    "task.data.split": "dataset_split dataset_train_split prompt_split train_split",
+    "task.data.question_column": "input_key prompt_key question_key",
+    "task.data.answer_column": "answer_key label_key solution_key data.answer data.solution",
+    "task.data.source_column": "reward_fn_key",
+    "task.data.limit": "max_samples max_train_samples train_max_samples",
+    "task.curriculum.name": "shuffle shuffle_dataset",
+    "task.prompt.template": "prompt_template",
+    "task.prompt.system": "system_message system_prompt",
+    "task.prompt.chat": "apply_chat_template",
+    "task.prompt.chat_template_kwargs": "apply_chat_template_kwargs enable_thinking",
+    "task.prompt.examples": "few_shot",
+    "task.prompt.max_tokens": "max_prompt_length prompt_length prompt_max_len prompt.max_length",
+    "task.prompt.too_long": "filter_overlong_prompts truncation",
+    "task.reward.parts": (
+        "custom_reward_function custom_reward_function.name custom_reward_function.path remote_rm_url reward_fn "
+        "reward_funcs reward_function reward_functions reward_manager reward_model reward_model.path "
+        "reward_weights task.reward.function task.reward.functions task.reward.name task.reward.path"
+    ),
+    "task.reward.extract": "answer_format",
+    "task.reward.overlong": "mask_truncated_completions",
+    "task.reward.overlong_buffer": "overlong_buffer",
+    "normalization.name": "adv_estimator advantage_estimator",
+    "normalization.exponent": (
+        "norm_adv_by_std_in_grpo normalization.alpha normalization.std normalize_reward scale_rewards std_normalization"
+    ),
+    "normalization.parts": "multi_objective_aggregation",
+    "normalization.leave_one_out": "use_rloo",
+    "objective.ratio": "importance_sampling_level",
+    "objective.clip_low": "clip_eps clip_range clip_ratio clip_ratio_low cliprange eps_clip eps_clip_low_high epsilon",
+    "objective.clip_high": "clip_ratio_high epsilon_high",
+    "objective.dual_clip": "clip_ratio_c delta",
+    "objective.temperature_positive": "sapo_temperature_pos tau_pos",
+    "objective.temperature_negative": "sapo_temperature_neg tau_neg",
+    "objective.entropy_coefficient": "ent_coef entropy_bonus entropy_coef entropy_coeff entropy_loss_coef",
+    "objective.entropy_step": "entropy_coef_delta",
+    "objective.aggregation.level": "loss_agg_mode loss_type",
+    "objective.selection.share": "top_entropy_quantile",
+    "objective.selection.low": "clip_cov_lb",
+    "objective.selection.high": "clip_cov_ub",
+    "objective.selection.penalty": "ppo_kl_coef",
+    "objective.kl.coefficient": "beta init_kl_coef kl_beta kl_coef kl_coeff kl_loss_coef use_kl_loss",
+    "objective.kl.estimator": "kl_estimator kl_loss_type kl_penalty use_kl_estimator_k3",
+    "objective.kl.place": "use_kl_in_reward",
+    "objective.kl.by_ratio": "use_bias_correction_kl",
+    "objective.kl.refresh_every": "ref_model_sync_steps sync_ref_model",
+    "objective.kl.refresh_rate": "ref_model_mixup_alpha",
+    "objective.correction.level": "rollout_is vllm_importance_sampling_correction",
+    "objective.correction.cap": (
+        "rollout_is_threshold tis_imp_ratio_cap vllm_importance_sampling_cap vllm_importance_sampling_clip_max"
+    ),
+    "dynamics.group_size": (
+        "g group_size n n_samples n_samples_per_prompt num_generations num_rollouts num_samples "
+        "rollouts_per_example rollouts_per_prompt samples_per_prompt"
+    ),
+    "dynamics.refresh_interval": "steps_per_generation dynamics.tau",
+    "dynamics.passes": "num_iterations ppo_epochs",
+    "dynamics.prompts_per_step": (
+        "batch_size generation_batch_size per_device_train_batch_size ppo_mini_batch_size rollout_batch_size "
+        "train_batch_size"
+    ),
+    "pipeline": "async_train",
+    "rollout.engine": "use_vllm vllm_mode rollout.name",
+    "rollout.servers.replicas": "num_servers servers.count servers.number vllm_num_engines",
+    "rollout.servers.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size",
+    "rollout.servers.urls": "base_url vllm_server_base_url",
+    "rollout.servers.host": "vllm_server_host",
+    "rollout.servers.port": "vllm_server_port",
+    "rollout.servers.start_seconds": "vllm_server_timeout",
+    "rollout.sampling.temperature": "temperature",
+    "rollout.sampling.top_p": "top_p",
+    "rollout.sampling.top_k": "top_k",
+    "rollout.sampling.max_tokens": (
+        "generate_max_len max_completion_length max_new_tokens max_response_length max_tokens response_length"
+    ),
+    "rollout.sampling.stop": "stop_strings",
+    "rollout.sampling.extra": "generation_kwargs min_p repetition_penalty",
+    "rollout.refill.enabled": (
+        "dynamic_filtering dynamic_sampling filter_groups filter_groups.enable use_dynamic_sampling"
+    ),
+    "rollout.refill.max_waves": "max_num_gen_batches",
+    "rollout.gpu_memory_fraction": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "rollout.engine_args": "max_num_batched_tokens",
+    "rollout.max_concurrent": "eval_batch_size max_num_seqs per_device_eval_batch_size val_batch_size",
+    "rollout.max_staleness": "async_level max_async_level off_policy_steps",
+    "learner.zero_stage": "stage zero",
+    "learner.sequence_parallel": "context_parallel_size cp_size sequence_parallel_size ulysses_sequence_parallel_size",
+    "learner.offload_optimizer": "adam_offload optimizer_offload",
+    "learner.offload_states": "free_cache_engine offload param_offload vllm_enable_sleep_mode",
+    "learner.precision": "bf16 dtype fp16 mixed_precision torch_dtype",
+    "learner.gradient_checkpointing": (
+        "activation_checkpointing enable_gradient_checkpointing use_gradient_checkpointing"
+    ),
+    "learner.learning_rate": "actor_learning_rate learning_rate lr",
+    "learner.schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "learner.warmup_steps": "lr_warmup_ratio lr_warmup_steps lr_warmup_steps_ratio warmup_ratio warmup_steps",
+    "learner.min_lr_fraction": "min_lr min_lr_ratio",
+    "learner.betas": "adam_beta1 adam_beta2 adam_betas",
+    "learner.adam_epsilon": "adam_eps",
+    "learner.weight_decay": "l2 weight_decay",
+    "learner.max_gradient_norm": "grad_clip gradient_clipping max_grad_norm max_norm grad_norm",
+    "learner.deepspeed": "deepspeed_config_file optim optimizer",
+    "learner.micro_batch_tokens": (
+        "auto_find_batch_size gradient_accumulation_steps log_prob_micro_batch_size_per_gpu micro_batch_size "
+        "micro_rollout_batch_size micro_train_batch_size ppo_max_token_len_per_gpu ppo_micro_batch_size "
+        "ppo_micro_batch_size_per_gpu use_dynamic_bsz"
+    ),
+    "learner.layout": "packing packing_samples padding_free use_remove_padding",
+    "evaluation.num_problems": "do_eval eval_on_start eval_samples max_eval_samples num_eval_samples val_before_train",
+    "evaluation.samples_per_problem": "evaluation.n num_generations_eval val_kwargs.n",
+    "evaluation.every_rounds": (
+        "eval.interval eval_every eval_freq eval_interval eval_steps eval_strategy evaluation.every "
+        "evaluation.freq evaluation.interval test_freq"
+    ),
+    "evaluation.temperature": "val_kwargs val_kwargs.temperature",
+    "evaluation.top_p": "val_kwargs.top_p",
+    "evaluation.suite": "benchmarks",
+    "checkpoint.every_rounds": (
+        "checkpoint.every checkpoint.interval ckpt.interval save_every save_freq save_interval save_steps save_strategy"
+    ),
+    "checkpoint.keep_last": "checkpoint.keep max_actor_ckpt_to_keep max_ckpt_num save_total_limit",
+    "checkpoint.resume": "load_checkpoint resume resume_from_checkpoint resume_mode",
+    "tracking.wandb": "logger report_to use_wandb wandb",
+    "tracking.tensorboard": "tensorboard_dir",
+    "tracking.project": "project_name wandb.project wandb_project",
+    "tracking.entity": "wandb_entity",
+    "tracking.group": "wandb_group",
+    "tracking.completions": "log_completions",
+    "tracking.samples_per_round": "log_val_generations num_completions_to_print num_examine",
+    "tracking.profile_rounds": "profile profiler",
+    "num_steps": (
+        "epochs iterations max_epochs max_steps num_episodes num_epochs num_train_epochs num_training_steps steps "
+        "total_epochs total_steps total_training_steps train_steps training_steps"
+    ),
+    "hardware.learner_nodes": "actor_num_nodes nnodes num_machines num_nodes",
+    "hardware.ranks_per_node": (
+        "actor_num_gpus_per_node gpus gpus_per_node n_gpus n_gpus_per_node nproc nproc_per_node num_gpus "
+        "num_processes world_size"
+    ),
+    "hardware.hosts": "hostfile main_process_ip",
+    "hardware.first_port": "main_process_port master_port",
+    "seed": "data_seed random_seed random_state",
+    "output_dir": (
+        "checkpoint_dir ckpt_path default_local_dir experiment_name logging_dir out_dir run_name save_dir "
+        "save_path wandb.name wandb_run_name"
+    ),
+    "device": "accelerator no_cuda use_cpu",
+    "normalization.mean_exponent": "normalization.beta",
+}
+ALIASES = {name: key for key, names in NAMES.items() for name in names.split()}
 
-ALIASES = {
-    "adam_beta1": "learner.betas",
-    "adam_beta2": "learner.betas",
-    "adapter": "model.start",
-    "adapter_name_or_path": "model.start",
-    "adv_estimator": "normalization.name",
-    "advantage_estimator": "normalization.name",
-    "apply_chat_template": "task.prompt.chat",
-    "apply_chat_template_kwargs": "task.prompt.chat_template_kwargs",
-    "batch_size": "dynamics.prompts_per_step",
-    "beta": "objective.kl.coefficient",
-    "bf16": "learner.precision",
-    "cast_lm_head_to_fp32": "model.head_precision",
-    "clip_cov_lb": "objective.selection.low",
-    "clip_cov_ub": "objective.selection.high",
-    "clip_ratio": "objective.clip_low",
-    "clip_ratio_c": "objective.dual_clip",
-    "clip_ratio_high": "objective.clip_high",
-    "clip_ratio_low": "objective.clip_low",
-    "custom_reward_function": "task.reward.parts",
-    "dataset": "task.data.path",
-    "dataset_name": "task.data.path",
-    "default_local_dir": "output_dir",
-    "entropy_coef": "objective.entropy_coefficient",
-    "entropy_coef_delta": "objective.entropy_step",
-    "entropy_coeff": "objective.entropy_coefficient",
-    "epochs": "num_steps",
-    "eps_clip": "objective.clip_low",
-    "eps_clip_low_high": "objective.clip_low",
-    "epsilon": "objective.clip_low",
-    "epsilon_high": "objective.clip_high",
-    "eval_steps": "evaluation.every_rounds",
-    "eval_strategy": "evaluation.every_rounds",
-    "experiment_name": "output_dir",
-    "filter_groups": "rollout.refill.enabled",
-    "filter_overlong_prompts": "task.prompt.too_long",
-    "fp16": "learner.precision",
-    "generate_max_len": "rollout.sampling.max_tokens",
-    "generation_batch_size": "dynamics.prompts_per_step",
-    "generation_kwargs": "rollout.sampling.extra",
-    "gpu_memory_utilization": "rollout.gpu_memory_fraction",
-    "grad_clip": "learner.max_gradient_norm",
-    "gradient_accumulation_steps": "learner.micro_batch_tokens",
-    "group_size": "dynamics.group_size",
-    "importance_sampling_level": "objective.ratio",
-    "init_kl_coef": "objective.kl.coefficient",
-    "input_key": "task.data.question_column",
-    "kl_coef": "objective.kl.coefficient",
-    "kl_loss_coef": "objective.kl.coefficient",
-    "kl_loss_type": "objective.kl.estimator",
-    "label_key": "task.data.answer_column",
-    "learning_rate": "learner.learning_rate",
-    "log_completions": "tracking.completions",
-    "logger": "tracking.wandb",
-    "lora_adapter_path": "model.start",
-    "lora_alpha": "model.lora.alpha",
-    "lora_r": "model.lora.rank",
-    "lora_rank": "model.lora.rank",
-    "loss_agg_mode": "objective.aggregation.level",
-    "loss_type": "objective.aggregation.level",
-    "lr": "learner.learning_rate",
-    "lr_scheduler_type": "learner.schedule",
-    "lr_warmup_steps": "learner.warmup_steps",
-    "mask_truncated_completions": "task.reward.overlong",
-    "max_actor_ckpt_to_keep": "checkpoint.keep_last",
-    "max_completion_length": "rollout.sampling.max_tokens",
-    "max_grad_norm": "learner.max_gradient_norm",
-    "max_length": "model.max_length",
-    "max_model_len": "model.max_length",
-    "max_new_tokens": "rollout.sampling.max_tokens",
-    "max_num_batched_tokens": "rollout.engine_args",
-    "max_num_gen_batches": "rollout.refill.max_waves",
-    "max_num_seqs": "rollout.max_concurrent",
-    "max_prompt_length": "task.prompt.max_tokens",
-    "max_response_length": "rollout.sampling.max_tokens",
-    "max_steps": "num_steps",
-    "max_tokens": "rollout.sampling.max_tokens",
-    "micro_batch_size": "learner.micro_batch_tokens",
-    "min_p": "rollout.sampling.extra",
-    "model_init_kwargs": "model.config",
-    "model_name_or_path": "model.path",
-    "model_revision": "model.revision",
-    "multi_objective_aggregation": "normalization.parts",
-    "n": "dynamics.group_size",
-    "n_gpus_per_node": "hardware.ranks_per_node",
-    "n_samples_per_prompt": "dynamics.group_size",
-    "nnodes": "hardware.learner_nodes",
-    "norm_adv_by_std_in_grpo": "normalization.exponent",
-    "num_completions_to_print": "tracking.samples_per_round",
-    "num_episodes": "num_steps",
-    "num_generations": "dynamics.group_size",
-    "num_iterations": "dynamics.passes",
-    "num_train_epochs": "num_steps",
-    "optimizer_offload": "learner.offload_optimizer",
-    "packing_samples": "learner.layout",
-    "param_offload": "learner.offload_states",
-    "per_device_train_batch_size": "dynamics.prompts_per_step",
-    "ppo_epochs": "dynamics.passes",
-    "ppo_kl_coef": "objective.selection.penalty",
-    "ppo_max_token_len_per_gpu": "learner.micro_batch_tokens",
-    "ppo_micro_batch_size_per_gpu": "learner.micro_batch_tokens",
-    "ppo_mini_batch_size": "dynamics.prompts_per_step",
-    "project_name": "tracking.project",
-    "prompt_key": "task.data.question_column",
-    "prompt_max_len": "task.prompt.max_tokens",
-    "ref_model_mixup_alpha": "objective.kl.refresh_rate",
-    "ref_model_sync_steps": "objective.kl.refresh_every",
-    "remote_rm_url": "task.reward.parts",
-    "repetition_penalty": "rollout.sampling.extra",
-    "report_to": "tracking.wandb",
-    "resume_from_checkpoint": "checkpoint.resume",
-    "resume_mode": "checkpoint.resume",
-    "reward_fn_key": "task.data.source_column",
-    "reward_funcs": "task.reward.parts",
-    "reward_manager": "task.reward.parts",
-    "reward_model": "task.reward.parts",
-    "reward_weights": "task.reward.parts",
-    "rollout_batch_size": "dynamics.prompts_per_step",
-    "rollout_is": "objective.correction.level",
-    "rollout_is_threshold": "objective.correction.cap",
-    "run_name": "output_dir",
-    "sapo_temperature_neg": "objective.temperature_negative",
-    "sapo_temperature_pos": "objective.temperature_positive",
-    "save_freq": "checkpoint.every_rounds",
-    "save_steps": "checkpoint.every_rounds",
-    "save_total_limit": "checkpoint.keep_last",
-    "scale_rewards": "normalization.exponent",
-    "shuffle": "task.curriculum.name",
-    "shuffle_dataset": "task.curriculum.name",
-    "steps": "num_steps",
-    "steps_per_generation": "dynamics.refresh_interval",
-    "sync_ref_model": "objective.kl.refresh_every",
-    "system_prompt": "task.prompt.system",
-    "tau_neg": "objective.temperature_negative",
-    "tau_pos": "objective.temperature_positive",
-    "temperature": "rollout.sampling.temperature",
-    "tensor_model_parallel_size": "rollout.servers.tensor_parallel",
-    "tensor_parallel_size": "rollout.servers.tensor_parallel",
-    "test_freq": "evaluation.every_rounds",
-    "tis_imp_ratio_cap": "objective.correction.cap",
-    "top_entropy_quantile": "objective.selection.share",
-    "top_k": "rollout.sampling.top_k",
-    "top_p": "rollout.sampling.top_p",
-    "torch_dtype": "learner.precision",
-    "total_epochs": "num_steps",
-    "total_training_steps": "num_steps",
-    "train_batch_size": "dynamics.prompts_per_step",
-    "train_files": "task.data.path",
-    "truncation": "task.prompt.too_long",
-    "ulysses_sequence_parallel_size": "learner.sequence_parallel",
-    "use_bias_correction_kl": "objective.kl.by_ratio",
-    "use_dynamic_bsz": "learner.micro_batch_tokens",
-    "use_kl_estimator_k3": "objective.kl.estimator",
-    "use_kl_in_reward": "objective.kl.place",
-    "use_kl_loss": "objective.kl.coefficient",
-    "use_peft": "model.lora.rank",
-    "use_remove_padding": "learner.layout",
-    "use_vllm": "rollout.engine",
-    "val_files": "evaluation.suite",
-    "val_kwargs": "evaluation.temperature",
-    "vllm_gpu_memory_utilization": "rollout.gpu_memory_fraction",
-    "vllm_importance_sampling_cap": "objective.correction.cap",
-    "vllm_importance_sampling_clip_max": "objective.correction.cap",
-    "vllm_importance_sampling_correction": "objective.correction.level",
-    "vllm_mode": "rollout.engine",
-    "vllm_num_engines": "rollout.servers.replicas",
-    "vllm_tensor_parallel_size": "rollout.servers.tensor_parallel",
-    "warmup_ratio": "learner.warmup_steps",
-    "warmup_steps": "learner.warmup_steps",
-    "weight_decay": "learner.weight_decay",
+_ESTIMATORS = {
+    **{name: f"normalization={name}" for name in ("grpo", "dr_grpo", "reinforce_plus_plus")},
+    "group_norm": "normalization=grpo",
+    "rloo": "normalization.leave_one_out=true",
+}
+# A word and its value elsewhere → what to write here.
+VALUES = {
+    "loss_type": {name: f"objective={name}" for name in ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")},
+    "scale_rewards": {
+        **dict.fromkeys(("none", "false", "False"), "normalization=dr_grpo"),
+        "batch": "normalization.scope=batch",
+    },
+    "adv_estimator": _ESTIMATORS,
+    "advantage_estimator": _ESTIMATORS,
+    "algorithm": {name: f"normalization={name} objective={name}" for name in ("grpo", "dr_grpo", "dapo")},
+    "importance_sampling_level": {"sequence": "objective=gspo"},
 }
 
-# A key is suggested only if it is this much like the unknown one (difflib's ratio). Words that share fewer letters
-# rarely mean the same.
-LIKE = 0.7
-
-
-def hint(key: str, config_keys: Sequence[str]) -> str:
-    """Returns the end of the message about an unknown key: the key that may be meant, or how to search."""
-    if key in config_keys:
-        nested = "…"
-        for name in reversed(key.split(".")):
-            nested = f"{{{name}: {nested}}}"
-        return f": a file nests keys, so write {nested[1:-1]}"
-    last_name = key.rpartition(".")[2].lower()
-    if alias := ALIASES.get(last_name):
-        return f"; here it is {alias}"
-    same_last_name = [name for name in config_keys if name.rpartition(".")[2] == last_name]
-    similar_keys = (
-        same_last_name if len(same_last_name) == 1 else difflib.get_close_matches(key, config_keys, n=1, cutoff=LIKE)
-    )
-    return f"; did you mean {similar_keys[0]}?" if similar_keys else "; `grpo config WORD` searches all keys"
+# What there is instead of a key → the words of which it is true.
+INSTEAD = {
+    "`grpo export RUN DIRECTORY upload=USER/NAME` sends a model to the hub": (
+        "push_to_hub hub_model_id hub_strategy hub_private_repo upload"
+    ),
+    "the environment variable HF_TOKEN holds the key to the hub": "hub_token hf_token",
+    "every round is logged, in metrics.jsonl and by the trackers": (
+        "logging_steps logging_strategy logging_first_step log_every log_interval log_freq"
+    ),
+    "the best checkpoint is kept besides checkpoint.keep_last, and `grpo export RUN DIRECTORY` takes it": (
+        "load_best_model_at_end metric_for_best_model greater_is_better checkpoint.best save_best keep_best"
+    ),
+    "`grpo export RUN DIRECTORY` writes a run's model, and checkpoint.export_every writes some while it trains": (
+        "save_only_model save_model save_merged export_path"
+    ),
+    "no weights are quantized here: learner.precision is bfloat16 or float32, and model.lora.rank saves memory": (
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype use_bnb_nested_quant quantization qlora"
+    ),
+    "nothing has dropout here, since learner and sampler would then compute different models": (
+        "lora_dropout lora.dropout dropout disable_dropout attention_dropout"
+    ),
+    "adapters are plain LoRA here: model.lora has rank, alpha and target_modules": (
+        "use_dora use_rslora lora_modules_to_save modules_to_save lora_bias lora_target_parameters lora_task_type"
+    ),
+    "the way to compute attention is chosen and proved by the run itself": (
+        "attn_implementation flash_attn use_flash_attention_2 flash_attention use_sdpa"
+    ),
+    "there is no such kernel here: learner.logit_chunk_tokens bounds the memory of logits": (
+        "use_liger_kernel use_liger_loss use_fused_kernels"
+    ),
+    "the learner is not compiled, and rollout.enforce_eager=false compiles the sampler": "torch_compile compile",
+    "the learner shards by DeepSpeed ZeRO: choose learner=zero1, zero2 or zero3": (
+        "fsdp fsdp_config fsdp_size strategy fsdp2 distributed_type use_deepspeed"
+    ),
+    "there is no critic here: every token of a completion has the advantage of its group": (
+        "gamma lam lambd gae_lambda critic_learning_rate critic_warmup critic_pretrain value_coef vf_coef "
+        "cliprange_value"
+    ),
+    "the reference is the model that training begins with, and objective.kl.refresh_every moves it": (
+        "ref_model reference_model ref_pretrain ref_model_path"
+    ),
+    "a completion is one answer here, without tools, turns or environments": (
+        "tools max_tool_calling_iterations multi_turn max_turns environment env rollout_func agent"
+    ),
+    "models are trained on text only": "image_key images video_key limit_images",
+    "a run never overwrites another: name a new output_dir, or go on with checkpoint.resume=true": (
+        "overwrite_output_dir overwrite force"
+    ),
+    "`grpo train` trains, and `grpo eval` evaluates": "do_train do_predict",
+    "`grpo.Trainer(…, after_round=FUNCTION)` calls a function after each round": "callbacks callback",
+    "`grpo train my.yaml` begins with a configuration file of your own": "config config_file config_path",
+    "`grpo launch` starts and numbers the ranks": "local_rank node_rank machine_rank ddp_backend rdzv_endpoint",
+    "problems are read once, without workers; task.reward.workers grade answers": (
+        "dataloader_num_workers num_workers dataset_num_proc preprocessing_num_workers dataloader_prefetch_factor"
+    ),
+    "evaluation.suite=[NAME] asks sets by their names in configs/task, from files in evaluation.suite_folder": (
+        "val_files test_files val_file eval_file eval_dataset eval_data dataset_test_split eval_split validation_file"
+    ),
+    "GRPO has no such thing here": "neftune_noise_alpha label_smoothing_factor group_by_length remove_unused_columns",
+    "learner.betas, adam_epsilon and weight_decay are the settings of AdamW, and learner.deepspeed names another": (
+        "optim_args optimizer_kwargs"
+    ),
+}
+ELSEWHERE = {name: sentence for sentence, names in INSTEAD.items() for name in names.split()}

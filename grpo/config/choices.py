@@ -58,6 +58,8 @@ POSITIVE = (
     "model.lora.alpha",
     "rollout.deadline_seconds",
     "rollout.kv_cache_gib",
+    "rollout.gpu_memory_fraction",
+    "rollout.servers.gpu_memory_fraction",
     "rollout.sampling.max_tokens",
     "rollout.sampling.temperature",
     "rollout.max_concurrent",

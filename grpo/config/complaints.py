@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo.config.aliases import hint
+from grpo.config.credentials import without_credentials
+from grpo.config.hints import hint
+from grpo.config.rewording import free_key, kind_of
 from grpo.config.run import TrainConfig
 
 SECTION = "keys and values, {KEY: VALUE}"
 LIST = "a list, [a,b]"
+ONE_CHOICE = "a group takes the name of one of its choices, such as task=file"
 # Pattern in OmegaConf's message about a value that does not fit → what the key takes.
 WANTED = {
     r"converted to Integer|subclass of int": "a whole number",
@@ -40,30 +46,37 @@ GROUPS = {
     ),
     r"force-add of config groups is not supported: '\++(.*?)'": "a group takes no ++ before it: write {0}",
     r"An item is already at '(.*?)'": "{0} is there already: leave out the + before it",
-    r"Config group override must be a string|argument of type '\w+' is not iterable": (
-        "a group takes the name of one of its choices, such as task=file"
-    ),
+    r"Config group override must be a string|argument of type '\w+' is not iterable": ONE_CHOICE,
     r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
 }
 
 
 def one_line(error: Exception) -> str:
-    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one."""
+    """Returns in one line what an exception of Hydra or OmegaConf means, with the nearest key for an unknown one.
+
+    Keys and passwords in a word that is repeated are left out.
+    """
+    return without_credentials(_meaning(error))
+
+
+def _meaning(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {_readable(error.override)}"
+        word = error.override.lstrip("+")
+        return f"cannot read {word!r}: {_readable(word)}"
     text = str(error)
     for pattern, meaning in GROUPS.items():
         if match := re.search(pattern, text):
             return meaning.format(*filter(None, match.groups()))
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
+    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '\+*(.*)'", text):
         return (
             f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
         )
     cause = f"{text}: {error.__cause__}" if error.__cause__ else text
     if complaint := _unknown_choice(text) or _unknown_key(cause):
         return complaint
-    if merged := re.match(r"Error merging override ((?:\+\+?)?([^=]*).*)", text):
-        return f"{merged[1]}: {misfit(str(error.__cause__), merged[2])}"
+    if merged := re.match(r"Error merging override \+*(([^=]*).*)", text):
+        no_set = merged[2].startswith("task.sets.") and "TaskConfig" in cause
+        return _no_set(merged[2]) if no_set else f"{merged[1]}: {misfit(str(error.__cause__), merged[2])}"
     if in_file := re.match(r"In '([^']+)': \w+ raised while composing config:", text):
         return f"{in_file[1]}.yaml: {misfit(text.partition(':')[2])}"
     if isinstance(error, OmegaConfBaseException):
@@ -86,7 +99,7 @@ def misfit(text: str, word: str = "") -> str:
             return f"{full_key}: {meaning.format(*match.groups())}"
     if unknown := re.search(r"Key '([^']+)' not in ", text):
         owner = word or full_key.rpartition(".")[0]
-        return f"{owner} has no key {unknown[1]}" if owner else f"there is no key {unknown[1]}"
+        return f"{owner} has no key {_with_others(unknown[1], text)}" if owner else f"there is no key {unknown[1]}"
     if re.search(r"is not Optional|Incompatible value 'None'|NoneType is not", text):
         return f"{subject} takes no null; leave it out for its default"
     what_it_takes = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
@@ -101,7 +114,8 @@ def misfit(text: str, word: str = "") -> str:
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
     if looked_up:
         return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
-    where_listed = f"; `grpo config {word or subject}` lists them" if what_it_takes == SECTION else ""
+    is_section = what_it_takes == SECTION and not free_key(word or subject)
+    where_listed = f"; `grpo config {word or subject}` lists them" if is_section else ""
     return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
 
 
@@ -132,16 +146,47 @@ def _unknown_key(text: str) -> str:
     if not unknown:
         return ""
     key = unknown[1] or unknown[2]
-    if key.startswith("task.sets."):
-        return (
-            f"there is no {key}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, "
-            "such as task.sets.NAME.data.path"
-        )
+    if key.startswith("task.sets"):
+        return _no_set(key)
+    if unknown[2] and free_key(key):
+        return f"{free_key(key)} has no entry {key.removeprefix(free_key(key)).lstrip('.')} to remove"
     if key not in config_keys:
-        return f"unknown config key {key}{hint(key, config_keys)}"
-    if inside := re.search(r"Key '([^']+)' not in '", text):
-        return f"{key} has no key {inside[1]}"
-    return f"{key} gets entries with names of your own; put a + before it: '+{key}={{NAME: VALUE}}'"
+        # Hydra ends with "To append to your config use +KEY=VALUE".
+        value = re.search(r"use \+[\w.]+=([^\s:]*)", text)
+        return f"unknown config key {key}{hint(key, config_keys, value[1] if value else '')}"
+    inside = re.search(r"Key '([^']+)' not in '", text)
+    return f"{key} has no key {_with_others(inside[1], text)}" if inside else ""
+
+
+def _no_set(key: str) -> str:
+    return (
+        f"there is no {key}: a set is added by +task@task.sets.NAME=TASK, and has the keys of a task, such as "
+        "task.sets.NAME.data.path"
+    )
+
+
+def _with_others(name: str, text: str) -> str:
+    """Returns an unknown name with the one that may be meant, or with those that its dataclass in `text` has."""
+    owner = re.search(r"not in '(\w+)'", text)
+    names = _fields_of(owner[1]) if owner else []
+    near = difflib.get_close_matches(name, names, n=1)
+    return name + (f"; did you mean {near[0]}?" if near else f"; it has {', '.join(names)}" if names else "")
+
+
+def _fields_of(class_name: str) -> list[str]:
+    """Returns the names of the fields of one of the configuration's dataclasses."""
+    return next(([field.name for field in fields(kind)] for kind in _classes() if kind.__name__ == class_name), [])
+
+
+def _classes(hint: Any = TrainConfig) -> Iterator[type]:
+    """Yields the dataclasses that a type is made of."""
+    if is_dataclass(hint):
+        yield hint
+        inner = [inner for inner in get_type_hints(hint).values() if hint not in get_args(inner)]
+    else:
+        inner = get_args(hint)
+    for part in inner:
+        yield from _classes(part)
 
 
 def _readable(word: str) -> str:
@@ -149,9 +194,15 @@ def _readable(word: str) -> str:
     key, _, value = word.partition("=")
     if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
-    is_plain = value and not re.search(r"[\"'\[({]", value)
-    example = f"'{key}=\"{value}\"'" if is_plain else "key='\"a=b\"'"
-    return f"put a value with special characters in quotes, {example}"
+    if (second := re.search(r"\s([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
+        first = word[: len(key) + 1 + second.start()]
+        return f"it holds two words: write each as one, {first!r} and {word[len(first) :].strip()!r}"
+    is_text = kind_of(key.lstrip("+")) is str or not re.search(r"[\"'\[({]", value)
+    if value and is_text and not {'"', "'"} <= {*value}:
+        quoted = f"\"{key}='{value}'\"" if '"' in value else f"'{key}=\"{value}\"'"
+    else:
+        quoted = "'key=[\"a=b\"]'" if value.startswith(("[", "{")) else "key='\"a=b\"'"
+    return f"put a value with special characters in quotes, {quoted}"
 
 
 def paths(node: object, prefix: str = "") -> list[str]:

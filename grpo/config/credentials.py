@@ -20,8 +20,12 @@ _WORDS = r"(?:x-)?(?:(?:amz|goog|api|access|auth|bearer|hf|private|secret|securi
 _NAME = rf"{_WORDS}(?:key|token|secret|passw(?:or)?d|pwd|authorization|credentials?|signature|sig)"
 # Alone, these words may mean anything as the name of a setting, such as the key of a dictionary.
 _SETTING = re.compile(rf"(?!(?:key|signature|sig)$){_NAME}", re.IGNORECASE)
-_IN_QUERY = re.compile(rf"[?&;](?:{_NAME}|code)=(?!{re.escape(PLACE)})[^&\s]", re.IGNORECASE)
-_IN_FRONT = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
+_IN_QUERY = re.compile(
+    rf"([?&;](?:(?:{_NAME}|code)=|k=(?=[^&\s]{{8}})))(?!{re.escape(PLACE)})[^&\s'\"]+", re.IGNORECASE
+)
+# Alone before a host, a word is a key in an address of the web, and a user's name in others, such as a database's.
+_IN_FRONT = re.compile(r"\b(https?://|[a-z][a-z0-9+.-]*://(?=[^/@\s]*:))[^/@\s]+@", re.IGNORECASE)
+_IN_TEXT = re.compile(r"\bBearer\s+[\w.~+/-]{8,}|\b(?:sk-|hf_|ghp_|xox[bp]-)[\w-]{16,}")
 # End of a key's name → how to give the secret instead.
 _INSTEAD = {
     ".server.url": f"write {PLACE} in its place, and name its environment variable in server.key_variable",
@@ -36,11 +40,21 @@ def refuse_credentials(config: TrainConfig) -> None:
     """Raises UserError for the first key or password in a configuration. The message does not repeat it."""
     for name, text in _texts(asdict(config)):
         setting = name.rpartition(".")[2]
-        if text and (_SETTING.fullmatch(setting) or _IN_QUERY.search(text) or _IN_FRONT.match(text)):
+        found = (pattern.search(text) for pattern in (_IN_QUERY, _IN_FRONT, _IN_TEXT))
+        if text and (_SETTING.fullmatch(setting) or any(found)):
             advice = next(mend for suffix, mend in _INSTEAD.items() if name.endswith(suffix))
             raise UserError(
                 f"{name} holds a key or a password, which a run would write down with its settings: {advice}"
             )
+
+
+def without_credentials(text: str) -> str:
+    """Returns a text, such as a word that is refused, without the keys and passwords in it.
+
+    >>> without_credentials("task.data.path=https://me:secret@host/x?X-Amz-Signature=ab12&y=2")
+    'task.data.path=https://…@host/x?X-Amz-Signature=…&y=2'
+    """
+    return _IN_TEXT.sub("…", _IN_FRONT.sub(r"\1…@", _IN_QUERY.sub(r"\1…", text)))
 
 
 def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from grpo.config.engines import LoraConfig, ModelConfig
 from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, STATE_FILE, checkpoints_in
+from grpo.config.plain_json import parse_json
 from grpo.config.runs_within import refuse_several
 from grpo.config.saved import read_config
 
@@ -126,7 +126,7 @@ def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, mend:
         else "no adapters"
     )
     require(
-        not asked_lora.rank or asked_lora == earlier_lora,
+        asked_lora in (LoraConfig(), earlier_lora),
         f"model.lora asks for rank {asked_lora.rank}, alpha {asked_lora.alpha:g} on {asked_lora.target_modules}, but "
         f"{place} has {what_it_has}: leave out model.lora to go on with that; for other adapters, {mend}",
     )
@@ -135,7 +135,7 @@ def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, mend:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(file.read_text())
+        settings = parse_json(file.read_text())
         if isinstance(settings["r"], int) and isinstance(settings["lora_alpha"], int | float):
             return settings
         raise ValueError("r and lora_alpha are no numbers")

@@ -44,8 +44,8 @@ class ModelConfig:
     # Python code that comes with a model runs only when this is true, as in transformers.
     trust_remote_code: bool = False
     # These settings of the model's config.json have other values, for learner and sampler, e.g.
-    # {rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}; on the command line
-    # +model.config.NAME=VALUE.
+    # {rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}, or one by one as
+    # model.config.NAME=VALUE.
     config: dict[str, Any] = field(default_factory=dict)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -68,8 +68,8 @@ class SamplingConfig:
     # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string. The
     # completion keeps the string at its end, since it is learned from, and so do the texts that rewards see.
     stop: list[str] = field(default_factory=list)
-    # vLLM gets these besides (vLLM: SamplingParams), e.g. {min_p: 0.05}; on the command line
-    # +rollout.sampling.extra.NAME=VALUE. Training refuses all that may change probabilities, as it refuses top_p.
+    # vLLM gets these besides (vLLM: SamplingParams), e.g. {min_p: 0.05}, or one by one as
+    # rollout.sampling.extra.NAME=VALUE. Training refuses all that may change probabilities, as it refuses top_p.
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ class BudgetConfig:
     enabled: bool = False
     # Every prompt gets this many completions before the rest is spread. It is below dynamics.group_size.
     pilot: int = 4
-    # One prompt gets at most this many completions, the first ones included.
+    # One prompt gets at most this many completions, the first ones included; 16384 is the most.
     largest: int = 32
 
 
@@ -160,8 +160,8 @@ class RolloutConfig:
     # gpu_memory_utilization). Servers have rollout.servers.gpu_memory_fraction.
     gpu_memory_fraction: float = 0.4
     # vLLM gets these arguments besides, by its own names, e.g. {kv_cache_dtype: fp8, max_num_batched_tokens: 16384,
-    # speculative_config: {method: ngram, num_speculative_tokens: 4}}; on the command line
-    # +rollout.engine_args.NAME=VALUE. What the run sets itself is refused.
+    # speculative_config: {method: ngram, num_speculative_tokens: 4}}, or one by one as
+    # rollout.engine_args.NAME=VALUE. What the run sets itself is refused.
     engine_args: dict[str, Any] = field(default_factory=dict)
     # An engine decodes at most this many completions at once (vLLM: max_num_seqs).
     max_concurrent: int = 256
@@ -203,7 +203,8 @@ class LearnerConfig:
     precision: str = "auto"
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
-    # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr).
+    # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr). It is
+    # below 0.5.
     learning_rate: float = 1.0e-6
     # After the warm-up the learning rate stays (constant), or falls to min_lr_fraction at step num_steps, on a straight
     # line or half a cosine.
@@ -221,13 +222,13 @@ class LearnerConfig:
     # Gradients are scaled down to this global norm (TRL: max_grad_norm). 0 never scales them.
     max_gradient_norm: float = 1.0
     # DeepSpeed's configuration has these settings besides, by its own names, e.g. {zero_optimization:
-    # {reduce_bucket_size: 200000000}, communication_data_type: fp32}; on the command line
-    # +learner.deepspeed.NAME=VALUE. What the run sets itself is refused. {optimizer: {type: NAdam}} learns with NAdam
+    # {reduce_bucket_size: 200000000}, communication_data_type: fp32}, or one by one as
+    # learner.deepspeed.NAME=VALUE. What the run sets itself is refused. {optimizer: {type: NAdam}} learns with NAdam
     # instead of AdamW; Adam, RAdam and Adamax are there too, and learning_rate, betas, adam_epsilon and weight_decay
     # are theirs.
     deepspeed: dict[str, Any] = field(default_factory=dict)
     # A micro-batch holds at most this many tokens of packed prompts and completions, which bounds activation memory
-    # (verl: ppo_max_token_len_per_gpu).
+    # (verl: ppo_max_token_len_per_gpu). 16 is the least.
     micro_batch_tokens: int = 16384
     # shared computes a prompt once for all its completions, and what all prompts of a row begin with once for the row.
     # packed computes a prompt once per completion, without padding. padded gives each completion a row of the longest

@@ -1,5 +1,8 @@
 """UserError and its kinds tell a person what can be mended."""
 
+# A process that ends by a UserError has this exit code.
+WRONG_USE = 2
+
 
 class UserError(Exception):
     """A UserError is a mistake that the person at the keyboard can mend. Its one line says what, and how.

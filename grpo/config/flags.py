@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.config.aliases import ALIASES
 from grpo.config.errors import UserError, require
 
 FLAGS = "--help, --cfg job, --config-dir DIR, --config-name NAME"
@@ -50,7 +51,7 @@ def read_words(words: Sequence[str]) -> Request:
             require(bool(flags[name]), f"{name} needs a value: there are {FLAGS}")
         elif word.startswith("-"):
             flag_name = name.lstrip("-").replace("-", "_")
-            as_key = f"; a key is written {flag_name}=VALUE" if len(flag_name) > 1 else ""
+            as_key = f"; a key is written {ALIASES.get(flag_name, flag_name)}=VALUE" if len(flag_name) > 1 else ""
             raise UserError(f"unknown flag {name}: there are {FLAGS}{as_key}")
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")

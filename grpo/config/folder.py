@@ -54,6 +54,7 @@ REFERENCE_FILE = "reference.safetensors"
 EVALUATION_FILE = "evaluation.json"
 RATES_FILE, RATES_SETTINGS_FILE, RATES_PAGE_FILE = "solve_rates.jsonl", "solve_rates.json", "solve_rates.html"
 _STEP = re.compile(r"step-(\d+)")
+_RANDOM_STATE = re.compile(r"rng-(\d+)\.pt")
 _COMPLETIONS = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 
 
@@ -69,6 +70,11 @@ def step_name(step: int) -> str:
 def random_state_name(rank: int) -> str:
     """Returns the name of the file in a checkpoint that holds the state of a rank's random generator."""
     return f"rng-{rank}.pt"
+
+
+def is_random_state(name: str) -> bool:
+    """Tells whether a file in a checkpoint is named by `random_state_name`."""
+    return _RANDOM_STATE.fullmatch(name) is not None
 
 
 def completions_name(step: int, rank: int) -> str:

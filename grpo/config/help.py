@@ -18,7 +18,7 @@ def help_text(command: str, words: Sequence[str]) -> str:
         *(f"  {group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups),
         f"\nkeys, with the values of this command ({' '.join(words) or 'no words given'}):",
         *(f"  {key.name}={key.default}  {_first_sentence(key.meaning)}" for key in running(compose_config([*words]))),
-        "\n`grpo config` explains every key and choice; `grpo config WORD` searches them, e.g. grpo config lora",
+        "\n`grpo config all` explains every key and choice; `grpo config WORD` searches them, e.g. grpo config lora",
     ])  # fmt: skip
 
 

@@ -21,11 +21,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from grpo.config.aliases import hint
-from grpo.config.complaints import one_line, paths
+from grpo.config import plain_yaml
+from grpo.config.complaints import ONE_CHOICE, one_line, paths
 from grpo.config.credentials import refuse_credentials
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
+from grpo.config.hints import hint
+from grpo.config.rewording import reworded
 from grpo.config.run import TrainConfig
 from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
@@ -91,12 +93,13 @@ def composed(words: list[str]) -> DictConfig:
     register()
     request = read_words(words)
     first = request.directory if request.directory and request.name != "train" else config_directory()
-    overrides = [*request.overrides, *_search_path(request, first)]
+    overrides = [*reworded(request.overrides), *_search_path(request, first)]
     _refuse_removed(request.overrides)
+    _refuse_several_choices(request.overrides)
     if request.name != "train":
         _check_own(first / f"{request.name}.yaml")
     try:
-        with _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
+        with plain_yaml.bounded(), _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides, return_hydra_config=True)
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
@@ -119,7 +122,7 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     try:
-        content = OmegaConf.to_container(OmegaConf.load(file))
+        content = OmegaConf.to_container(plain_yaml.load(file))
     except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(content, dict) and "hydra" in content:
@@ -189,6 +192,14 @@ def _refuse_removed(overrides: list[str]) -> None:
         require(key not in config_keys, f"~{key}: every run has {key}, so it cannot be removed; {key}=VALUE changes it")
 
 
+def _refuse_several_choices(overrides: list[str]) -> None:
+    """Raises UserError for `group=[a,b]`. Hydra would merge the choices, and the run would be neither of them."""
+    for word in overrides:
+        group, _, choice = word.lstrip("+").partition("=")
+        is_group = bool(group) and "." not in group and (config_directory() / group).is_dir()
+        require(not (is_group and choice.startswith("[")), f"{word}: {ONE_CHOICE}")
+
+
 def _refuse_added(config: DictConfig) -> None:
     """Raises UserError for a key that `+key=value` has added and no dataclass has."""
     config_keys = paths(TrainConfig())
@@ -239,7 +250,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     try:
-        words, file_config = OmegaConf.from_dotlist(overrides), OmegaConf.load(path)
+        words, file_config = OmegaConf.from_dotlist(reworded(overrides, SweepConfig)), plain_yaml.load(path)
         require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:

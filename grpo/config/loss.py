@@ -76,7 +76,7 @@ class KlConfig:
     """The KL term keeps the policy near a reference policy, see `grpo.algorithm.kl`."""
 
     # β is the weight of the KL term, e.g. 0.04 (TRL: beta; verl: kl_loss_coef, or kl_coef for the reward). 0 means no
-    # KL term and no reference model.
+    # KL term and no reference model; 1000 is the most.
     coefficient: float = 0.0
     # k1, k2 and k3 are estimators of the KL. As a loss term k1 does nothing on average; in the reward only k1 is
     # unbiased. One's own is named by package.module:function.
@@ -139,13 +139,16 @@ class TokenSelectionConfig:
     # (arXiv:2506.01939; TRL: top_entropy_quantile). With learner.precision=bfloat16, rounding decides on tokens near
     # the limit, and another packing may choose others.
     name: str = "none"
-    # This share of the step's tokens is chosen: 0.2 for top_entropy, 2e-4 for clip_cov and kl_cov.
+    # This share of the step's tokens is chosen, rounded down, but at least one: 0.2 for top_entropy, 2e-4 for clip_cov
+    # and kl_cov. Tokens that are equal at the limit, within 1e-5, count in part, so that rounding does not decide among
+    # them.
     share: float = 0.2
     # clip_cov removes gradient of tokens whose covariance is above this (verl: clip_cov_lb).
     low: float = 1.0
     # clip_cov removes gradient of tokens whose covariance is below this (verl: clip_cov_ub).
     high: float = 5.0
-    # kl_cov adds this times |log π − log π_old| to the loss of each token that it chose (verl: ppo_kl_coef).
+    # kl_cov adds this times |log π − log π_old| to the loss of each token that it chose (verl: ppo_kl_coef). 1000 is
+    # the most.
     penalty: float = 1.0
 
 
@@ -163,8 +166,8 @@ class ObjectiveConfig:
     # The ratio is clipped from below at 1 − clip_low (TRL: epsilon; verl: clip_ratio_low).
     clip_low: float = 0.2
     # The ratio is clipped from above at 1 + clip_high; DAPO has 0.28 (TRL: epsilon_high; verl: clip_ratio_high). With
-    # gmpo the two bound the ratio's logarithm, with dppo the change of the token's probability. sapo and unclipped read
-    # neither, and log no clipped tokens.
+    # gmpo the two bound the ratio's logarithm, with dppo the change of the token's probability; with them and clip
+    # one of the two is above 0. sapo and unclipped read neither, and log no clipped tokens.
     clip_high: float = 0.2
     # For a negative advantage the loss is at most dual_clip · |Â| (verl: clip_ratio_c). 0 turns it off; 3 is usual.
     dual_clip: float = 0.0
@@ -176,13 +179,14 @@ class ObjectiveConfig:
     # forward pass; the correction is then part of the ratio, and the mismatch of sampler and learner is measured in the
     # round's first step only.
     old_logprobs: str = "learner"
-    # The entropy of the policy, times this, is subtracted from the loss as a bonus (verl: entropy_coeff). 0: no bonus.
+    # The entropy of the policy, times this, is subtracted from the loss as a bonus (verl: entropy_coeff). 0: no bonus;
+    # 1000 is the most.
     entropy_coefficient: float = 0.0
     # Above 0, the coefficient follows the entropy. While the policy's entropy is at most this many nats, the
     # coefficient grows by entropy_step a round and is applied. Above that, it shrinks and is not applied (Skywork-OR1,
     # arXiv:2505.22312; TRL: entropy_target). 0 keeps it as it is.
     entropy_target: float = 0.0
-    # The coefficient moves by this after each round, between 0 and 1 (TRL: entropy_coef_delta).
+    # The coefficient moves by this after each round, between 0 and 1 (TRL: entropy_coef_delta). 1 is the most.
     entropy_step: float = 0.005
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     selection: TokenSelectionConfig = field(default_factory=TokenSelectionConfig)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from grpo.config.choices import value_at
+from grpo.config.engines import ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.optimizer import chosen_optimizer
 from grpo.config.run import TrainConfig
@@ -84,6 +86,14 @@ MODEL = {
     **dict.fromkeys(("architectures", "model_type", "auto_map", "vocab_size", "quantization_config"), RUN),
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "use_cache"), RUN),
 }
+# Settings by which vLLM alone draws from some tokens, or ends a completion, and the values that turn them off.
+FULL_DISTRIBUTION = {
+    "rollout.sampling.top_p": 1,
+    "rollout.sampling.top_k": 0,
+    "rollout.sampling.stop": [],
+    "evaluation.top_p": 1,
+    "evaluation.top_k": 0,
+}
 # Further settings of sampling that do not change the distribution of any token.
 NEUTRAL = {"ignore_eos"}
 
@@ -95,18 +105,30 @@ def check_pass_through(config: TrainConfig) -> None:
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
     chosen_optimizer(config.learner)
-    _check("model.config", config.model.config, MODEL)
+    check_model_settings(config.model)
     require(
         rollout.engine != "transformers" or not (rollout.engine_args or rollout.sampling.extra),
         "rollout.engine_args and rollout.sampling.extra are vLLM's, and rollout.engine is transformers: use "
         "rollout.engine=vllm, or leave them out",
     )
+    for key, off in FULL_DISTRIBUTION.items():
+        value = value_at(config, key)
+        require(
+            rollout.engine != "transformers" or value in (None, off),
+            f"{key}={value} is vLLM's, and rollout.engine is transformers, which draws from all tokens and knows no "
+            "stop strings: leave it out, or use rollout.engine=vllm",
+        )
     drafted = "model" in (rollout.engine_args.get("speculative_config") or {})
     require(
         not drafted or rollout.engine == "vllm_server",
         "rollout.engine_args.speculative_config.model is lost while an engine in the learner's process sleeps: use "
         "rollout=vllm_server, or a method without a model (ngram)",
     )
+
+
+def check_model_settings(model: ModelConfig) -> None:
+    """Raises UserError for a setting in `model.config` that the run itself controls. A checkpoint brings some too."""
+    _check("model.config", model.config, MODEL)
 
 
 def check_training(config: TrainConfig) -> None:

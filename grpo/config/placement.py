@@ -19,9 +19,13 @@ def require_length(model: ModelConfig) -> None:
     )
 
 
-def server_ports(servers: ServersConfig) -> range:
-    """Returns the ports of the servers on one machine. Port 0 stands for ports that are free."""
-    return range(servers.port, servers.port + servers.replicas) if servers.port else range(1)
+def server_ports(servers: ServersConfig) -> list[int]:
+    """Returns the ports of the servers on one machine. Port 0 stands for one that is free.
+
+    >>> server_ports(ServersConfig(replicas=2)), server_ports(ServersConfig(replicas=2, port=8000))
+    ([0, 0], [8000, 8001])
+    """
+    return [servers.port + index if servers.port else 0 for index in range(servers.replicas)]
 
 
 def starts_servers(config: TrainConfig) -> bool:

@@ -24,13 +24,26 @@ SHARES = (
     "dynamics.adaptive.stop_gain",
     "learner.min_lr_fraction",
     "rollout.gpu_memory_fraction",
+    "rollout.servers.gpu_memory_fraction",
     "task.curriculum.easy",
     "task.curriculum.hard",
     "task.curriculum.without_solve_rate",
 )
 
 PORTS = ("rollout.servers.port", "hardware.first_port")
-LARGEST = 2**63
+# Larger whole numbers fit no counter of the run.
+MOST_DIGITS = 18
+# No run uses values beyond these; a mistyped exponent does.
+UPPER = {
+    "dynamics.group_size": 16384,
+    "dynamics.adaptive.largest_group": 16384,
+    "rollout.budget.largest": 16384,
+    "objective.kl.coefficient": 1000,
+    "objective.entropy_coefficient": 1000,
+    "objective.selection.penalty": 1000,
+    "objective.entropy_step": 1,
+}
+LOWER = {"learner.micro_batch_tokens": 16}
 LAST_PORT = 65535
 LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""
@@ -53,12 +66,24 @@ def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") ->
         require(value_at(config, key) > 0, f"{key}={value_at(config, key)} must be above 0")
 
 
+def check_sizes(config: TrainConfig) -> None:
+    """Raises UserError for a number that is far outside all use, in a run that trains."""
+    for key, most in UPPER.items():
+        require(value_at(config, key) <= most, f"{key}={value_at(config, key):g} must be at most {most}")
+    for key, least in LOWER.items():
+        require(value_at(config, key) >= least, f"{key}={value_at(config, key)} must be at least {least}")
+
+
 def _check_ranges(config: TrainConfig) -> None:
     """Raises UserError for the first number that is infinite, NaN or outside its key's range."""
     require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, value in _numbers(config):
         # Larger whole numbers have no float.
-        require(abs(value) < LARGEST or isinstance(value, float), f"{key}={str(value)[:20]}… must be below 2^63")
+        is_float = isinstance(value, float)
+        require(
+            is_float or abs(value) < 10**MOST_DIGITS,
+            f"{key}={value!s:.20}… is too large: give at most {MOST_DIGITS} digits",
+        )
         require(math.isfinite(value), f"{key}={value} must be a finite number")
         require(value >= 0 or key in SIGNED or key.endswith(WEIGHT), f"{key}={value} must not be negative")
         require(value <= 1 or key not in SHARES, f"{key}={value} must lie between 0 and 1")
@@ -88,7 +113,7 @@ def _check_optimizer(learner: LearnerConfig) -> None:
     """
     rate, betas = learner.learning_rate, learner.betas
     require(
-        rate < 1,
+        rate < 0.5,
         f"learner.learning_rate={rate:g} is about the change that AdamW makes to every weight in each step, but "
         "weights are below 1: use 1e-6 to 1e-4",
     )

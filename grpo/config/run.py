@@ -11,7 +11,8 @@ from grpo.config.task import TaskConfig
 class AdaptiveConfig:
     """The adaptive schedule chooses batch and refresh interval from a model of the run (`dynamics=adaptive`).
 
-    See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` these keys are not read, except by `grpo dynamics`.
+    See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` only `grpo dynamics` reads these keys, and a run for which
+    one is typed is refused.
     """
 
     # Decisions are this many rounds apart once a fit is possible; before that each round has one. The guard, which acts
@@ -19,7 +20,8 @@ class AdaptiveConfig:
     decide_every: int = 5
     # The schedule takes no smaller group size than this; at least 2.
     smallest_group: int = 4
-    # The schedule takes no larger group size than this, nor than rollout.budget.largest where that is enabled.
+    # The schedule takes no larger group size than this, nor than rollout.budget.largest where that is enabled; 16384 is
+    # the most.
     largest_group: int = 64
     # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step. The
     # learning rate stays, so with a quarter of the prompts Adam's noise is that of a rate twice as large.
@@ -60,7 +62,7 @@ class DynamicsConfig:
     # fixed keeps group size and refresh interval as configured; adaptive begins with them and changes them, and the
     # prompts per step where adaptive.fewest_prompts or adaptive.most_prompts allow it.
     name: str = "fixed"
-    # A prompt gets this many completions, G (TRL: num_generations; verl: rollout.n).
+    # A prompt gets this many completions, G (TRL: num_generations; verl: rollout.n), from 2 to 16384.
     group_size: int = 8
     # A round has this many optimizer steps, τ, on samples of one policy; then the sampler gets the new weights. 1 is
     # on-policy (TRL: steps_per_generation / gradient_accumulation_steps; verl: train_batch_size / ppo_mini_batch_size).
@@ -97,11 +99,12 @@ class EvaluationConfig:
     max_tokens: int | None = None
     # True adds one completion a problem at temperature 0.
     greedy: bool = False
-    # pass@k is reported for these k, e.g. [1, 4]; each is at most samples_per_problem.
+    # pass@k is reported for these k, e.g. [1, 4], each once; each is at most samples_per_problem.
     pass_at: list[int] = field(default_factory=lambda: [1])
     # These problem sets are asked whole, one after another, e.g. [math500, aime24] (files of configs/task). In training
-    # they come besides the held-out problems, and the best checkpoint is the best by the mean of their pass@1. `grpo
-    # eval` asks them instead. They have the run's task.prompt.chat and chat_template_kwargs, and else their own prompt.
+    # they come besides the held-out problems, and the best checkpoint is the best by the mean of their pass@1. A set
+    # that the run trains on is refused. `grpo eval` asks them instead. They have the run's task.prompt.chat and
+    # chat_template_kwargs, and else their own prompt.
     suite: list[str] = field(default_factory=list)
     # A file NAME.jsonl in this folder, in Big-Math's row schema, is read instead of the hub. "" reads the hub.
     suite_folder: str = ""
@@ -182,8 +185,8 @@ class HardwareConfig:
     measured: str = ""
     # A device costs this much an hour, in any currency; a dry run multiplies. 0: no price.
     price_per_hour: float = 0.0
-    # Ranks meet at this port of the first machine; servers listen from 100 ports higher on. A run on one machine takes
-    # other ports where these are taken.
+    # Ranks of several machines meet at this port of the first one; servers listen from 100 ports higher on. A run on
+    # one machine takes other ports where these are taken.
     first_port: int = 29500
 
     @property

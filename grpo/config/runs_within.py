@@ -41,7 +41,8 @@ def refuse_several(folder: Path, instead: str = "") -> None:
     if not runs:
         return
     newest = [str(run) for run in reversed(runs[-SHOWN:])]
-    others = f", and {len(runs) - SHOWN} older ones" if len(runs) > SHOWN else ""
+    older = len(runs) - SHOWN
+    others = f", and {older} older {'ones' if older > 1 else 'one'}" if older > 0 else ""
     raise UserError(
         f"{folder} is no run, but holds {len(runs)}: give one of them, the newest first {', '.join(newest)}{others}"
         + instead

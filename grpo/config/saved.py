@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -12,10 +12,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from grpo.config import plain_yaml
 from grpo.config.complaints import one_line
-from grpo.config.errors import UserError, first_line
+from grpo.config.errors import UserError, require
 from grpo.config.folder import STATE_FILE
 from grpo.config.hydra import config_directory
+from grpo.config.plain_json import read_object
+from grpo.config.rewording import reworded
 from grpo.config.run import TrainConfig
 
 
@@ -35,18 +38,21 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
                 arguments[field.name] = build(default, value) if nested else value
         return type(template)(**arguments)
 
-    saved_config = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
     try:
+        saved_config = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
         # The schema makes dataclasses of list items too, such as a reward's parts.
         return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved_config, *map(_override, overrides))
+            OmegaConf.merge(OmegaConf.structured(TrainConfig), saved_config, *map(_override, reworded(overrides)))
         )
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from error
+    except RecursionError:
+        raise UserError("a value is nested too deep to be read") from None
 
 
 def _override(word: str) -> DictConfig:
     """Returns what one `key=value` word changes. A word without a dot may choose a file of a group, as in Hydra."""
+    word = word.lstrip("+")
     group, _, choice = word.partition("=")
     folder = config_directory() / group
     if "." in group or not folder.is_dir():
@@ -55,20 +61,14 @@ def _override(word: str) -> DictConfig:
     if not path.is_file():
         choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise UserError(f"{group} has no {choice!r}; choose one of {choices}")
-    file_config = OmegaConf.load(path)
+    file_config = plain_yaml.load(path)
     is_global = path.read_text().startswith("# @package _global_")
     return file_config if is_global else OmegaConf.create({group: file_config})
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Reads the `state.json` of a checkpoint. Raises UserError when it cannot be read."""
-    try:
-        state = json.loads((checkpoint / STATE_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged ({first_line(error)})") from error
-    if not isinstance(state, dict):
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged: it holds no JSON object")
-    return state
+    return read_object(checkpoint / STATE_FILE)
 
 
 def read_config(checkpoint: Path) -> TrainConfig:
@@ -80,6 +80,15 @@ def read_config(checkpoint: Path) -> TrainConfig:
         return from_dict(config)
     except UserError as error:
         raise UserError(f"{checkpoint / STATE_FILE} is damaged: in its configuration {error}") from error
+
+
+def read_score(checkpoint: Path) -> float | None:
+    """Reads the held-out pass rate of a checkpoint, or None if it was not evaluated. Raises UserError as `read_state`
+    does."""
+    score = read_state(checkpoint).get("score")
+    is_number = isinstance(score, int | float) and math.isfinite(score)
+    require(score is None or is_number, f"{checkpoint / STATE_FILE} is damaged: its score is {str(score)[:80]!r}")
+    return score
 
 
 def _literal(value: Any) -> Any:

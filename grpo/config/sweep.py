@@ -23,8 +23,8 @@ class SweepConfig:
     trials: int = 0
     # A search tries this many settings at a time.
     batch: int = 1
-    # This command runs `grpo` for one run, e.g. "srun python -m grpo.cli". "" is this Python. `train` follows it, or
-    # `launch` where a run has several ranks or named machines (hardware=node).
+    # This command runs `grpo` for one run, e.g. "srun grpo". "" is this Python. `train` follows it, or `launch` where a
+    # run has several ranks or named machines (hardware=node).
     command: str = ""
     # Everything that a sweep writes lies in this folder. Its name holds no time, because the same command given again
     # continues the sweep that lies there.

@@ -15,7 +15,7 @@ class SelectionConfig:
 
     # Problems with a pass rate in this band are kept, both ends included, e.g. [0.1, 0.8]. [0, 1] keeps all.
     solve_rate: list[float] = field(default_factory=lambda: [0.0, 1.0])
-    # Pass rates stand in this column; `grpo solve-rates` makes one.
+    # Pass rates stand in this column. Where it has none, the default takes solve_rate, which `grpo solve-rates` writes.
     solve_rate_column: str = "llama8b_solve_rate"
     # Problems without a pass rate are kept or dropped.
     without_solve_rate: str = "keep"
@@ -45,7 +45,8 @@ class CurriculumConfig:
     # uniform asks each problem once an epoch. weighted asks a problem more often, the more gradient its pass rate
     # promises. anneal goes from easy to hard. online goes by pass rates measured while training.
     name: str = "uniform"
-    # Pass rates stand in this column. weighted and anneal go by it; online begins with it.
+    # Pass rates stand in this column. weighted and anneal go by it; online begins with it. Where it has none, the
+    # default takes solve_rate.
     solve_rate_column: str = "llama8b_solve_rate"
     # A problem without a pass rate is taken to have this one.
     without_solve_rate: float = 0.5
@@ -85,8 +86,9 @@ class DataConfig:
     # This column holds the question, as text or as a list of chat messages that ends with the user's. A dot leads into
     # a nested column, e.g. extra_info.question (verl: data.prompt_key).
     question_column: str = "problem"
-    # This column holds the answer, e.g. reward_model.ground_truth for verl's files.
-    answer_column: str = "answer"
+    # This column holds the answer, e.g. reward_model.ground_truth for verl's files. Data may lack it where
+    # no part of the reward needs an answer; "" and null name none.
+    answer_column: str | None = "answer"
     # This column lists the choices of a multiple-choice question; {COLUMN} in the template shows them with letters. An
     # answer that is a choice's label, text or index becomes its letter. "": there are none.
     choices_column: str = ""
@@ -139,14 +141,15 @@ class PromptConfig:
     too_long: str = "skip"
 
 
-JUDGING = """Question:
-{question}
-
-Reference answer:
+REFERENCE = """Reference answer:
 {answer}
 
-Response:
-{completion}
+"""
+JUDGING = f"""Question:
+{{question}}
+
+{REFERENCE}Response:
+{{completion}}
 
 How good is the response, from 0 (wrong or useless) to 10 (right and clear)? Give your reasons in a sentence, then the
 last line "Score: N"."""
@@ -165,7 +168,8 @@ class RewardServerConfig:
     # The key of the server stands in this environment variable, e.g. OPENAI_API_KEY. It is sent as a bearer token, or
     # put where url says {key}, as in http://127.0.0.1:9000/score?code={key}. "" sends none.
     key_variable: str = ""
-    # The judge is asked this, with {question}, {answer} and {completion} filled in.
+    # The judge is asked this, with {question}, {answer} and {completion} filled in. For data without answers, the
+    # default leaves out its lines about a reference answer.
     prompt: str = JUDGING
     # This regular expression, with one group, finds the score in the judge's reply. The last one counts.
     pattern: str = r"[Ss]core\W*(-?[0-9.]*[0-9])"
@@ -228,7 +232,7 @@ class RewardConfig:
     # The reward is the weighted sum of these parts, e.g. [{name: math}, {name: format, weight: 0.1}] (TRL:
     # reward_funcs).
     parts: list[RewardPartConfig] = field(default_factory=list)
-    # Problems of these sources have other parts, e.g. +task.reward.by_source={gsm8k: {parts: [{name: number}]}}. The
+    # Problems of these sources have other parts, e.g. task.reward.by_source={gsm8k: {parts: [{name: number}]}}. The
     # source of a problem stands in task.data.source_column.
     by_source: dict[str, SourceRewardConfig] = field(default_factory=dict)
     # A completion's answer is read from `\boxed{}`, from an `<answer>` tag, from whatever it gives as its final answer
@@ -294,4 +298,4 @@ class TaskConfig:
     @property
     def answer_name(self) -> str:
         """Returns the name of the answers' column, without the columns that it is nested in."""
-        return self.data.answer_column.rpartition(".")[2]
+        return (self.data.answer_column or "").rpartition(".")[2]

@@ -10,7 +10,7 @@ from grpo.config.errors import require as _require
 from grpo.config.folder import CHECKPOINTS, checkpoints_in
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
-from grpo.config.ranges import check_values
+from grpo.config.ranges import check_sizes, check_values
 from grpo.config.run import TrainConfig
 from grpo.config.runs_within import resumable
 from grpo.config.validate_loss import check_loss
@@ -24,6 +24,7 @@ MLFLOW_WORDS = ("mlruns", "databricks")
 def validate(config: TrainConfig, world_size: int = 1) -> None:
     """Raises UserError for the first thing that keeps this configuration from being trained."""
     validate_evaluation(config)
+    check_sizes(config)
     _require(
         world_size > 1 or config.hardware.ranks == 1,
         f"hardware asks for {config.hardware.ranks} learner ranks, and this is a run of one: start it by `grpo launch` "
@@ -49,6 +50,14 @@ def validate_evaluation(config: TrainConfig) -> None:
     check_pass_through(config)
     check_task(config)
     evaluation = config.evaluation
+    _require(
+        len({*evaluation.pass_at}) == len(evaluation.pass_at) > 0,
+        f"evaluation.pass_at={list(evaluation.pass_at)} must name each k of pass@k once, e.g. [1] or [1,4]",
+    )
+    _require(
+        len({*evaluation.suite}) == len(evaluation.suite),
+        f"evaluation.suite={list(evaluation.suite)} names a set twice: name each once",
+    )
     _require(
         all(1 <= k <= evaluation.samples_per_problem for k in evaluation.pass_at),
         f"evaluation.pass_at={list(evaluation.pass_at)} must hold numbers between 1 and "

@@ -17,6 +17,11 @@ def check_loss(config: TrainConfig) -> None:
         objective.dual_clip == 0 or objective.dual_clip > 1,
         f"objective.dual_clip={objective.dual_clip} must be 0 (off) or above 1",
     )
+    require(
+        objective.clip_low or objective.clip_high or objective.name not in ("clip", "dppo", "gmpo"),
+        "objective.clip_low=0 and clip_high=0 clip every token that has moved: raise one of them, as objective="
+        "clip does",
+    )
     _check_objective(objective)
     _check_normalization(config)
     _check_passes(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import combinations
 from urllib.parse import urlsplit
 
 from grpo.config.choices import CHOICES
@@ -68,7 +69,14 @@ def _check_member(config: TrainConfig) -> None:
 
 
 def _check_together(config: TrainConfig) -> None:
-    """Checks that all sets have the same reward parts and weights, where normalization.parts=each needs it."""
+    """Checks that no two sets are one, and that all sets have the same reward parts and weights, where
+    normalization.parts=each needs it."""
+    for (one, first_set), (other, second_set) in combinations(config.task.sets.items(), 2):
+        require(
+            replace(first_set, weight=second_set.weight) != second_set,
+            f"task.sets.{one} and task.sets.{other} are one set of problems: remove one of them, and set "
+            f"task.sets.{one}.weight if it is to be asked more often",
+        )
     first, *others = config.task.rewards
     require(
         config.normalization.parts == "sum" or all(reward.weights == first.weights for reward in others),

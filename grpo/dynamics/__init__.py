@@ -10,6 +10,7 @@ laws, identify           possible laws of the curve; which of them it follows
 oscillator, stability    the reduced-order model; how stale the sampler may be
 trend, forecast          the curve's trend, and the forecast that follows it
 whatif, planning         the run under other settings; a run before it starts
+request                  what a person asks of these two
 
 What the next round does:
 scheduler                builds the configured scheduler

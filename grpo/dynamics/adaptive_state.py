@@ -12,6 +12,7 @@ from grpo.dynamics.guard import GuardState
 from grpo.dynamics.history import lag, num_tried, pass_rate, pooled_errors
 from grpo.dynamics.laws import History
 from grpo.types import RoundStatistics
+from grpo.types.plain import rebuilt
 from grpo.types.rounds import ROUND
 
 # Earlier counts are multiplied by this each round, since difficulty is estimated for the present policy.
@@ -72,20 +73,14 @@ class AdaptiveState:
 
 
 def state_of(values: Mapping[str, Any]) -> AdaptiveState:
-    """Rebuilds the state from its JSON values.
+    """Rebuilds the state from its JSON values. Raises ValueError for values of another kind.
 
     Checkpoints of older versions hold `rounds_below` under `stop`, and lack `wish_prompts` and `fewest`.
     """
-    return AdaptiveState(
-        longest=values["longest"],
-        rounds=tuple(PastRound(**row) for row in values["rounds"]),
-        counts=tuple((correct, size, number) for correct, size, number in values["counts"]),
-        guard=GuardState(**values["guard"]),
-        rounds_below=values["stop"]["rounds_below"] if "stop" in values else values["rounds_below"],
-        wish=values["wish"],
-        wish_prompts=values.get("wish_prompts"),
-        fewest=values.get("fewest", 0),
-    )
+    older = values.get("stop")
+    if isinstance(older, Mapping):
+        values = {name: value for name, value in values.items() if name != "stop"} | older
+    return rebuilt(AdaptiveState, values, "scheduler")
 
 
 def afresh(state: AdaptiveState) -> AdaptiveState:

@@ -31,6 +31,7 @@ Check = Callable[[RunLog, DiagnosisRule], Finding | None]
 
 CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "reward hacking": (progress.reward_hacking, ("pass_rate", "held out")),
+    "memory": (progress.memorized, ("pass_rate", "held out")),
     "reward parts": (reward_parts.part_gaming, ("pass_rate", "reward/mean")),
     "share of answers": (reward_parts.answers_hardly_count, ("pass_rate", "reward/mean")),
     "constant reward": (progress.constant_reward, ("reward/mean|pass_rate",)),
@@ -41,6 +42,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "rising entropy": (policy_signs.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
     "KL": (policy_signs.divergence, ("policy/reference_kl",)),
     "reference": (policy_signs.other_reference, ("policy/reference_kl",)),
+    "breaking": (setbacks.broken, ("pass_rate", "|".join(setbacks.FORMS))),
     "instability": (setbacks.collapse, ("pass_rate",)),
     "swings": (swings.swinging, ("pass_rate",)),
     "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
@@ -65,6 +67,11 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
 CONSEQUENCES = {
     "unstable": ("nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
     "no answers found": ("prompts too hard",),
+    "broken by a step": (
+        *("unstable", "truncated", "no answers found", "prompts too hard", "entropy collapse", "repetition"),
+        *("no gradient", "gradient spikes", "growing gradients", "no signal", "nothing learned", "no gain lately"),
+        *("on the plateau", "shorter and worse", "length without reward", "reward hacking or overfitting"),
+    ),
 }
 """Each finding maps to findings that are mere consequences. Their remedies would be useless or opposite to its own."""
 

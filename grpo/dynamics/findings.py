@@ -20,10 +20,12 @@ MEANINGS = {
     "prompts too easy": "Most groups of completions are all right, and such a group teaches nothing.",
     "prompts too hard": "Most answers, or most groups of them, are all wrong, and such a group teaches nothing.",
     "no signal": "Rewards within a group hardly differ any more, and learning lives on their differences.",
+    "broken by a step": "One step destroyed what the model could do. A far too large learning rate does that.",
     "unstable": "The model has lost much of what it could do.",
     "setback": "The run lost much of what it had learned at one time, and has got back at least a part of it.",
     "underdamped": "The pass rate swings up and down, which often comes before it is lost.",
     "reward hacking or overfitting": "Training gets better and held-out problems do not.",
+    "training above held-out": "Held-out problems are solved far less, so the model has memorized problems.",
     "reward part gamed": "Something is learned that pays, and it is not right answers.",
     "answers hardly count": "Nearly all of the reward is paid for something else than right answers.",
     "reward bought by length": "Longer completions earn more, whether or not they are right.",
@@ -108,6 +110,7 @@ class DiagnosisRule:
     rate_kept         least learning rate over the last rounds, as a share of the highest
     longest_warmup    number of rounds from which on a learning rate that has always risen is a finding
     skipped           largest mean number of steps per round that were skipped because of NaN or Inf
+    apart             largest difference between the pass rates in training and on held-out problems
     ungraded          largest share of answers whose grading failed or timed out
     collapse          largest loss of pass rate against the run's best
     gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
@@ -153,6 +156,7 @@ class DiagnosisRule:
     rate_kept: float = 0.01
     longest_warmup: int = 60
     skipped: float = 0.02
+    apart: float = 0.1
     ungraded: float = 0.02
     collapse: float = 0.1
     gain_left: float = 0.02

@@ -48,6 +48,9 @@ PLATEAU_HALF_WIDTH = 0.15
 LEAST_PROBABILITY = 0.01
 # Intervals are computed from this many random draws of the parameters.
 NUM_DRAWS = 400
+# Curves of draws are computed for at most this many points at a time, since a law makes a dozen arrays of their size. A
+# process keeps the memory of the largest ones, and a long run has thousands of rounds.
+LARGEST_BLOCK = 2**15
 # No draw may be less likely than this by the law's own likelihood (Wilks' theorem).
 DRAWN_PROBABILITY = 1e-4
 # A law with a smaller share of the Akaike weight than this is left out.
@@ -140,8 +143,14 @@ class LawFit:
 
     def _chi_squares(self, frees: Array) -> Array:
         """Returns χ² [draws] of parameters [draws, parameters]."""
-        predicted = self.law.predict(frees, self.history.steps, self.history.intervals, self.history.lags)
-        return np.sum(((self.history.values - predicted) / self.history.errors) ** 2, axis=-1)
+        history = self.history
+
+        def of_block(block: Array) -> Array:
+            predicted = self.law.predict(block, history.steps, history.intervals, history.lags)
+            return np.sum(((history.values - predicted) / history.errors) ** 2, axis=-1)
+
+        num_blocks = -(-len(frees) * len(history) // LARGEST_BLOCK)
+        return np.concatenate([of_block(block) for block in np.array_split(frees, num_blocks)])
 
     def interval(self, function: Callable[[NDArray[np.float64]], float]) -> Interval:
         """Returns the value of `function` at the fitted free parameters, with a 95 % interval from the draws."""

@@ -53,6 +53,11 @@ class History:
         """Returns how old the sampling policy is at the end of each round, in optimizer steps: τ + lag, [points]."""
         return self.intervals + self.lags
 
+    @property
+    def ends(self) -> Array:
+        """Returns the optimizer step at the end of each round, by which logs number the rounds, [points]."""
+        return self.steps + self.delays
+
     def until(self, step: float) -> History:
         """Returns the points at or before `step`."""
         mask = self.steps <= step

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from grpo.types import Decision, RoundPlan, RoundStatistics, State, Verdict
+from grpo.types.plain import rebuilt
 from grpo.types.rounds import ROUND
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class LimitedScheduler(Generic[State]):
     def restore(self, values: Mapping[str, Any]) -> LimitedState[State]:
         # In checkpoints of older versions the fields of the inner state stand beside `spent`.
         inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
-        return LimitedState(values.get("spent", {}), self._scheduler.restore(inner or {}))
+        spent = rebuilt(Mapping[str, float], values.get("spent", {}), "scheduler.spent")
+        return LimitedState(spent, self._scheduler.restore(rebuilt(Mapping[str, Any], inner or {}, "scheduler.inner")))
 
     def _within(self, verdict: Verdict, spent: Mapping[str, float]) -> Verdict:
         for unit, limit in self._limits.items():

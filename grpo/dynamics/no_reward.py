@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpo.dynamics.findings import CRITICAL, Finding
-from grpo.dynamics.run_log import RunLog
+import numpy as np
+
+from grpo.dynamics.findings import CRITICAL, DiagnosisRule, Finding
+from grpo.dynamics.history import NO_HISTORY
+from grpo.dynamics.run_log import RunLog, Series
+from grpo.dynamics.setbacks import broken
 
 # (metric, meaning, remedy) for shares of a round's completions. The first metric above one half explains why there is
 # no reward.
@@ -84,11 +88,16 @@ def shares(metrics: Mapping[str, float]) -> str:
     return "of the completions " + ", ".join(shares_in_words)
 
 
-def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns warnings, by topic, about problems so gross that the metrics of one round show them."""
+def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = None) -> dict[str, str]:
+    """Returns warnings, by topic, about problems so gross that the metrics of one round show them.
+
+    `before` are the metrics of the round before, if there is one. They tell whether its step broke the model.
+    """
     lines = {}
     all_zero = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
-    if all_zero:
+    if before and (finding := broken(_log_of(before, metrics), DiagnosisRule())):
+        lines["no reward"] = f"{finding.evidence} ⇒ {finding.remedy}"
+    elif all_zero:
         evidence, remedy = why(metrics)
         lines["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
     for name, meaning, remedy in _CAUSES:
@@ -100,6 +109,13 @@ def warnings(metrics: Mapping[str, float]) -> dict[str, str]:
             "task.prompt.chat and task.prompt.template"
         )
     return lines
+
+
+def _log_of(*rounds: Mapping[str, float]) -> RunLog:
+    """Returns the log of a few rounds."""
+    names = set.intersection(*(set(metrics) for metrics in rounds))
+    steps = np.array([metrics["step"] for metrics in rounds], float)
+    return RunLog(NO_HISTORY, {name: Series(steps, np.array([row[name] for row in rounds], float)) for name in names})
 
 
 def why(metrics: Mapping[str, float]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import numpy as np
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.group_size import sizes_between
 from grpo.dynamics.refresh_interval import LADDER
+from grpo.dynamics.request import PlanRequest
 from grpo.dynamics.sigma import drift, mean_fidelity, silent_rate
 from grpo.dynamics.step import signal_to_noise
 from grpo.types import MachineConstants
@@ -27,28 +28,6 @@ EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 FAIR_SHARE = 0.4
 # A round may spend this share of its time on its fixed costs, which do not depend on its number of steps.
 MOST_OVERHEAD = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """A plan request holds what is known before a run, and the limits of the plan.
-
-    prompt_tokens, completion_tokens   mean lengths
-    budget_tokens                      total number of prompt and completion tokens to sample
-    prompts_per_step                   prompts in one optimizer step
-    exponent, mean_exponent, ddof      the dials' α and β, and σ's degrees of freedom
-    smallest, largest                  smallest and largest group size to consider
-    """
-
-    prompt_tokens: float = 100.0
-    completion_tokens: float = 500.0
-    budget_tokens: float = 1e9
-    prompts_per_step: int = 128
-    exponent: float = 1.0
-    mean_exponent: float = 0.0
-    ddof: int = 0
-    smallest: int = 4
-    largest: int = 64
 
 
 @dataclass(frozen=True, slots=True)

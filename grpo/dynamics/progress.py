@@ -32,6 +32,9 @@ FEWEST_CONSTANT = 8
 # A run must have this many rounds before it can count as having learned nothing.
 FEWEST_WITHOUT_PROGRESS = 60
 
+# A 99 % interval reaches this many standard errors to each side.
+SURE = 2.576
+
 
 class Halves(NamedTuple):
     """Halves holds the changes of pass rates from the first half of a run's evaluations to the second half.
@@ -98,6 +101,33 @@ def reward_hacking(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     )
     remedy = "read samples.jsonl; objective.kl.coefficient=0.01, more problems, or a stricter reward"
     return Finding("reward hacking or overfitting", CRITICAL, evidence, remedy)
+
+
+def memorized(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that the problems trained on are solved far more often than held-out ones at the end of the run.
+
+    Other frameworks may hold out problems of another kind, and a curriculum trains on easier or harder ones, so nothing
+    is found there.
+    """
+    training, series = level(log["pass_rate"]), log["pass_rate"]
+    if training is None or not len(log.held_out) or log.framework != "grpo" or log.changing_prompts:
+        return None
+    if log.held_out.steps[-1] < series.steps[-window_length(len(series)) :][0]:
+        return None
+    held_out = float(log.held_out.values[-1])
+    reach = float(np.hypot(training.high - training.value, SURE * log.held_out_error))
+    gap = training.value - held_out
+    if not log.held_out_error or gap - reach <= rule.apart:
+        return None
+    evidence = (
+        f"{training.value:.1%} of answers are right in training and {held_out:.1%} on held-out problems, a difference "
+        f"of {100 * gap:.0f} points [{100 * (gap - reach):.0f}, {100 * (gap + reach):.0f}]"
+    )
+    first = float(series.values[0] - log.held_out.values[0])
+    if log.held_out.steps[0] < series.steps[0] and first > gap / 2:
+        evidence += f"; before training it was {100 * first:.0f} points, so the model had seen these problems before"
+    remedy = "go by held-out problems; more or other problems to train on help, fewer rounds on the same ones too"
+    return Finding("training above held-out", NOTE, evidence, remedy)
 
 
 def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -64,16 +64,36 @@ def replanned(
     """Returns the progress from which a run with the config `old` continues when it is resumed with `new`.
 
     `progress` holds the scheduler's state as it was saved. The plan is kept unless the new config has another first
-    plan or scheduler, and its prompts are adjusted to `world_size` ranks. What the run has spent still counts against
-    its limits.
+    plan or scheduler, or could not come to this plan. Its prompts are adjusted to `world_size` ranks. What the run has
+    spent still counts against its limits. Raises ValueError for a plan that `old` could not have come to, and for a
+    state that is none of the scheduler's.
     """
+    if not may_plan(old, progress.plan):
+        raise ValueError(f"progress.plan is none that its configuration allows: {progress.plan}")
     plan, saved = progress.plan, progress.scheduler
     if old.dynamics.name != new.dynamics.name:
         saved = {"spent": saved.get("spent", {}), "inner": {}}
-    if (old.dynamics.name, first_plan(old)) != (new.dynamics.name, first_plan(new)):
+    same = (old.dynamics.name, first_plan(old)) == (new.dynamics.name, first_plan(new))
+    if not (same and may_plan(new, plan)):
         plan = first_plan(new)
     state = scheduler.restore(saved)
     return Progress(progress.round_index, progress.step, progress.cursor, divisible(plan, world_size), state)
+
+
+def may_plan(config: TrainConfig, plan: RoundPlan) -> bool:
+    """Tells whether a run with this configuration may come to this plan, on any number of ranks."""
+    first, rules, adaptive = first_plan(config), config.dynamics.adaptive, config.dynamics.name == "adaptive"
+    largest, longest, most = (
+        (config.largest_group, rules.longest_interval, rules.most_prompts) if adaptive else (0,) * 3
+    )
+    limits = {
+        plan.group_size: max(first.group_size, largest),
+        plan.refresh_interval: max(first.refresh_interval, longest),
+        # Ranks, of which there are at most as many as first prompts, may have rounded these up.
+        plan.prompts_per_step: max(first.prompts_per_step, most) + first.prompts_per_step,
+        plan.passes: first.passes,
+    }
+    return all(1 <= value <= limit for value, limit in limits.items()) and 0 < plan.learning_rate_factor <= 1
 
 
 def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:

@@ -24,6 +24,55 @@ from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog
 from grpo.types import Interval
 
+# Fewer completions than this may all be wrong by chance.
+FEWEST_BROKEN = 16
+# What shows that completions have another form, and how it is told.
+FORMS = {
+    "completions/truncated_fraction": "of the completions {:.0%} were cut off before and {:.0%} since",
+    "completions/no_answer_fraction": "of the completions {:.0%} held no answer before and {:.0%} since",
+    "policy/sampler_entropy": "the entropy was {:.2g} nats per token before and is {:.2g} since",
+}
+
+
+def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that a step broke the model: from one round to the next no answer is right any more, and stays so, and the
+    completions have another form.
+
+    Nothing is estimated: all right answers are gone, and at the same step a share of the completions has gone from few
+    to nearly all, or the entropy to nearly 0. So two rounds are enough.
+    """
+    series = log["pass_rate"]
+    right = np.flatnonzero(series.values > 0)
+    if not len(right) or right[-1] == len(series) - 1 or log.changing_prompts:
+        return None
+    last, rate = series.steps[right[-1]], float(series.values[: right[-1] + 1].mean())
+    since = log["completions/num_sampled"].between(last + 1, np.inf).values
+    if len(since) and since.sum() < FEWEST_BROKEN:
+        return None
+    signs = [sign for name in FORMS if (sign := _turned(log, name, last, rule))]
+    if rate <= rule.hopeless or not signs:
+        return None
+    rates = log["learner/learning_rate"].between(last, last).values
+    was = f" (it was {rates[0]:.2g})" if len(rates) else ""
+    evidence = f"{rate:.0%} of answers were right in the rounds to step {last:,.0f} and none since; {'; '.join(signs)}"
+    remedy = (
+        f"begin again, or from a checkpoint before step {last:,.0f}, with a tenth of learner.learning_rate{was}, or "
+        "with learner.warmup_steps"
+    )
+    return Finding("broken by a step", CRITICAL, evidence, remedy)
+
+
+def _turned(log: RunLog, name: str, last: float, rule: DiagnosisRule) -> str:
+    """Says how a metric of `FORMS` changed after step `last`, if it went from one end of its range to the other."""
+    series = log[name]
+    before, after = series.values[series.steps <= last], series.values[series.steps > last]
+    if not len(before) or not len(after):
+        return ""
+    mean = float(before.mean())
+    has_risen = mean < 0.5 and after.min() > rule.nearly_all
+    turned = has_risen if name.endswith("_fraction") else after.max() < rule.entropy_kept * mean
+    return FORMS[name].format(mean, float(after.mean())) if turned else ""
+
 
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.

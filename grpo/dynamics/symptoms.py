@@ -167,6 +167,8 @@ def slow_rounds(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     )
 
 
+# Above this share of answers without a grade, hardly anything is learned.
+MOST_UNGRADED = 0.5
 # These metrics count answers without a grade, and say in words what became of them.
 UNGRADED = {
     "completions/failed_fraction": "failed while grading",
@@ -176,13 +178,17 @@ UNGRADED = {
 
 
 def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds answers whose grading failed, timed out, or ended in an exception of the user's function."""
-    shares = {name: share for name in UNGRADED if (share := level(log[name])) and share.value > rule.ungraded}
+    """Finds answers whose grading failed, timed out, or ended in an exception of the user's function.
+
+    That an answer was not graded is a fact and no estimate, so the few rounds of a short run are enough.
+    """
+    late = {name: log[name].values[-window_length(len(log[name])) :] for name in UNGRADED}
+    shares = {name: share for name, values in late.items() if len(values) and (share := values.mean()) > rule.ungraded}
     if not shares:
         return None
-    worst = max(shares, key=lambda name: shares[name].value)
-    evidence = f"{shares[worst].value:.0%} of answers {UNGRADED[worst]}"
+    worst = max(shares, key=lambda name: shares[name])
+    evidence = f"{shares[worst]:.0%} of answers {UNGRADED[worst]}"
     remedy = "task.reward.timeout_seconds=20 task.reward.workers=4, or fix the reward function"
     if worst == "completions/raised_fraction":
         remedy = "fix the reward function, or let it return 0 where it means 0"
-    return Finding("grading fails", WARNING, evidence, remedy)
+    return Finding("grading fails", CRITICAL if shares[worst] > MOST_UNGRADED else WARNING, evidence, remedy)

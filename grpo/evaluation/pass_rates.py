@@ -19,12 +19,12 @@ from grpo.types import Interval
 _NUM_RESAMPLES = 9999
 # With fewer seeds than this, reports draw no conclusion about other seeds from `crossed_difference`.
 FEWEST_SEEDS = 3
-# A bootstrap interval over fewer problems than this is too narrow, so reports give a sign test for a change instead.
+# Reports advise to ask more problems where a change is not clear and there are fewer than this.
 FEWEST_PROBLEMS = 20
 # Drawing this many resamples at once bounds memory to this many times the number of problems.
 _RESAMPLE_BATCH = 500
 _SEED = 0
-# A mean square below this share of another one is float rounding.
+# A mean square below this share of another one is float rounding, and so is a mean of pass rates below this.
 _ROUNDING = 1e-12
 
 
@@ -66,42 +66,60 @@ def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: 
     return _bootstrap(rates, level)
 
 
-def paired_difference(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> Interval:
-    """Returns the mean change of the problems' pass rates, after − before, with an interval bootstrapped over problems.
+class PairedChange(NamedTuple):
+    """A paired change says how far problems' pass rates moved, how many got better and worse, and how sure that is.
 
-    `before[i]` and `after[i]` belong to the same problem, so a problem's difficulty cancels and the interval
-    is narrower than that of two separate means. The interval has no width when all problems changed equally.
-    """
-    if len(before) != len(after) or len(after) == 0:
-        raise ValueError(f"rates of {len(before)} and {len(after)} problems are not pairs")
-    differences = np.subtract(after, before, dtype=float)
-    if np.all(differences == differences[0]):
-        value = float(differences[0])
-        return Interval(value, value, value)
-    return _bootstrap(differences, level)
-
-
-class SignTest(NamedTuple):
-    """A sign test counts how many problems got better and worse. `p` is the two-sided p-value of no change.
-
-    The test assumes nothing about the size of the changes, so it is valid for a handful of problems too.
+    `p` is the two-sided p-value of no change. It is below 1 − level exactly when the interval excludes 0.
     """
 
+    interval: Interval
     better: int
     worse: int
     p: float
 
 
-def sign_test(before: Sequence[float], after: Sequence[float]) -> SignTest:
-    """Tests paired pass rates for a change. Problems that did not change are left out (Dixon and Mood 1946).
+def paired_change(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> PairedChange:
+    """Tests the mean change of the problems' pass rates, after − before, by the paired randomization test.
 
-    >>> sign_test([0.0, 0.0, 0.5, 1.0], [1.0, 0.5, 0.5, 1.0])
-    SignTest(better=2, worse=0, p=0.5)
+    `before[i]` and `after[i]` belong to the same problem. Without a true change the two could be exchanged, so every
+    choice of signs for the differences is as likely as the measured one (Fisher 1935). Turning the signs of some
+    problems' differences makes their mean 0 or less exactly where the mean over these problems is 0 or more, so the
+    same means give the interval: its ends are quantiles of the mean over random subsets of the problems (Hartigan,
+    JASA 64, 1969). Up to 13 problems all subsets are taken. The interval reaches over everything possible where so few
+    problems decide nothing, and has no width where all of more than five changed equally.
+
+    benchmarks/paired_change.py simulated 8, 23 and 100 problems, asked once or four times. Without a true change one
+    was found in at most 5.0 % of the evaluations, where Student's t found it in up to 6.3 % and the bootstrap (BCa) in
+    up to 10.7 %. A true change was found at least as often as by the sign test. From 23 problems on, 92 to 97 % of the
+    intervals held the true change.
     """
-    better = sum(new > old for old, new in zip(before, after, strict=True))
-    worse = sum(new < old for old, new in zip(before, after, strict=True))
-    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
-    return SignTest(better, worse, p)
+    if len(before) != len(after) or len(after) == 0:
+        raise ValueError(f"rates of {len(before)} and {len(after)} problems are not pairs")
+    differences = np.subtract(after, before, dtype=float)
+    means = _subset_means(differences)
+    means = np.sort(np.where(np.abs(means) > _ROUNDING, means, 0.0))
+    total, value = len(means) + 1, float(differences.mean())
+    # The empty subset stands for the measured signs. It is as extreme as possible on either side.
+    p = min(1.0, 2 * (1 + int(min(np.sum(means <= 0), np.sum(means >= 0)))) / total)
+    outside = math.ceil((1 - level) / 2 * total - _ROUNDING) - 1
+    low, high = (means[outside - 1], means[-outside]) if outside > 0 else (-1.0, 1.0)
+    better, worse = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    return PairedChange(Interval(value, min(float(low), value), max(float(high), value)), better, worse, p)
+
+
+def _subset_means(differences: np.ndarray) -> np.ndarray:
+    """Returns the mean over each subset of the differences but the empty one, or over random ones if there are many."""
+    count = len(differences)
+    if 2**count <= _NUM_RESAMPLES + 1:
+        chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
+        return chosen @ differences / chosen.sum(axis=1)
+    generator, means = np.random.default_rng(_SEED), []
+    for begin in range(0, _NUM_RESAMPLES, _RESAMPLE_BATCH):
+        chosen = generator.random((min(_RESAMPLE_BATCH, _NUM_RESAMPLES - begin), count)) < 0.5
+        # More than 13 problems are all left out in less than one draw of ten thousand, which then counts for all.
+        chosen[~chosen.any(axis=1)] = True
+        means.append(chosen @ differences / chosen.sum(axis=1))
+    return np.concatenate(means)
 
 
 def _wilson(rates: np.ndarray, level: float) -> Interval:

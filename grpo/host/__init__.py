@@ -5,6 +5,7 @@ ranks         this process's rank and device
 device_memory how much memory the device has, and how much is free
 main_memory   how much main memory the machine has, or its container
 network       free ports, addresses and interfaces
+ports         keeps ports for servers that are still starting
 imports       where modules are found, and heavy imports without garbage collection
 terminal      text that cannot steer a terminal
 output        printing that cannot end a run
@@ -12,6 +13,6 @@ alive         lines that say a long command is still working
 disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM
 folder_lock   keeps a second run out of a run's folder
-tether        runs a command that ends with whoever started it
+tether        runs a command that ends with whoever started it, and with the tether itself
 why_ended     why a process ended, from its log
 """

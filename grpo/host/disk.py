@@ -1,4 +1,5 @@
-"""This module says how much space a folder takes, and how much is left."""
+"""This module writes files whole and never through links. It says how much space a folder takes, and how much is
+left."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from grpo.config.errors import UserError, require
 
@@ -33,13 +35,13 @@ def in_words(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
 
 
-def require_writable(output_dir: Path) -> None:
-    """Raises `UserError` when a run's folder cannot be made or written. Makes a folder where it would be, and removes
-    it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
-    existing = output_dir.absolute()
+def require_writable(folder: Path, key: str = "output_dir=") -> None:
+    """Raises `UserError` when a folder, which `key` names, cannot be made or written. Makes a folder where it would be,
+    and removes it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
+    existing = folder.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
-    problem = f"output_dir={output_dir} cannot be written to, since {existing} is"
+    problem = f"{key}{folder} cannot be written to, since {existing} is"
     require(existing.is_dir(), f"{problem} no folder: choose another")
     writable = os.access(existing, os.W_OK | os.X_OK) and not os.statvfs(existing).f_flag & os.ST_RDONLY
     require(writable, f"{problem} read-only here: choose another")
@@ -55,13 +57,44 @@ def room(folder: Path) -> str:
     return f"{shutil.disk_usage(existing).free / 2**30:.1f} GiB are free"
 
 
+def remove(path: Path) -> None:
+    """Removes a file, a link, or as much of a folder as it can. What a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def open_own(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Opens a file to write or append to it, as `open` does. Raises `UserError` for a link, which a stranger may have
+    put into the folder of a run, and whose file would be overwritten."""
+    try:
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **options)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        refuse_link(path)
+        raise
+
+
+def refuse_link(path: Path) -> None:
+    """Raises `UserError` for a link, and for anything else that is no plain file."""
+    is_usual = not path.is_symlink() and (path.is_file() or not path.exists())
+    what = "a link, and nothing is written through links" if path.is_symlink() else "no plain file"
+    require(is_usual, f"{path} is {what}: put the file itself there, or remove it")
+
+
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yields another path to write a file to, which takes the place of `path` once it is whole.
 
-    If the body raises, as on a full disk, the file at `path` stays as it was. A kill leaves it too.
+    If the body raises, as on a full disk, the file at `path` stays as it was. A kill leaves it too. Where `path` or the
+    other path is a link, the link is replaced, and what it leads to stays as it was.
     """
     new = path.with_name(f".new-{path.name}")
+    # A kill may have left a file of this name, or a stranger a link, through which the body would write.
+    remove(new)
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield new
         new.replace(path)

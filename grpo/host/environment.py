@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
+
+from grpo.config.errors import require
 
 DEFAULTS = {
     # Two OpenMP threads that spin while waiting slow every matrix product down thirtyfold as soon as
@@ -43,11 +46,23 @@ SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 
+# The PATH of the shell, before `prepare` adds to it.
+GIVEN_PATH = os.environ.get("PATH", "")
+
+
 def prepare() -> None:
     """Sets the defaults above, and adds this interpreter's folder to PATH, where DeepSpeed looks for ninja.
 
-    Called before torch, vLLM or DeepSpeed is imported.
+    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none.
     """
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    require(
+        bool(re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", threads)),
+        f"the environment variable OMP_NUM_THREADS={threads!r} is no number of threads: unset or correct it",
+    )
+    if os.environ.get("COLUMNS") == "0":
+        # Some editors' terminals say so of a width that they do not know, and rich would print nothing.
+        del os.environ["COLUMNS"]
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     if not any(Path(device).exists() for device in GPU_DEVICES):

@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import TextIO
 
 from grpo.config.errors import UserError
-from grpo.config.folder import LOCK_FILE
+from grpo.config.folder import EVALUATIONS_FILE, LOCK_FILE, METRICS_FILE, PROMPTS_FILE, RESUMPTIONS_FILE, SAMPLES_FILE
+from grpo.host.disk import open_own, refuse_link
 from grpo.interfaces import Collective
+
+# A run cuts and continues these files where they are. All others it replaces.
+CONTINUED = (LOCK_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, RESUMPTIONS_FILE)
 
 
 @contextmanager
@@ -57,13 +61,16 @@ def refuse_held(folder: Path) -> None:
 
 
 def _taken(folder: Path) -> TextIO:
-    """Takes the lock and returns the open lock file. Raises `UserError` when another process holds it.
+    """Takes the lock and returns the open lock file. Raises `UserError` when another process holds it, and when a file
+    in which a run goes on is a link: the folder may come from a stranger.
 
     Closing the file releases the lock. So does opening and closing the same file once more in this process.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+        for name in CONTINUED:
+            refuse_link(folder / name)
+        file = open_own(folder / LOCK_FILE, "a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
     try:

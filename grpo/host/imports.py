@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo.config.errors import UserError
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -23,9 +25,14 @@ def safe_path() -> dict[str, str]:
 def look_here_last() -> None:
     """Makes Python look for modules in the working folder, such as the user's rewards.py, after all other folders.
 
-    A json.py or random.py there must not replace Python's own, neither here nor in processes started later.
+    A json.py or random.py there must not replace Python's own, neither here nor in processes started later. Raises
+    UserError when the working folder does not exist any more.
     """
-    if (here := os.getcwd()) not in sys.path:
+    try:
+        here = os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the working folder has been deleted: change to one that exists, such as with `cd`") from error
+    if here not in sys.path:
         sys.path.append(here)
     for name, value in safe_path().items():
         os.environ.setdefault(name, value)

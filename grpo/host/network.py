@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import socket
-from collections.abc import Iterable
 
 import psutil
-
-from grpo.config.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 # A machine that acknowledges no packet for this many seconds is lost.
 GONE_SECONDS = 60
 
 
-def listen(host: str = LOOPBACK) -> socket.socket:
-    """Opens a socket that listens on a free port of `host`'s interface."""
-    listener = socket.socket(family_of(host))
-    listener.bind((host, 0))
-    listener.listen()
-    return listener
+def listen(host: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """Opens a socket that listens on a port of `host`'s interface, by default on a free one."""
+    return socket.create_server((host, port), family=family_of(host))
 
 
 def free_port(host: str = LOOPBACK) -> int:
@@ -36,26 +29,6 @@ def url_of(host: str, port: int) -> str:
     ('http://10.0.0.5:8000', 'http://[::1]:8000')
     """
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def require_free(host: str, ports: Iterable[int], key: str) -> None:
-    """Raises `UserError` when this machine has no interface with the address `host`, or something listens on a port.
-
-    `key` is the section of the configuration that holds `host` and `port`.
-    """
-    for port in ports:
-        with socket.socket(family_of(host)) as probe:
-            # As servers do, so that a port that was left a moment ago counts as free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-                raise UserError(
-                    f"{key}.port={port} cannot be used at {host} ({error.strerror}): choose another port"
-                    if taken
-                    else f"{key}.host={host} is no address of this machine ({error.strerror}): correct it"
-                ) from error
 
 
 def watchful(info: tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple]) -> socket.socket:

@@ -9,7 +9,8 @@ import select
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -126,6 +127,17 @@ class Terminal(Console):
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **settings: Any) -> None:
         super().print(*objects, soft_wrap=soft_wrap and not self.is_terminal, **settings)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Holds back what is printed within the context until it ends, so that nothing else comes in between."""
+        self.begin_capture()
+        try:
+            yield
+        finally:
+            # What was captured is rendered already.
+            self.file.write(self.end_capture())
+            self.file.flush()
 
     def on_broken_pipe(self) -> None:
         # rich would end the process with 1; `grpo.cli.main` ends it without a word.

@@ -14,6 +14,10 @@ After the command has ended, processes that it started have GRACE_SECONDS to end
 own, and less time if the command succeeded. A variable whose value is `PRIVATE` becomes the path of a folder that only
 this user can open; the folder is removed at the end.
 
+A tether is two processes, since one alone could be killed, and vLLM's engine would then outlive its server. The outer
+process, which the starter knows, starts the inner one, and the inner one the command. If one of the two is killed, the
+other ends what is below it.
+
 This program prints a line when a process below it is suspended (SIGSTOP), because the processes that wait for it would
 hang without any message.
 """
@@ -31,8 +35,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from io import RawIOBase
 
 import psutil
@@ -54,26 +59,60 @@ def main(arguments: list[str]) -> int:
     orders = open(0, "rb", buffering=0)  # noqa: SIM115
     environment = json.loads(orders.readline() or b"{}")
     folders = {name: _private_folder() for name, value in environment.items() if value == PRIVATE}
-    # Orphaned processes below the command become children of this process, so that it can find and end them.
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child = subprocess.Popen(
-        command,
-        env=os.environ | environment | folders,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
-    )
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    # Only the starter reacts to Ctrl-C; it then says by the pipe what should end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_obey, args=(orders, child, grace, silent), daemon=True).start()
-    threading.Thread(target=_report_suspended, daemon=True).start()
-    code = child.wait()
+    # The outer process holds the writing end, and nobody else does, so the pipe ends when that process ends.
+    outer_lives, held = os.pipe()
+    if inner := os.fork():
+        code = _guard(inner)
+    else:
+        os.close(held)
+        code = _run(command, environment | folders, grace, Starter(orders, silent, outer_lives))
     # Ranks whose torchrun was killed may still be saving. After a success no process has anything left to do.
     _kill(psutil.wait_procs(_started(), timeout=grace if code else min(grace, IDLE_SECONDS))[1])
     for folder in folders.values():
         shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def _guard(inner: int) -> int:
+    """Waits for the inner process and returns its exit code. Passes requests to stop on to it."""
+    _adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(inner, signal.SIGTERM))
+    # Only the starter reacts to Ctrl-C; it then says by the pipe what should end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+
+
+def _run(command: list[str], variables: Mapping[str, str], grace: float, starter: Starter) -> int:
+    """Runs the command as the inner process and returns its exit code."""
+    # Whoever kills the process group of the outer process does not reach this one.
+    os.setsid()
+    _adopt_orphans()
+    child = subprocess.Popen(
+        command,
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    threading.Thread(target=_obey, args=(starter, child, grace), daemon=True).start()
+    threading.Thread(target=_report_suspended, daemon=True).start()
+    return child.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """The starter gives `orders` by a pipe, at least every `silent` seconds unless that is 0. `outer_lives` is a pipe
+    that ends with the tether's outer process."""
+
+    orders: RawIOBase
+    silent: float
+    outer_lives: int
+
+    def order(self) -> bytes:
+        """Waits for the next order. Returns b"" when the starter or the outer process has ended, or is silent."""
+        ready, _, _ = select.select([self.orders, self.outer_lives], [], [], self.silent or None)
+        return self.orders.readline() if ready == [self.orders] else b""
 
 
 def _private_folder() -> str:
@@ -88,13 +127,18 @@ def end_with_parent(number: int) -> None:
     _prctl(PR_SET_PDEATHSIG, number)
 
 
+def _adopt_orphans() -> None:
+    """Makes orphaned processes below this one its children, so that it can find and end them."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value)
 
 
-def _obey(orders: RawIOBase, child: subprocess.Popen, grace: float, silent: float) -> None:
-    """Follows the orders in the pipe; ends the command when the pipe ends or is silent for too long."""
-    while select.select([orders], [], [], silent or None)[0] and (order := orders.readline()):
+def _obey(starter: Starter, child: subprocess.Popen, grace: float) -> None:
+    """Follows the orders of the starter, and ends the command when no more orders come."""
+    while order := starter.order():
         if order == STOP:
             child.terminate()
         elif order == KILL:

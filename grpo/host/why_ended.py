@@ -7,16 +7,19 @@ from pathlib import Path
 
 from grpo.host.terminal import clean
 
-LONGEST = 200
+# Room for a message that says how to mend something.
+LONGEST = 600
 # Lines of `grpo.host.alive` say what a process was doing, and not why it ended.
 SIGN_OF_LIFE = re.compile(r"grpo: .* …( \d+ s)?")
 
 
-def last_word(log: Path) -> str:
+def last_word(log: Path, begin: int = 0) -> str:
     """Returns the last line of a log that begins with "grpo: ", or simply the last line if there is none. Signs of life
-    do not count."""
+    do not count, nor what earlier processes wrote before byte `begin`."""
     try:
-        text = log.read_text(errors="replace")
+        with log.open("rb") as file:
+            file.seek(begin)
+            text = file.read().decode(errors="replace")
     except OSError:
         return f"its log {log} is gone"
     lines = [line.strip() for line in text.splitlines() if line.strip()]

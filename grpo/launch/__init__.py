@@ -3,7 +3,7 @@
 config.hardware → seats, one for each machine → a shell (here, ssh, srun) starts each under a tether → one exit code
 
 machines    names and addresses of the machines
-ports       free ports for the run
+ports       holds free ports for the run
 seats       which command runs on which machine; a seat is one machine's part of a run
 shells      starts a seat's command: here, by ssh or by srun
 torchrun    starts a machine's learner ranks

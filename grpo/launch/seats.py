@@ -69,9 +69,10 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
     for index, machine in enumerate(learning):
         ranks = [
             *(sys.executable, "-m", "grpo.launch.torchrun", f"--nproc-per-node={hardware.ranks_per_node}"),
-            *(f"--nnodes={hardware.learner_nodes}", f"--node-rank={index}", f"--shutdown-timeout={grace:.0f}"),
-            *(f"--master-addr={first}", f"--master-port={hardware.first_port}"),
+            *(f"--nnodes={hardware.learner_nodes}", f"--shutdown-timeout={grace:.0f}"),
         ]
+        if hardware.learner_nodes > 1:
+            ranks += [f"--node-rank={index}", f"--master-addr={first}", f"--master-port={hardware.first_port}"]
         seats.append(Seat(LEARNER, index, machine, (*ranks, *grpo[1:], "train", *words, *elsewhere), grace))
     return seats
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from grpo.host.disk import open_own
 from grpo.host.imports import safe_path
 from grpo.host.tether import KILL, STOP
 from grpo.launch.seats import Seat
@@ -26,7 +27,7 @@ BEAT_SECONDS = SILENT_SECONDS / 6
 class Held:
     """A held seat is a seat's running process. It ends on `close`, and also when this process ends.
 
-    Its output goes to `log`, and also to the terminal if it is `shown`.
+    Its output goes to `log`, from byte `begin` on, and also to the terminal if it is `shown`.
     """
 
     def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], log: Path, shown: bool):
@@ -43,8 +44,8 @@ class Held:
             *seat.command,
         ]
         # Output goes to a file and not to a pipe: a learner that ends because this process was killed can still write.
-        with log.open("ab") as file:
-            before = file.tell()
+        with open_own(log, "ab") as file:
+            self.begin = file.tell()
             self.process = subprocess.Popen(
                 (_here if without_ssh else SHELLS[shell])(seat.machine.name, tethered),
                 stdin=subprocess.PIPE,
@@ -56,7 +57,7 @@ class Held:
         self._order(json.dumps(environment).encode() + b"\n")
         self._closed = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
-        self._output_thread = threading.Thread(target=self._show, args=(before,), daemon=True) if shown else None
+        self._output_thread = threading.Thread(target=self._show, args=(self.begin,), daemon=True) if shown else None
         if self._output_thread:
             self._output_thread.start()
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from grpo.config.errors import WRONG_USE
 from grpo.host.output import unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.why_ended import last_word
@@ -63,6 +64,7 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
 
 
 def _tell(ended: Held) -> None:
-    """Prints how a seat ended, with the last line of its log."""
-    code, why = ended.wait(), last_word(ended.log)
-    print(f"grpo: {ended.seat.name} on {ended.seat.machine.name} ended with {code}: {why}", file=sys.stderr)
+    """Prints how a seat ended, with the last line of its log. A line that says what to mend comes first."""
+    code, why = ended.wait(), last_word(ended.log, ended.begin)
+    where = f"{ended.seat.name} on {ended.seat.machine.name} ended with {code}"
+    print(f"grpo: {why} ({where})" if code == WRONG_USE else f"grpo: {where}: {why}", file=sys.stderr)

@@ -1,19 +1,31 @@
 """This program runs `torchrun` without torchrun's own tracebacks, since a rank that fails prints its own message.
 
 python -m grpo.launch.torchrun ARGUMENTS OF torchrun
+
+Without --master-addr all ranks are on this machine. They meet at a free port of its loopback interface, where torchrun
+itself would listen on every interface, at a port that another program may take before it does.
 """
 
+import re
 import signal
 import subprocess
 import sys
 
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main
 
+from grpo.config.errors import WRONG_USE
+from grpo.host.network import LOOPBACK, listen
 from grpo.host.signals import EXIT_STOPPED
 
+HERE = "loopback"
+MEETING_SECONDS = 600
+"""Ranks wait this long for each other when they meet."""
 STARTED: list[subprocess.Popen] = []
 """These are the ranks that torchrun has started."""
 
@@ -24,6 +36,19 @@ class Rank(subprocess.Popen):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         STARTED.append(self)
+
+
+class MeetingHere(StaticTCPRendezvous):
+    """The ranks of this machine meet at a port that is open from now on, and on the loopback interface only."""
+
+    def __init__(self, parameters: RendezvousParameters):
+        listener = listen(LOOPBACK)
+        port = listener.getsockname()[1]
+        super().__init__(LOOPBACK, port, 0, 1, parameters.run_id, MEETING_SECONDS)
+        self._store = TCPStore(LOOPBACK, port, 1, True, self.timeout, master_listen_fd=listener.detach())
+
+    def get_backend(self) -> str:
+        return HERE
 
 
 def stopped_with(number: int) -> int:
@@ -58,8 +83,12 @@ def _positive(code: int) -> int:
 
 if __name__ == "__main__":
     subprocess_handler.Popen = Rank
+    rendezvous_handler_registry.register(HERE, MeetingHere)
+    several_machines = any(word.startswith("--master-addr") for word in sys.argv)
+    # torchrun warns where the second word is missing.
+    meeting = [] if several_machines else [f"--rdzv-backend={HERE}", f"--rdzv-endpoint={LOOPBACK}"]
     try:
-        main(sys.argv[1:])
+        main([*meeting, *sys.argv[1:]])
     except SignalException as stopped:
         sys.exit(stopped_with(stopped.sigval))
     except ChildFailedError as failed:
@@ -67,3 +96,9 @@ if __name__ == "__main__":
         if why := why_failed(rank, first.exitcode):
             print(f"grpo: {why}", file=sys.stderr)
         sys.exit(_positive(first.exitcode))
+    except DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        port = re.search(r"port: (\d+)", str(error))[1]
+        print(f"grpo: port {port} is taken, perhaps by another run: change hardware.first_port", file=sys.stderr)
+        sys.exit(WRONG_USE)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError
-from grpo.host.disk import room
+from grpo.host.disk import remove, room
 from grpo.interfaces import Collective
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.weights import gathered, weight_buckets
@@ -38,7 +38,7 @@ class Folder:
         SafetensorError."""
         writing, before = (self.path.with_name(f".{name}-{self.path.name}") for name in ("writing", "removing"))
         for folder in (writing, before):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         try:
             writing.mkdir(parents=True)
             write(writing)
@@ -50,10 +50,10 @@ class Folder:
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)
             raise
-        if self.path.exists():
+        if os.path.lexists(self.path):
             os.rename(self.path, before)
         os.rename(writing, self.path)
-        shutil.rmtree(before, ignore_errors=True)
+        remove(before)
 
 
 def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -> None:

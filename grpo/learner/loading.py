@@ -29,10 +29,6 @@ SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-# transformers names this setting where a weight's shape differs from the configured one.
-MISMATCHED = "ignore_mismatched_sizes"
-
-
 def load_policy(
     path: str | Path,
     model: ModelConfig,
@@ -57,18 +53,9 @@ def load_policy(
         _check_heads(path, config, together.size, proof)
     implementation = {"attn_implementation": proof.way} if proof.way else {}
     with loading or nullcontext():
-        try:
-            language_model = AutoModelForCausalLM.from_pretrained(
-                path, config=without_dropout(config), dtype=DTYPES[precision], trust_remote_code=trust, **implementation
-            )
-        except RuntimeError as error:
-            # transformers prints a table of the weights before it raises this.
-            if MISMATCHED not in str(error):
-                raise
-            raise UserError(
-                f"weights in {path} have other shapes than its config.json says: correct model.config, or give a model "
-                "whose files belong together"
-            ) from error
+        language_model = AutoModelForCausalLM.from_pretrained(
+            path, config=without_dropout(config), dtype=DTYPES[precision], trust_remote_code=trust, **implementation
+        )
     if lora_seed is not None and model.lora.rank:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(lora_seed)
@@ -102,7 +89,7 @@ def fitting_layout(configured: str, in_trees: bool) -> str:
 def prove_config(path: str, config: PretrainedConfig, trust: bool = False) -> Proof:
     """Finds the way in which models of `config` are computed exactly, see `grpo.learner.proof`. Raises UserError where
     no way is exact."""
-    return prove(path, config, builder(trust), logit_rule(config), without_dropout)
+    return prove(path, config, builder(trust), logit_rule, without_dropout)
 
 
 def builder(trust: bool) -> Build:

@@ -100,7 +100,7 @@ class Policy(nn.Module):
 
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, trees: tuple[Tree, ...]) -> Tensor:
         """Returns hidden states [tokens, width] of a row that `trees` fill."""
-        output = base_model(self.language_model).get_decoder()(
+        output = decoder_of(self.language_model)(
             input_ids=token_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
@@ -122,7 +122,7 @@ class Policy(nn.Module):
         for number, row in enumerate(rows):
             place[row] = torch.arange(len(row)) + number * longest
         device = micro.token_ids.device
-        decoder = base_model(self.language_model).get_decoder()
+        decoder = decoder_of(self.language_model)
         # An index in main memory would make the host wait for the device.
         index, place = sent(index, device), sent(place, device)
         output = decoder(input_ids=micro.token_ids[index], use_cache=False)
@@ -162,3 +162,17 @@ def _rows_of_their_own(trees: tuple[Tree, ...]) -> list[Tensor]:
 def base_model(language_model: nn.Module) -> PreTrainedModel:
     """Returns the transformers model itself, inside or outside a peft wrapper."""
     return language_model if isinstance(language_model, PreTrainedModel) else language_model.get_base_model()
+
+
+def decoder_of(language_model: nn.Module) -> nn.Module:
+    """Returns the part of a model that computes hidden states from tokens.
+
+    `get_decoder` of some classes (Llama 4) returns a model with an output layer. Its only model within is the decoder.
+    """
+    decoder = base_model(language_model).get_decoder()
+    while isinstance(decoder, PreTrainedModel) and decoder.get_output_embeddings() is not None:
+        within = [child for child in decoder.children() if isinstance(child, PreTrainedModel)]
+        if len(within) != 1:
+            break
+        [decoder] = within
+    return decoder

@@ -1,11 +1,11 @@
 """This module checks, before a model is trained, that packed rows give the results of the model's own forward pass.
 
-A small copy of the model, of its own class and with random weights, is computed twice in float64: every completion
-alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients have to be
-equal but for rounding. Windows are made shorter than the completions, so that they take effect. A model that is not
-exact in packed trees is tried with one completion a row and transformers' own code, first with the model's default
-attention, then with eager attention. If neither is exact, the model is refused with the measured differences. No list
-of model names decides.
+A small copy of the model, of its own class and with random weights, is computed twice, wholly in float64: every
+completion alone by transformers' eager attention, and packed as the learner does it. Log-probabilities and gradients
+have to be equal but for rounding. Windows are made shorter than the completions, so that they take effect. A model that
+is not exact in packed trees is tried with one completion a row and transformers' own code, first with the model's
+default attention, then with eager attention. If neither is exact, the model is refused with the measured differences.
+No list of model names decides.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import UserError
 from grpo.learner.attention import NAME
+from grpo.learner.float64 import InFloat64
 from grpo.learner.policy import Policy
 from grpo.learner.small_copy import SIZES, VOCABULARY, covering_layers, small_config
 from grpo.types import Completion, MicroBatch
 
 TOLERANCE = 1e-5
-"""The largest difference allowed: of a log-probability in nats, and of the gradient relatively. Parts of many models
-compute in float32 even for float64 inputs, which leaves differences of 1e-7."""
+"""The largest difference allowed: of a log-probability in nats, and of the gradient relatively. Rounding leaves at most
+1e-9 (Gemma 3n), usually 1e-15."""
 
 LARGEST = 100_000_000
 """The largest number of parameters of a small copy: 0.8 GB, four times over."""
@@ -41,6 +42,9 @@ COMMON = 8
 Build = Callable[[PretrainedConfig, str | None], PreTrainedModel]
 """Builds a model with random float64 weights from a config and the name of an attention implementation (None: the
 model's default)."""
+
+Rule = Callable[[PretrainedConfig], LogitRule]
+"""Returns how a model of a config scales and caps its logits, which may depend on its width."""
 
 Calm = Callable[[PretrainedConfig], PretrainedConfig]
 """Returns a copy of a config without dropout and other randomness."""
@@ -64,24 +68,22 @@ class Proof:
         return self.way == NAME
 
 
-def prove(
-    path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm = lambda config: config
-) -> Proof:
+def prove(path: str, config: PretrainedConfig, build: Build, rule: Rule, calm: Calm = lambda config: config) -> Proof:
     """Finds the first of `WAYS` by which a small copy of the model gives the results of its own eager forward pass.
     `calm` changes the copy's config as a model's is changed before training. Raises UserError where no way is exact."""
     verbosity = logging.getLogger("transformers").level
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), InFloat64():
             return _prove(path, config, build, rule, calm)
     finally:
         logging.getLogger("transformers").setLevel(verbosity)
 
 
-def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule, calm: Calm) -> Proof:
+def _prove(path: str, config: PretrainedConfig, build: Build, rule: Rule, calm: Calm) -> Proof:
     torch.manual_seed(0)
     micro, sequences = example_row()
-    own_model, small = _own_model(path, config, build)
+    own_model, small = own_copy(path, config, build)
     coefficients = torch.randn(len(micro.targets), dtype=torch.float64)
     expected = own_results(own_model, sequences, coefficients)
     outcomes: list[str] = []
@@ -89,7 +91,7 @@ def _prove(path: str, config: PretrainedConfig, build: Build, rule: LogitRule, c
         try:
             language_model = build(calm(small), way)
             language_model.load_state_dict(own_model.state_dict())
-            policy = Policy(language_model.train(), len(micro.targets), rule, way == NAME)
+            policy = Policy(language_model.train(), len(micro.targets), rule(small), way == NAME)
             deviation = difference(packed_results(policy, micro, coefficients), expected)
         except Exception as error:  # whatever a model's own code raises when it is called like this
             outcomes.append(f"{called}: {type(error).__name__}: {_first_line(error)}")
@@ -107,7 +109,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no text"])[0]
 
 
-def _own_model(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
+def own_copy(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
     """Returns the small copy, with eager attention, and its config. Its size is the first of `SIZES` that the model's
     class accepts. Raises UserError where it accepts none."""
 

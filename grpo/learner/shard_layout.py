@@ -10,6 +10,8 @@ from grpo.config.compare_saved import check_stages
 from grpo.config.errors import UserError, require
 from grpo.config.folder import LAYOUT_FILE
 from grpo.config.optimizer import ADAMW, Optimizer
+from grpo.config.plain_json import read_object
+from grpo.types.plain import rebuilt
 
 # DeepSpeed gives these names to shards of an optimizer for bfloat16, and to weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
@@ -43,11 +45,8 @@ def saved_layout(directory: str | Path, tag: str, own_layout: Layout) -> Layout:
         )
     if file.exists():
         try:
-            saved = Layout(**json.loads(file.read_text()))
-            field_types = {name: type(value) for name, value in asdict(saved).items()}
-            if field_types != {name: type(value) for name, value in asdict(own_layout).items()}:
-                raise ValueError("a value of another kind")
-        except (OSError, ValueError, TypeError) as error:
+            saved = rebuilt(Layout, read_object(file), "the layout")
+        except ValueError as error:
             raise UserError(f"{file} is damaged ({error})") from error
     else:
         saved = _layout_by_file_names(shards, own_layout)

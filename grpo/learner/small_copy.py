@@ -21,13 +21,16 @@ _STANDARD = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key
              "vocab_size")  # fmt: skip
 # Names in configs for inner widths of feed-forward layers, and for numbers of experts, experts per token and groups of
 # experts.
-_INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim", "n_inner")
+_INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp",
+          "ffn_dim", "n_inner")  # fmt: skip
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = ("n_group", "num_expert_group")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 # Settings that limit attention to some earlier tokens, besides those named "window": its reach, and blocks it chooses.
 _REACH = ("attention_chunk_size", "local_attention", "index_block_size")
+# Positions from which on a model computes otherwise, each as many times as this (Llama 4).
+_FROM = ("floor_scale",)
 # The number of single tokens (index_topk) stays: `loading.check_positions` refuses lengths at which they are chosen.
 _CHOSEN = ("index_topk_blocks",)
 # Flags of layers that only concern a cache of keys and values.
@@ -83,7 +86,7 @@ def _shortened(name: str, value: Any, count: int, num_layers: int) -> Any:
     limits = {
         VOCABULARY - 1: name.endswith("_token_id"),
         VOCABULARY: name.startswith("vocab_size"),
-        WINDOW: _is_window(name),
+        WINDOW: _is_window(name) or name in _FROM,
         CHOSEN: name in _CHOSEN,
     }
     return min([value, *(limit for limit, applies in limits.items() if applies)])
@@ -132,12 +135,20 @@ def _narrow(text: PretrainedConfig, settings: Mapping[str, Any], names: Mapping[
     }
 
 
-def _limited(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
-    """Returns a config's widths of feed-forward layers and numbers of experts, cut down for a small copy."""
+def _limited(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns a config's widths of feed-forward layers, which may be a list, and numbers of experts, cut down for a
+    small copy."""
     groups, per_token = (max(settings.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
     limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, per_token + 1))
-    return {name: min(settings[name], limit) for name, limit in limits.items() if isinstance(settings.get(name), int)}
+    cut: dict[str, Any] = {}
+    for name, limit in limits.items():
+        value = settings.get(name)
+        if isinstance(value, int):
+            cut[name] = min(value, limit)
+        elif isinstance(value, list):
+            cut[name] = [min(width, limit) for width in value]
+    return cut
 
 
 def covering_layers(config: PretrainedConfig, on_meta: Callable[[PretrainedConfig], PreTrainedModel]) -> int:

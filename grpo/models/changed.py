@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.errors import require
+from grpo.config.plain_json import read_object
 from grpo.models.cache import cache_root
 
 CONFIG = "config.json"
@@ -28,8 +29,9 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
     """
     if not changes:
         return directory
-    _check_names(json.loads((directory / CONFIG).read_text()), changes)
-    text = json.dumps(_changed(json.loads((directory / CONFIG).read_text()), changes), indent=2, sort_keys=True)
+    config = read_object(directory / CONFIG)
+    _check_names(config, changes)
+    text = json.dumps(_changed(config, changes), indent=2, sort_keys=True)
     # The list of files is part of the name, because a folder made before the weights came is another one.
     files = sorted(file.name for file in directory.iterdir())
     name = hashlib.sha256(f"{directory}\n{files}\n{text}".encode()).hexdigest()[:16]

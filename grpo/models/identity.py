@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from grpo.config import ModelConfig, UserError
 from grpo.models.cache import sha256
@@ -15,13 +15,23 @@ from grpo.models.cache import sha256
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def weights_identity(model: ModelConfig, directory: Path) -> dict[str, Any]:
-    """Returns where the model in `directory` came from, and the SHA-256 of each of its files of weights.
+@dataclass(frozen=True, slots=True)
+class WeightsIdentity:
+    """An identity says where a model came from, and has the SHA-256 of each of its files of weights.
 
-    `revision` is the commit on the hub, or "". A process computes the hash of a file again only after it has changed.
+    `revision` is the commit on the hub, or "".
     """
+
+    path: str
+    revision: str
+    sha256: Mapping[str, str]
+
+
+def weights_identity(model: ModelConfig, directory: Path) -> WeightsIdentity:
+    """Returns the identity of the model in `directory`. A process computes the hash of a file again only after it has
+    changed."""
     revision = directory.name if directory.parent.name == "snapshots" else model.revision
-    return {"path": model.path or model.source, "revision": revision, "sha256": _digests(directory)}
+    return WeightsIdentity(model.path or model.source, revision, _digests(directory))
 
 
 def _digests(directory: Path) -> dict[str, str]:
@@ -40,16 +50,16 @@ def _digest(file: Path, changed: int) -> str:
     return stored_file.name if is_named_by_digest else sha256(file)
 
 
-def check_base(saved: Mapping[str, Any] | None, present: Mapping[str, Any], checkpoint: Path) -> None:
+def check_base(saved: WeightsIdentity | None, present: WeightsIdentity, checkpoint: Path) -> None:
     """Raises UserError when a checkpoint's adapters were trained on other weights than the present ones.
 
     `saved` is None for checkpoints of older versions, which do not name the base but contain it.
     """
-    if not saved or sorted(saved["sha256"].values()) == sorted(present["sha256"].values()):
+    if not saved or sorted(saved.sha256.values()) == sorted(present.sha256.values()):
         return
-    revision = saved["revision"]
+    revision = saved.revision
     mend = f"model and model.revision={revision}" if revision else "model"
     raise UserError(
-        f"the adapters in {checkpoint} were trained on {saved['path']}{f' at {revision}' if revision else ''}, but "
-        f"{present['path']} now holds other weights: set {mend} as before, or give a copy of it as model.path"
+        f"the adapters in {checkpoint} were trained on {saved.path}{f' at {revision}' if revision else ''}, but "
+        f"{present.path} now holds other weights: set {mend} as before, or give a copy of it as model.path"
     )

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import constants, is_offline_mode
+from huggingface_hub import constants, get_token, is_offline_mode
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.errors import first_line, require
+from grpo.config.plain_json import parse_json
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once
 from grpo.models.changed import with_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+OWN_CODE = "it brings its own code; if you trust that, set model.trust_remote_code=true"
+"""This is said of models and tokenizers that transformers loads only with `trust_remote_code`."""
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 # These hold the same weights in other layouts, which would only double the download.
@@ -67,9 +70,19 @@ def check_early(model: ModelConfig, needs_weights: bool = True) -> None:
         require_hub_cache()
 
 
+def hub_cache() -> Path:
+    """Returns the folder that keeps what the hub sends."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def hub_token() -> bool:
+    """Tells whether there is a token for the hub, without asking the hub whether it is valid."""
+    return bool(get_token())
+
+
 def require_hub_cache() -> None:
     """Raises `UserError` when the folder that keeps what the hub sends is missing and cannot be made."""
-    folder = Path(constants.HF_HUB_CACHE)
+    folder = hub_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,7 +127,7 @@ def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerB
     try:
         return AutoTokenizer.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
     except Exception as error:  # the tokenizers library raises no more specific error
-        hint = "it brings its own code; if you trust that, set model.trust_remote_code=true"
+        hint = OWN_CODE
         if "trust_remote_code" not in str(error):
             hint = f"save one there with save_pretrained ({first_line(error)})"
         raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error
@@ -167,7 +180,7 @@ def _check_weights(directory: Path, name: str) -> None:
     files = ["model.safetensors"]
     if index.is_file():
         try:
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = sorted(set(parse_json(index.read_text())["weight_map"].values()))
         except (ValueError, KeyError) as error:
             raise UserError(f"model.path={name} has a damaged {index.name}: copy it again") from error
     for file in files:

@@ -62,8 +62,8 @@ def measured_apart(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         module = ["grpo.prove.worker", measures, bench.size_name, str(bench.folder), str(file)]
-        # torchrun opens a port for its ranks. A single process needs none.
-        torchrun = ["grpo.launch.torchrun", "--standalone", f"--nproc-per-node={num_ranks}"]
+        # Ranks meet at a port. A single process needs none.
+        torchrun = ["grpo.launch.torchrun", f"--nproc-per-node={num_ranks}"]
         launch_words = [*torchrun, "-m", *module] if num_ranks > 1 else module
         command = [sys.executable, "-m", *launch_words, *bench.overrides, *words]
         code = exit_code(command)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.plain_json import parse_json
 from grpo.host.disk import write_whole
 from grpo.prove.facts import Report
 from grpo.prove.settings import Basis, settings_of
@@ -56,7 +57,7 @@ def write_record(folder: Path, about: Mapping[str, Any], reports: Sequence[Repor
 def _same(path: Path, about: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the record at `path` if it has the same device, size and words as `about`, else an empty one."""
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_text())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) and all(record.get(key) == about[key] for key in about) else {}
@@ -66,7 +67,7 @@ def read_constants(path: str | Path) -> MachineConstants:
     """Reads the machine's constants from the `prove.json` at `path`. Raises UserError if the file is unreadable or
     lacks a constant."""
     try:
-        record = json.loads(Path(path).read_text())
+        record = parse_json(Path(path).read_text())
         constants = record["constants"]
         missing_names = [name for name in MEASURED_BY if name not in constants]
     except (OSError, ValueError, LookupError, TypeError) as error:

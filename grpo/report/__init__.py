@@ -2,7 +2,8 @@
 
 One run:
 run_report    the whole report at a run's end
-run_page, curves, verdict, summary   its page, charts, judgement, and evaluations before and after
+run_page, curves, small_charts, verdict, summary   its page, charts, judgement, and evaluations before and after
+run_facts     how it was started
 course        how it ended, and where it was resumed
 
 Several runs:
@@ -22,7 +23,7 @@ trial         the table of `grpo check-reward`
 comparison    "printed | ours" of `grpo reproduce`
 
 What all pages share:
-page, style, glossary     HTML; colours and sheets; explained words
+page, links, style, glossary     HTML; links between pages; colours and sheets; explained words
 """
 
 from grpo.report.curves import plot_run

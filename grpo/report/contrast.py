@@ -142,7 +142,7 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     corrected_p = holm([against.p for against in comparisons])
     corrected_tokens = holm([against.tokens_p for against in comparisons])
     others = [
-        replace(variant, against=replace(against, p=p, tokens_p=tokens_p))
+        replace(variant, against=_corrected(against, base, variant.runs, problems, level, (p, tokens_p)))
         for variant, against, p, tokens_p in zip(variants[1:], comparisons, corrected_p, corrected_tokens, strict=True)
     ]
     best = max(variants, key=lambda variant: variant.last.value).name
@@ -272,25 +272,52 @@ def _against(
             f"the variants {base[0].variant} and {ours[0].variant} have no seed in common, so no runs can be paired: "
             "run both with the same seeds"
         )
-    last = _last_differences(pairs, problems)
-    difference, p = crossed_difference(last)
+    difference, p = crossed_difference(_last_differences(pairs, problems))
     by_quarter = tuple(
         _possible(crossed_difference([np.subtract(_change(new, names), _change(old, names)) for old, new in pairs])[0])
         for names in quarters
     )
-    ours_spent, base_spent = zip(
-        *[(new.cost(level, "tokens")[0], old.cost(level, "tokens")[0]) for old, new in pairs], strict=True
-    )
-    costs_known = min(*ours_spent, *base_spent) > 0
+    spent = _tokens_spent(pairs, level)
+    costs_known = min(min(spent)) > 0
     return Against(
         difference=_possible(difference),
         p=p,
-        higher=sum(sum(row) > 0 for row in last),
+        higher=sum(sum(row) > 0 for row in _last_differences(pairs, problems)),
         seeds=len(pairs),
-        tokens=geometric_ratio(ours_spent, base_spent) if costs_known else _unknown(),
-        tokens_p=ratio_p_value(ours_spent, base_spent) if costs_known else 1.0,
+        tokens=geometric_ratio(*spent) if costs_known else _unknown(),
+        tokens_p=ratio_p_value(*spent) if costs_known else 1.0,
         quarters=by_quarter,
     )
+
+
+def _tokens_spent(pairs: Sequence[tuple[Run, Run]], level: float) -> tuple[list[float], list[float]]:
+    """Returns the tokens that the second runs of the pairs, and the first ones, spent until `level`."""
+    first, second = ([run.cost(level, "tokens")[0] for run in side] for side in zip(*pairs, strict=True))
+    return second, first
+
+
+def _corrected(
+    against: Against,
+    base: Sequence[Run],
+    ours: Sequence[Run],
+    problems: Sequence[str],
+    level: float,
+    p_values: tuple[float, float],
+) -> Against:
+    """Returns a comparison with corrected p-values, and with intervals so wide that they agree with them.
+
+    A p-value that the correction makes `factor` times as large is below `SURE` exactly where it was below `SURE` /
+    `factor`, and that is where an interval of the level 1 − `SURE` / `factor` leaves out "no difference".
+    """
+    pairs, (p, tokens_p) = _pairs(base, ours), p_values
+    cells, spent = _last_differences(pairs, problems), _tokens_spent(pairs, level)
+    difference, _ = crossed_difference(cells, _level(against.p, p))
+    tokens = geometric_ratio(*spent, _level(against.tokens_p, tokens_p)) if min(min(spent)) > 0 else against.tokens
+    return replace(against, difference=_possible(difference), p=p, tokens=tokens, tokens_p=tokens_p)
+
+
+def _level(p: float, corrected_p: float) -> float:
+    return 1 - SURE * p / corrected_p if corrected_p else 1 - SURE
 
 
 def _unknown() -> Interval:

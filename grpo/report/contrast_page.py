@@ -21,6 +21,7 @@ from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, p
 from grpo.report.course import standing, unfinished, where
 from grpo.report.finished_runs import Run
 from grpo.report.glossary import meanings, signed
+from grpo.report.links import links_to
 from grpo.report.style import sheet
 from grpo.report.summary import unlike
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
@@ -52,7 +53,11 @@ def write_contrast(
     unlike_asked = differently_asked(contrast)
     lines_said = [*unlike_asked, *conclusion(contrast), *courses(contrast), *notes]
     panels = [partial(panel, contrast=contrast) for panel in PANELS]
+    folders = [run.folder for variant in contrast.variants for run in variant.runs]
     sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
+    lines = [f"# {run_name(folder)}", *lines_said, f"![curves]({COMPARISON_PLOT_FILE})"]
+    lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
+    write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
     page.write_page(
         "contrast.html",
         folder / PAGE_FILE,
@@ -64,16 +69,15 @@ def write_contrast(
         notes=lines_said[1:],
         tables=tables,
         captions=CAPTIONS,
-        pictures=[page.picture(panel) for panel in panels],
+        pictures=page.pictures(panels, first_wide=False),
+        runs=folders,
+        run_links=links_to(folders, folder),
         samples=samples(contrast),
         meanings=meanings(
             *("pass@1", "held-out problems", "seed", "95 % interval", "percentage point", "p", "group"),
             *("silent group", "entropy", "law"),
         ),
     )
-    lines = [f"# {run_name(folder)}", *lines_said, f"![curves]({COMPARISON_PLOT_FILE})"]
-    lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
-    write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
     table = Table(*header)
     for row in rows:
@@ -216,7 +220,13 @@ def _certainty(problems: int, seeds: int, others: int) -> str:
         f"The comparison has {problems} held-out problems and {seeds} seed{'s' if seeds > 1 else ''}. Intervals are of "
         f"95 %, over {'seeds and problems' if seeds > 1 else 'problems only'}, each by itself"
     )
-    certainty += f"; p-values are corrected for the {others} comparisons (Holm)." if others > 1 else "."
+    if others > 1:
+        certainty += (
+            f"; p-values are corrected for the {others} comparisons (Holm), and so are the intervals of differences "
+            "from the first variant: they leave out 0 exactly where p is below 0.05."
+        )
+    else:
+        certainty += "."
     least = 2.0 ** (1 - seeds)
     if seeds >= FEWEST_SEEDS and least >= SURE:
         certainty += (
@@ -232,25 +242,34 @@ def numbers(contrast: Contrast) -> list[Number]:
     seeds = [len(variant.runs) for variant in contrast.variants]
     runs = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
     first = Number(f"highest at the end: {best.name}", f"{best.last.value:.1%}", f"{best.first:.1%} before training")
-    if best.against:
-        difference = best.against.difference
-        lead = Number(
-            f"points above {contrast.base.name}",
-            signed(100 * difference.value),
-            f"95 % interval {signed(100 * difference.low)} to {signed(100 * difference.high)}, "
-            f"{probability(best.against.p)}"
-            if best.against.telling
-            else "too few seeds: another may differ",
-        )
-    else:
-        lead = Number(f"points above {contrast.base.name}", "–", f"no variant ends higher than {contrast.base.name}")
     return [
         first,
-        lead,
+        _lead(contrast, best),
         Number(
             "runs compared", f"{sum(seeds)}", f"seeds of each variant: {runs}; {contrast.problems} held-out problems"
         ),
     ]
+
+
+def _lead(contrast: Contrast, best: Variant) -> Number:
+    """Says how far the best variant ended above the first one. If it is the first, above the one that comes next."""
+    others = [variant for variant in contrast.variants if variant.against]
+    if not others:
+        gain = best.last.value - best.first
+        return Number(
+            "change, in percentage points", signed(100 * gain), "there is no other variant to compare it with"
+        )
+    other = best if best.against else max(others, key=lambda variant: variant.last.value)
+    difference = other.against.difference
+    ends = [100 * difference.value, 100 * difference.low, 100 * difference.high]
+    value, low, high = ends if best.against else (-ends[0], -ends[2], -ends[1])
+    return Number(
+        f"points above {contrast.base.name if best.against else other.name}",
+        signed(value),
+        f"95 % interval {signed(low)} to {signed(high)}, {probability(other.against.p)}"
+        if other.against.telling
+        else "too few seeds: another may differ",
+    )
 
 
 def samples(contrast: Contrast) -> list[dict[str, Any]]:

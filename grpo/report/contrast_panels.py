@@ -9,13 +9,27 @@ import numpy as np
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
 from grpo.report.contrast_tables import points
-from grpo.report.style import in_percent, legend_below, name_size, plain, tell
+from grpo.report.style import (
+    drawn,
+    in_percent,
+    legend_below,
+    name_size,
+    plain,
+    share_from_zero,
+    smooth,
+    tell,
+    tell_rounds,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 # Okabe and Ito's palette. Variants beyond the seventh repeat the colours with dashes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# A curve that differs by no more than this share of its values would hide another one.
+HIDDEN = 5e-3
 NAMED_UNITS = {"steps": "optimizer steps", "tokens": "sampled tokens", "seconds": "seconds of rounds"}
 
 
@@ -29,22 +43,35 @@ def line_styles(contrast: Contrast) -> Mapping[str, dict[str, str]]:
 
 
 def learning(unit: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error."""
+    """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error.
+
+    Seeds are averaged step by step, in what they spent as in what they solved. So a line ends at the mean of its runs'
+    ends, whichever of them was quicker.
+    """
     from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes, contrast: Contrast) -> str:
+        lines: dict[Line2D, list[str]] = {}
         for variant in contrast.variants:
             style = line_styles(contrast)[variant.name]
-            end = min(run.spent[unit][-1] for run in variant.runs)
-            grid = np.linspace(0, end, 60)
-            curves = np.array([np.interp(grid, run.spent[unit], run.held_out) for run in variant.runs])
+            end = min(run.spent["steps"][-1] for run in variant.runs)
+            steps = np.unique(np.concatenate([run.spent["steps"] for run in variant.runs]))
+            steps = steps[steps <= end]
+            curves = np.array([np.interp(steps, run.spent["steps"], run.held_out) for run in variant.runs])
+            spent = np.mean([np.interp(steps, run.spent["steps"], run.spent[unit]) for run in variant.runs], 0)
             mean = curves.mean(0)
-            axes.plot(grid, mean, label=variant.name, **style)
+            same = next((line for line in lines if _is_same(line, spent, mean)), None)
+            if same is None:
+                (same,) = axes.plot(spent, mean, **style)
+                tell(same, [(plain(amount), f"{rate:.1%}") for amount, rate in zip(spent, mean, strict=True)])
+            names = [*lines.get(same, ()), variant.name]
+            lines[same] = names
+            same.set_label(" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others")
             for run in variant.runs:
                 axes.plot(run.spent[unit], run.held_out, ".", color=style["color"], alpha=0.5, markeredgewidth=0)
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / np.sqrt(len(curves))
-                axes.fill_between(grid, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(spent, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
         axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xlabel(NAMED_UNITS[unit])
         axes.set_xlim(left=0)
@@ -52,7 +79,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel("held-out pass@1")
         in_percent(axes)
-        legend_below(axes)
+        legend_below(axes, of_one=len(lines) < len(contrast.variants))
         axes.set_title(f"Held-out pass@1 over {NAMED_UNITS[unit]}")
         seeds = max(len(variant.runs) for variant in contrast.variants)
         # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
@@ -64,6 +91,11 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         )
 
     return draw
+
+
+def _is_same(line: Line2D, x: np.ndarray, y: np.ndarray) -> bool:
+    """Tells whether a curve would hide a line that is drawn already."""
+    return len(x) == len(line.get_xdata()) and np.allclose(line.get_data(), (x, y), rtol=HIDDEN)
 
 
 def differences(axes: Axes, contrast: Contrast) -> str:
@@ -116,7 +148,7 @@ def quarters(axes: Axes, contrast: Contrast) -> str:
 
 
 def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws a metric's mean over seeds, smoothed over a twentieth of the run.
+    """Returns a panel that draws a metric's means over seeds: dots for single rounds, and lines of smoothed means.
 
     `name` is the metric, and `unit` the label of the y axis.
     """
@@ -125,28 +157,29 @@ def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Co
         for variant in contrast.variants:
             steps, values = _mean_series(variant, name)
             if len(steps):
-                axes.plot(steps, values, label=variant.name, **line_styles(contrast)[variant.name])
+                style, places = line_styles(contrast)[variant.name], drawn(len(steps))
+                dots = {"color": style["color"], "alpha": 0.4, "markersize": 4, "markeredgewidth": 0}
+                axes.plot(steps[places], values[places], ".", **dots)
+                means = smooth(values, window_of(len(values)))[places]
+                (line,) = axes.plot(steps[places], means, label=variant.name, **style)
+                tell_rounds(line, values[places])
         axes.set_xlabel("optimizer steps")
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel(unit)
         if name.endswith("_fraction"):
-            in_percent(axes)
+            share_from_zero(axes)
         legend_below(axes)
         axes.set_title(title)
-        return caption
+        return f"{caption} Dots are single rounds and lines are means over a tenth of the run."
 
     return draw
 
 
 def _mean_series(variant: Variant, name: str) -> tuple[np.ndarray, np.ndarray]:
-    curves = [np.array([(row["step"], row[name]) for row in run.rows if name in row]) for run in variant.runs]
-    curves = [curve for curve in curves if len(curve)]
-    if not curves:
-        return np.empty(0), np.empty(0)
-    steps = np.linspace(max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves), 60)
-    mean = np.mean([np.interp(steps, curve[:, 0], curve[:, 1]) for curve in curves], 0)
-    kernel = np.ones(3) / 3
-    return steps, np.convolve(np.pad(mean, 1, mode="edge"), kernel, mode="valid")
+    """Returns the steps at which all runs of a variant have a metric, and its means over these runs."""
+    curves = [{row["step"]: row[name] for row in run.rows if name in row} for run in variant.runs]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return np.array(steps), np.array([np.mean([curve[step] for curve in curves]) for step in steps])
 
 
 PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (

@@ -65,7 +65,8 @@ def where(resumptions: Sequence[Resumption]) -> str:
 
 def before(resumption: Resumption) -> str:
     """Says how a run had ended before it was resumed, and why."""
-    how_ended = ENDED[resumption.ended].format(f"{resumption.reached:,}")
+    # A later version may know further words.
+    how_ended = ENDED.get(resumption.ended, "it had ended at step {}").format(f"{resumption.reached:,}")
     return f"{how_ended}: {clean(resumption.why)}" if resumption.why else how_ended
 
 

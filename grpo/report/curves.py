@@ -26,15 +26,19 @@ from grpo.report.style import (
     sheet,
     smooth,
     tell,
+    tell_rounds,
     window_of,
+    with_mean,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHEET_INCHES, _SHEET_COLUMNS = (10.5, 3.0), 3
+# Two series that differ by no more than this are drawn as one line.
+SAME = 1e-6
 # Colours of the sources of problems. Pass rates by source are drawn for at most as many sources.
-_SOURCE_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
+SERIES_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,11 @@ class Curves:
     def has(self, *names: str) -> bool:
         """Says whether any of these metrics was measured."""
         return any(name in row for row in self.metrics for name in names)
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Tells whether two metrics were measured in the same rounds, and are equal up to the rounding of means."""
+        (steps, values), (other_steps, other_values) = self.series(name), self.series(other)
+        return steps == other_steps and bool(np.allclose(values, other_values, rtol=0.0, atol=SAME))
 
     def sources(self) -> list[str]:
         """Returns the names of the sources of problems whose pass rates were measured, sorted."""
@@ -89,27 +98,22 @@ def panels_of(run: Curves) -> list[Panel]:
         draw_endings: ["completions/truncated_fraction"],
         draw_equal_groups: ["groups/silent_fraction"],
         draw_entropy: ["policy/entropy"],
-        draw_gradient: ["learner/gradient_norm"],
         draw_time: ["time/round_seconds"],
         draw_cache: ["rollout/cache_peak_fraction"],
     }
-    # Without a KL term in the loss, the KL metric is 0 in every round.
-    penalty = [draw_kl] if any(run.series("policy/reference_kl")[1]) else []
-    by_source = [draw_sources] if 1 < len(run.sources()) <= len(_SOURCE_COLORS) else []
-    return [draw_pass_rate, *by_source, *(panel for panel, names in needs.items() if run.has(*names)), *penalty]
+    by_source = [draw_sources] if 1 < len(run.sources()) <= len(SERIES_COLORS) else []
+    return [draw_pass_rate, *by_source, *(panel for panel, names in needs.items() if run.has(*names))]
 
 
 def draw_pass_rate(axes: Axes, run: Curves) -> str:
     """Draws the pass rate and reward of the rounds, and the held-out evaluations with their intervals."""
-    _curve(axes, run, "pass_rate", BLUE, "pass rate in training")
-    # With the plain 0/1 reward both curves are the same.
-    if run.series("reward/mean") != run.series("pass_rate"):
-        _curve(axes, run, "reward/mean", ORANGE, "mean reward in training")
+    lines = [("pass_rate", BLUE, "pass rate in training"), ("reward/mean", ORANGE, "mean reward in training")]
+    are_same = curves(axes, run, lines)
     _, rewards = run.series("reward/mean")
     if run.evaluations:
         _held_out(axes, run)
     axes.set_title("Pass rate")
-    _over_steps(axes, run, "share that is right")
+    over_steps(axes, run, "share that is right")
     if not rewards or (min(rewards) >= 0 and max(rewards) <= 1):
         in_percent(axes, whole=True)
     else:
@@ -117,6 +121,7 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
     marks = "their bars reach" if len(run.evaluations) <= MOST_BARS else "the grey band reaches"
     return (
         "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
+        + (" The mean reward is the same number, since a right answer earns 1 and a wrong one 0." if are_same else "")
         + (f" Held-out problems are never trained on; {marks} over the 95 % interval." if run.evaluations else "")
         + (" The run was resumed at the dotted lines." if run.resumed else "")
     )
@@ -140,10 +145,10 @@ def _held_out(axes: Axes, run: Curves) -> None:
 
 def draw_sources(axes: Axes, run: Curves) -> str:
     """Draws the pass rate of each source of problems."""
-    for color, source in zip(_SOURCE_COLORS, run.sources(), strict=False):
-        _curve(axes, run, f"source/{source}/pass_rate", color, source)
+    named_colors = zip(SERIES_COLORS, run.sources(), strict=False)
+    curves(axes, run, [(f"source/{source}/pass_rate", color, source) for color, source in named_colors])
     axes.set_title("Pass rate by source")
-    _over_steps(axes, run, "share that is right")
+    over_steps(axes, run, "share that is right")
     in_percent(axes, whole=True)
     return "The share of completions that are right, for each source of problems by itself."
 
@@ -157,16 +162,17 @@ def draw_length(axes: Axes, run: Curves) -> str:
         )
         label, places = "8 of 10 completions", drawn(len(steps))
         axes.fill_between(steps[places], low[places], high[places], color=GREEN, alpha=0.15, linewidth=0, label=label)
-    _curve(axes, run, "completions/length_mean", GREEN, "mean")
+    curves(axes, run, [("completions/length_mean", GREEN, "mean")])
     for name, color, label in (("right", BLUE, "right ones"), ("wrong", ORANGE, "wrong ones")):
         steps, values = run.series(f"completions/{name}/length_mean")
         if steps:
             places = drawn(len(steps))
             smooth_values = smooth(values, window_of(len(values)))[places]
-            axes.plot(steps[places], smooth_values, color=color, linewidth=1.2, label=label)
+            (line,) = axes.plot(steps[places], smooth_values, color=color, linewidth=1.2, label=label)
+            tell_rounds(line, values[places])
     axes.set_title("Length of completions")
     axes.set_ylim(bottom=0)
-    _over_steps(axes, run, "tokens")
+    over_steps(axes, run, "tokens")
     return (
         "How much the model writes. The band leaves out the shortest and the longest tenth. If wrong completions grow "
         "and right ones do not, it rambles."
@@ -175,17 +181,16 @@ def draw_length(axes: Axes, run: Curves) -> str:
 
 def draw_endings(axes: Axes, run: Curves) -> str:
     """Draws the shares of completions that were cut off, hold no answer or could not be graded."""
-    for name, color, label in (
+    first, *others = (
         ("completions/truncated_fraction", ORANGE, "cut off at the token limit"),
         ("completions/no_answer_fraction", BLUE, "without an answer"),
         ("completions/timed_out_fraction", BLACK, "timed out in grading"),
-    ):
-        # A share that is always 0 would only be a line on the axis.
-        if any(run.series(name)[1]) or name == "completions/truncated_fraction":
-            _curve(axes, run, name, color, label)
+    )
+    # A share that is always 0 would only be a line on the axis.
+    curves(axes, run, [first, *(line for line in others if any(run.series(line[0])[1]))])
     axes.set_title("Completions without an end or an answer")
     share_from_zero(axes)
-    _over_steps(axes, run, "share of completions")
+    over_steps(axes, run, "share of completions")
     return (
         "A completion that is cut off may have given its answer before, and then counts as that answer does. One "
         "without an answer is not right, unless a reward of your own says so."
@@ -194,16 +199,15 @@ def draw_endings(axes: Axes, run: Curves) -> str:
 
 def draw_equal_groups(axes: Axes, run: Curves) -> str:
     """Draws the share of silent groups, and the shares of groups that are all right and all wrong."""
-    for name, color, label in (
+    lines = [
         ("groups/silent_fraction", GREEN, "all rewards equal"),
         ("groups/all_correct_fraction", BLUE, "all right"),
         ("groups/all_wrong_fraction", ORANGE, "all wrong"),
-    ):
-        if run.has(name):
-            _curve(axes, run, name, color, label)
+    ]
+    curves(axes, run, lines)
     axes.set_title("Silent groups: nothing to learn from")
     share_from_zero(axes)
-    _over_steps(axes, run, "share of groups")
+    over_steps(axes, run, "share of groups")
     return (
         "A group is the completions of one prompt. If their rewards are equal, none is better than the others, and "
         "the group teaches nothing."
@@ -212,36 +216,19 @@ def draw_equal_groups(axes: Axes, run: Curves) -> str:
 
 def draw_entropy(axes: Axes, run: Curves) -> str:
     """Draws the policy's entropy."""
-    _curve(axes, run, "policy/entropy", GREEN, "entropy")
+    curves(axes, run, [("policy/entropy", GREEN, "entropy")])
     axes.set_title("Entropy: how much the model still tries out")
     axes.set_ylim(bottom=0)
-    _over_steps(axes, run, "nats per token")
+    over_steps(axes, run, "nats per token")
     return "0 nats: always the same token. 0.7 nats: like a toss between two tokens. A fall to 0 ends exploration."
-
-
-def draw_gradient(axes: Axes, run: Curves) -> str:
-    """Draws the gradient norm."""
-    _curve(axes, run, "learner/gradient_norm", BLUE, "gradient norm")
-    axes.set_title("Gradient norm: how strongly each step pulls")
-    axes.set_ylim(bottom=0)
-    _over_steps(axes, run, "norm before clipping")
-    return "Spikes are rounds that pull hard in one direction. A norm of 0 means that nothing is learned."
-
-
-def draw_kl(axes: Axes, run: Curves) -> str:
-    """Draws the KL divergence from the reference model."""
-    _curve(axes, run, "policy/reference_kl", ORANGE, "KL from the reference")
-    axes.set_title("KL: how far from the reference model")
-    _over_steps(axes, run, "nats per token")
-    return "0 nats: the model still writes as the reference does."
 
 
 def draw_cache(axes: Axes, run: Curves) -> str:
     """Draws the peak use of the sampler's KV cache in each round. The caption counts preemptions."""
-    _curve(axes, run, "rollout/cache_peak_fraction", BLUE, "fullest moment of the round")
+    curves(axes, run, [("rollout/cache_peak_fraction", BLUE, "fullest moment of the round")])
     axes.set_title("How full the sampler's cache gets")
     share_from_zero(axes)
-    _over_steps(axes, run, "share of the cache in use")
+    over_steps(axes, run, "share of the cache in use")
     count = sum(run.series("rollout/preemptions")[1])
     if not count:
         return "No completion was interrupted for want of room."
@@ -263,16 +250,18 @@ def draw_time(axes: Axes, run: Curves) -> str:
         top = bottom + smooth(seconds, window)
         axes.fill_between(steps[places], bottom[places], top[places], color=colors[name], alpha=0.35, linewidth=0)
         (edge,) = axes.plot(steps[places], top[places], color=colors[name], linewidth=1, label=name)
-        phase_points = zip(steps[places], (top - bottom)[places], strict=True)
-        tell(edge, [(f"{step:,}", f"{plain(seconds)} s") for step, seconds in phase_points])
+        phase_points = zip(steps[places], seconds[places], (top - bottom)[places], strict=True)
+        tell(
+            edge, [(f"{step:,}", with_mean(f"{plain(own)} s", f"{plain(mean)} s")) for step, own, mean in phase_points]
+        )
         bottom = top
     axes.set_title("Where the time goes")
     axes.set_ylim(bottom=0)
-    _over_steps(axes, run, "seconds per round")
+    over_steps(axes, run, "seconds per round")
     return f"Each band is as high as its phase is long: {', '.join(f'{name} {PHASES[name]}' for name in phases)}."
 
 
-def _over_steps(axes: Axes, run: Curves, name: str) -> None:
+def over_steps(axes: Axes, run: Curves, name: str) -> None:
     """Finishes a panel over optimizer steps: where the run was resumed, axis labels, limits, ticks at whole steps, and
     the legend."""
     from matplotlib.ticker import MaxNLocator
@@ -288,12 +277,28 @@ def _over_steps(axes: Axes, run: Curves, name: str) -> None:
     legend_below(axes)
 
 
-def _curve(axes: Axes, run: Curves, name: str, color: str, label: str) -> None:
-    """Draws a metric, if it was measured: dots for single rounds, and a smoothed line."""
-    steps, values = run.series(name)
-    if steps:
-        places = drawn(len(steps))
-        axes.plot(steps[places], values[places], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
-        axes.plot(
-            steps[places], smooth(values, window_of(len(values)))[places], color=color, linewidth=1.8, label=label
-        )
+def curves(axes: Axes, run: Curves, lines: Sequence[tuple[str, str, str]]) -> bool:
+    """Draws metrics, given with colour and label, each as dots for single rounds and a line of means.
+
+    Metrics that were not measured are left out. A line that would hide an earlier one is not drawn: the earlier one
+    then has both labels. Returns whether that was so.
+    """
+    labels: dict[str, list[str]] = {}
+    for name, _, label in lines:
+        same = next((earlier for earlier in labels if run.is_same(earlier, name)), name)
+        if run.has(name):
+            labels.setdefault(same, []).append(label)
+    for name, color, _ in lines:
+        if name in labels:
+            _curve(axes, run.series(name), color, " = ".join(labels[name]))
+    return any(len(of_one) > 1 for of_one in labels.values())
+
+
+def _curve(axes: Axes, series: tuple[list[float], list[float]], color: str, label: str) -> None:
+    """Draws dots for single rounds, and a smoothed line that tells both."""
+    steps, values = series
+    places = drawn(len(steps))
+    axes.plot(steps[places], values[places], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
+    means = smooth(values, window_of(len(values)))[places]
+    (line,) = axes.plot(steps[places], means, color=color, linewidth=1.8, label=label)
+    tell_rounds(line, values[places])

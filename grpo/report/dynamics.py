@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
 from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
@@ -139,6 +140,11 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
             "(after a run went back to a checkpoint, only the rounds since then count)"
         )
+    end = log.history.steps[-1]
+    require(
+        last_step is None or last_step > end,
+        f"last_step={last_step} does not lie after the last step of {path}, which is {end:g}: give a later one",
+    )
     return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
 
 
@@ -178,7 +184,7 @@ def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, co
         ],
         findings=findings,
         nothing=page.sentence(nothing_found(analysis.log)),
-        pictures=[*page.wide_picture(drawings[0]), *map(page.picture, drawings[1:])],
+        pictures=page.pictures(drawings),
         law_columns=LAW_COLUMNS,
         law_caption=LAW_CAPTION,
         laws=law_rows(analysis.identification),

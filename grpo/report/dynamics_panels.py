@@ -5,7 +5,7 @@ The panels are drawn together into a PNG, or one by one into a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from grpo.report.style import (
     plain,
     smooth,
     tell,
+    tell_rounds,
     window_of,
 )
 
@@ -63,25 +64,33 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     with its interval."""
     best, ahead = analysis.identification.fits[0], analysis.ahead
     history = best.history
+    # A round is drawn at the step by which the log numbers it. The law follows the policy, which is older.
+    ends, shift = history.ends, float(history.delays[-1])
     parts = np.array_split(np.arange(len(history)), min(MEANS, len(history)))
     weights = [history.errors[part] ** -2.0 for part in parts]
-    middles = [history.steps[part].mean() for part in parts]
+    middles = [ends[part].mean() for part in parts]
     means = [np.average(history.values[part], weights=of_part) for part, of_part in zip(parts, weights, strict=True)]
     together = len(parts[0])
     if together > 1:
         places = drawn(len(history))
-        axes.plot(history.steps[places], history.values[places], ".", color="0.7", markersize=4, label="single rounds")
+        axes.plot(ends[places], history.values[places], ".", color="0.7", markersize=4, label="single rounds")
     name = f"means of {together} rounds" if together > 1 else "rounds, with standard errors"
     errors = [of_part.sum() ** -0.5 for of_part in weights]
-    bars = axes.errorbar(middles, means, yerr=errors, fmt=".", color="0.4", linewidth=0.8, label=name)
-    tell(bars, [(plain(x), f"{y:.1%} ± {error:.1%}") for x, y, error in zip(middles, means, errors, strict=True)])
+    bars = axes.errorbar(middles, means, yerr=_within_0_and_1(means, errors), fmt=".", color="0.4", linewidth=0.8,
+                         label=name)  # fmt: skip
+    told = zip((_steps(ends[part]) for part in parts), means, errors, strict=True)
+    tell(bars, [(steps, f"{mean:.1%} ± {error:.1%}") for steps, mean, error in told])
     steps = np.linspace(history.steps[0], history.steps[-1], 300)
     held_values = [np.round(np.interp(steps, history.steps, values)) for values in (history.intervals, history.lags)]
-    axes.plot(steps, best.predict(steps, *held_values), color=BLUE, label=f"{best.law.name} law")
-    axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
-    (line,) = axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
-    ends = zip(ahead.steps, ahead.value, ahead.low, ahead.high, strict=True)
-    tell(line, [(plain(step), f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ends])
+    shown_steps = np.interp(steps, history.steps, ends)
+    (curve,) = axes.plot(shown_steps, best.predict(steps, *held_values), color=BLUE, label=f"{best.law.name} law")
+    tell(curve, [(f"{step:,.0f}", f"{rate:.1%}") for step, rate in zip(*curve.get_data(), strict=True)])
+    # The forecast ends with the policy after the last step, and begins where the measured rounds end.
+    ahead_steps = ahead.steps + shift * np.linspace(1, 0, len(ahead.steps))
+    axes.fill_between(ahead_steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
+    (line,) = axes.plot(ahead_steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
+    ahead_points = zip(ahead_steps, ahead.value, ahead.low, ahead.high, strict=True)
+    tell(line, [(f"{step:,.0f}", f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ahead_points])
     if len(analysis.log.held_out):
         _draw_held_out(axes, analysis.log)
     held_out = analysis.log.held_out.values + 1.96 * analysis.log.held_out_error
@@ -97,6 +106,17 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
         "Points are rounds, or means of some, with their standard errors. The solid line is the law that fits best, "
         "and the dashed line is the forecast. The shaded band holds 90 % of what may come."
     )
+
+
+def _within_0_and_1(rates: Sequence[float], errors: Sequence[float]) -> np.ndarray:
+    """Returns how far error bars reach below and above pass rates, without leaving [0, 1]."""
+    rates, errors = np.asarray(rates), np.asarray(errors)
+    return np.clip([np.minimum(errors, rates), np.minimum(errors, 1 - rates)], 0, None)
+
+
+def _steps(ends: np.ndarray) -> str:
+    """Names the rounds that end at these steps, as "7" or "5 to 7"."""
+    return f"{ends[0]:,.0f}" if len(ends) == 1 else f"{ends[0]:,.0f} to {ends[-1]:,.0f}"
 
 
 def _draw_held_out(axes: Axes, log: RunLog) -> None:
@@ -183,11 +203,11 @@ def draw_silent(axes: Axes, analysis: Dynamics) -> str:
     silent = analysis.log["groups/silent_fraction"]
     places = drawn(len(silent))
     axes.plot(silent.steps[places], silent.values[places], ".", color="0.55", label="measured in each round")
-    steps, predicted = [], []
-    for step, size, difficulty in difficulties(analysis.log):
-        steps.append(step)
-        predicted.append(float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)))
-    axes.plot(steps, predicted, "o-", color=GREEN, label="expected from the difficulty")
+    parts = difficulties(analysis.log)
+    middles = [ends.mean() for ends, *_ in parts]
+    expected = [float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)) for _, size, difficulty in parts]
+    (line,) = axes.plot(middles, expected, "o-", color=GREEN, label="expected from the difficulty")
+    tell(line, [(_steps(ends), f"{share:.1%}") for (ends, *_), share in zip(parts, expected, strict=True)])
     axes.set_xlabel("optimizer step")
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_ylabel("share of groups")
@@ -241,7 +261,8 @@ def draw_policy(axes: Axes, analysis: Dynamics) -> str:
             values, places = series.values / start, drawn(len(series))
             axes.plot(series.steps[places], values[places], color=color, linewidth=0.8, alpha=0.3)
             smooth_values = smooth(values, window_of(len(values)))
-            axes.plot(series.steps[places], smooth_values[places], color=color, linewidth=1.6, label=label)
+            (line,) = axes.plot(series.steps[places], smooth_values[places], color=color, linewidth=1.6, label=label)
+            tell_rounds(line, values[places])
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.set_xlabel("optimizer step")
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
@@ -254,15 +275,15 @@ def draw_policy(axes: Axes, analysis: Dynamics) -> str:
     )
 
 
-def difficulties(log: RunLog) -> list[tuple[float, int, Difficulty]]:
-    """Returns (middle step, most frequent group size, estimated difficulty) of each sixth of the run."""
+def difficulties(log: RunLog) -> list[tuple[np.ndarray, int, Difficulty]]:
+    """Returns (steps of its rounds, most frequent group size, estimated difficulty) of each sixth of the run."""
     parts = []
     for rows in np.array_split(np.arange(len(log.counts)), min(EPOCHS, len(log.counts))):
         counts = merge([log.counts[row] for row in rows])
         sizes: dict[int, float] = {}
         for (_, size), groups in counts.items():
             sizes[size] = sizes.get(size, 0) + groups
-        parts.append((float(log.history.steps[rows].mean()), max(sizes, key=sizes.get), fit_difficulty(counts)))
+        parts.append((log.history.ends[rows], max(sizes, key=sizes.get), fit_difficulty(counts)))
     return parts
 
 

@@ -15,6 +15,7 @@ from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.replay import Proposal
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.report.glossary import signed
+from grpo.report.style import plain
 from grpo.report.verdict import Number
 
 LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
@@ -29,6 +30,12 @@ SWING = 0.1
 TELLING_AICC = 2.0
 # A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
+# The laws' constants that are pass rates, and those that are optimizer steps. Of a time this many times as long as the
+# run only that is known.
+RATES, FAR = ("start", "plateau", "ceiling", "floor", "level"), 10
+TIMES = ("relaxation_steps", "time_steps", "width_steps", "middle_step")
+# A forecast contradicts a plateau if it ends by more than this, in pass rate, beyond the plateau's interval.
+BEYOND = 0.05
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
@@ -50,9 +57,19 @@ def law_rows(identification: Identification) -> list[tuple[str, ...]]:
 
 
 def _law_row(fit: LawFit) -> tuple[str, ...]:
-    constants = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in fit.parameters.items())
+    reach = FAR * max(float(np.ptp(fit.history.steps)), 1.0)
+    constants = ", ".join(
+        f"{name.replace('_', ' ')} {_constant(name, value, reach)}" for name, value in fit.parameters.items()
+    )
     ratio = f"{fit.chi_square:.0f}/{len(fit.history)}"
     return fit.law.name, constants, ratio, f"{fit.r_squared:.2f}", f"{fit.misfit_p:.1g}", f"{fit.pattern_p:.1g}"
+
+
+def _constant(name: str, value: float, reach: float) -> str:
+    """Formats a constant of a law: rates in percent, and times up to `reach`, beyond which the run decides nothing."""
+    if name in RATES:
+        return f"{value:.1%}"
+    return f"beyond {plain(round(reach))}" if name in TIMES and abs(value) > reach else plain(value)
 
 
 def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
@@ -62,7 +79,7 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
         f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
         f"{ahead.chance(WORTHWHILE):.0%}",
-        _shape_line(identification),
+        _shape_line(identification, ahead),
     ]
     if identification.identified and identification.fits[0].law.name == "oscillator":
         lines.append(
@@ -71,11 +88,21 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
     return lines
 
 
-def _shape_line(identification: Identification) -> str:
+def _agree(identification: Identification, ahead: Forecast) -> bool:
+    """Tells whether the forecast does not go beyond the plateau of the law, so that both may be told side by side."""
+    plateau, end = identification.plateau, ahead.value[-1]
+    is_rising = plateau.value > identification.fits[0].history.values.mean()
+    beyond = end - plateau.high if is_rising else plateau.low - end
+    return bool(beyond <= BEYOND)
+
+
+def _shape_line(identification: Identification, ahead: Forecast) -> str:
     """Says what shape the curve has, or why its law is not identified."""
     if not identification.identified:
         return f"shape of the curve: {identification.reason}"
     _, shape = shape_of(identification.fits[0])
+    if not _agree(identification, ahead):
+        return f"shape of the curve: {shape}; the forecast goes beyond its law's plateau, so where it ends is open"
     return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
 
 
@@ -105,17 +132,7 @@ def shape_of(fit: LawFit) -> tuple[str, str]:
 
 def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
     """Returns the three numbers on top of the page: the forecast, the gain until then, and the shape of the curve."""
-    gain, best = ahead.gain, identification.fits[0]
-    plateau, as_well = identification.plateau, _as_well(identification)
-    word, phrase = shape_of(best)
-    notes = [
-        phrase,
-        f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
-        if identification.identified
-        else "where it levels off is not known yet",
-    ]
-    other_laws = f", {' and '.join(as_well)} about as well" if as_well else ""
-    notes.append(f"the {best.law.name} law fits best{other_laws}")
+    gain = ahead.gain
     return [
         Number(
             f"forecast for step {ahead.steps[-1]:,.0f}",
@@ -128,8 +145,21 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
             f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
             f"probability {ahead.chance(WORTHWHILE):.0%}",
         ),
-        Number("shape of the curve", word, "; ".join(notes)),
+        _shape_number(identification, ahead),
     ]
+
+
+def _shape_number(identification: Identification, ahead: Forecast) -> Number:
+    """Returns the shape of the curve if the data decide it, and otherwise why they do not."""
+    best, as_well = identification.fits[0], _as_well(identification)
+    plateau, other_laws = identification.plateau, f", {' and '.join(as_well)} about as well" if as_well else ""
+    best_law = f"the {best.law.name} law fits best{other_laws}"
+    if not identification.identified:
+        return Number("shape of the curve", "not clear yet", f"{identification.reason.partition(': ')[2]}; {best_law}")
+    word, phrase = shape_of(best)
+    level = f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
+    level = level if _agree(identification, ahead) else "the forecast goes beyond its plateau"
+    return Number("shape of the curve", word, f"{phrase}; {level}; {best_law}")
 
 
 def _as_well(identification: Identification) -> list[str]:

@@ -11,7 +11,6 @@ other JSON Lines, JSON or CSV               a row for each step; also what Weigh
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 from collections import defaultdict
@@ -23,6 +22,7 @@ from typing import Any
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE
+from grpo.config.plain_json import parse_json
 from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
 from grpo.telemetry import read_json_lines
 from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
@@ -143,7 +143,7 @@ def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 def _json_rows(path: Path) -> ForeignRows:
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
     except ValueError:
         raise UserError(f"{path} is not JSON: give JSON Lines a name that ends in .jsonl") from None
     if isinstance(content, list):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,10 @@ import numpy as np
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.plain_json import read_object
+from grpo.config.ranges import check_values
 from grpo.config.runs_within import refuse_several
+from grpo.config.saved import from_dict
 from grpo.dynamics.history import history_of, lag, num_tried
 from grpo.dynamics.replay import round_seconds
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
@@ -42,17 +44,22 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
 
 
 def run_config(folder: Path) -> Mapping[str, Any]:
-    """Reads the configuration that a run saved in its folder. Raises `UserError` when there is none."""
+    """Reads the configuration that a run saved in its folder. Keys that an older version lacked have their defaults.
+
+    Raises `UserError` when there is none, and for values of another type or out of their range.
+    """
     path = folder / CONFIG_FILE
     if not path.exists():
         refuse_several(folder)
         raise UserError(f"there is no file {path}: give the output_dir of a run")
+    mend = ": restore it; a resumed run writes it anew"
+    values = read_object(path, mend)
     try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): restore it; a resumed run writes it anew") from error
-    require(isinstance(config, dict), f"{path} is damaged: it holds no JSON object")
-    return config
+        config = from_dict(values)
+        check_values(config, ())
+    except UserError as error:
+        raise UserError(f"{path} is damaged ({error}){mend}") from error
+    return asdict(config)
 
 
 def read_run(folder: Path) -> list[Row]:

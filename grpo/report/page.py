@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,15 @@ import numpy as np
 
 import grpo
 from grpo.host.disk import write_whole
-from grpo.report.style import STYLE, plain
+from grpo.report.links import linked_with, links_of, renew
+from grpo.report.style import STYLE, plain, with_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-PANEL_INCHES, WIDE_INCHES = (4.8, 3.3), (9.4, 3.9)
+PANEL_INCHES, WIDE_INCHES, SMALL_INCHES = (4.8, 3.3), (9.4, 3.9), (3.4, 2.4)
 # The height of a legend of two lines, for which every chart has room.
 LEGEND_INCHES = 0.45
 # The words of a chart are set by the browser, in the page's font.
@@ -45,14 +46,14 @@ _VARIABLES = {
 _MOST_VALUES = 240
 
 
-def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
-    """Draws a panel for a page, and returns its title, caption, SVG, and the values of its points as JSON."""
+def picture(draw: Callable[[Axes], str], inches: tuple[float, float] = PANEL_INCHES) -> dict[str, str]:
+    """Draws a panel of a size for a page, and returns its title, caption, SVG, and the values of its points as JSON."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_PAGE_STYLE):
         # The SVG's unit is a point, a 72nd of an inch. With 72 dots an inch, matplotlib's pixels are the same.
-        figure = Figure(figsize=WIDE_INCHES if wide else PANEL_INCHES, dpi=72, layout="constrained")
+        figure = Figure(figsize=inches, dpi=72, layout="constrained")
         axes = figure.add_subplot()
         caption = draw(axes) or ""
         _make_room(figure, axes)
@@ -61,7 +62,7 @@ def picture(draw: Callable[[Axes], str], wide: bool = False) -> dict[str, str]:
         drawing = io.StringIO()
         # The salt determines the ids within an SVG. Two charts of a page need different ids: a reference to the id of a
         # hidden chart, such as the one for phones, would find nothing.
-        with matplotlib.rc_context({"svg.hashsalt": f"{title} {wide}"}):
+        with matplotlib.rc_context({"svg.hashsalt": f"{title} {inches}"}):
             figure.savefig(drawing, format="svg", metadata={"Date": None})
         values = {"x": axes.get_xlabel(), "series": list(_series(axes))}
     return {
@@ -81,9 +82,19 @@ def _make_room(figure: Figure, axes: Axes) -> None:
         figure.set_figheight(figure.get_figheight() + max(0.0, inches - LEGEND_INCHES))
 
 
+def pictures(draws: Sequence[Callable[[Axes], str]], first_wide: bool = True) -> list[dict[str, str]]:
+    """Draws panels for a page, two in a row. With `first_wide` the first one has a row of its own, and so has a last
+    one that would have no neighbour."""
+    alone = {0} if first_wide else set()
+    if (len(draws) - len(alone)) % 2:
+        alone.add(len(draws) - 1)
+    drawn = [wide_picture(draw) if index in alone else [picture(draw)] for index, draw in enumerate(draws)]
+    return [one for several in drawn for one in several]
+
+
 def wide_picture(draw: Callable[[Axes], str]) -> list[dict[str, str]]:
     """Draws a panel over the page's whole width, and once more for a phone. The page shows the one that fits."""
-    return [picture(draw, wide=True) | {"only": "wide"}, picture(draw) | {"only": "narrow"}]
+    return [picture(draw, WIDE_INCHES) | {"only": "wide"}, picture(draw) | {"only": "narrow"}]
 
 
 def _inline(svg: str) -> str:
@@ -117,15 +128,27 @@ def _series(axes: Axes) -> Iterator[dict[str, Any]]:
         points = _points(handle, axes)
         if points is None or not len(points):
             continue
-        point_texts = getattr(handle, "point_texts", None) or [None] * len(points)
+        point_texts = getattr(handle, "point_texts", None) or _texts_of(points, handle, axes)
         stride = -(-len(points) // _MOST_VALUES)
         rows = []
         for point, texts in zip(points[::stride], point_texts[::stride], strict=True):
             if np.isfinite(point).all():
                 x, y = axes.transData.transform(point)
-                texts = texts or (_text(axes.xaxis, point[0]), _text(axes.yaxis, point[1]))
                 rows.append([round(float(x), 1), round(float(height - y), 1), *texts])
         yield {"name": name, "color": _color(handle), "points": rows}
+
+
+def _texts_of(points: np.ndarray, handle: Any, axes: Axes) -> list[tuple[str, str]]:
+    """Returns the texts (of x, of y) of points as their axes write them, with the values of single rounds if known."""
+    is_finite = np.isfinite(points).all(axis=1)
+    texts = [
+        (_text(axes.xaxis, x), _text(axes.yaxis, y)) if finite else ("", "")
+        for (x, y), finite in zip(points, is_finite, strict=True)
+    ]
+    rounds = getattr(handle, "round_values", None)
+    if rounds is None:
+        return texts
+    return [(x, with_mean(_text(axes.yaxis, own), mean)) for (x, mean), own in zip(texts, rounds, strict=True)]
 
 
 def _points(handle: Any, axes: Axes) -> np.ndarray | None:
@@ -177,14 +200,23 @@ def sentence(text: str) -> str:
     return capitalized_text if capitalized_text.endswith((".", "!", "?")) else f"{capitalized_text}."
 
 
-def write_page(template: str, path: Path, **values: Any) -> None:
-    """Fills a template of `templates/` with `values`, and writes the page to `path`."""
+def write_page(template: str, path: Path, runs: Sequence[Path] = (), **values: Any) -> None:
+    """Fills a template of `templates/` with `values`, and writes the page to `path`.
+
+    The page links to the other files of its folder. Other pages that link to it get their links anew: those of its
+    folder, and those of the folders `runs` that it compares.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.report"), autoescape=True, undefined=StrictUndefined)
     environment.filters["sentence"] = sentence
+    navigation = environment.get_template("navigation.html")
     version_and_time = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    text = environment.get_template(template).render(made=version_and_time, **values)
+    text = environment.get_template(template).render(
+        made=version_and_time, navigation=navigation.render(kinds=links_of(path)), **values
+    )
     # A line never ends between a number and its percent sign.
     text = re.sub(r"(?<=\d) %", "\u00a0%", text)
     write_whole(path, text, "backslashreplace")
+    for other in linked_with(path, runs):
+        renew(other, navigation.render(kinds=links_of(other)))

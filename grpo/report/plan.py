@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHEET_INCHES = (8.0, 4.6)
+# What the columns of the table of group sizes mean.
+COLUMNS = {
+    "G": "The completions of each prompt.",
+    "silent": "The share of groups whose completions are all right or all wrong, before training.",
+    "fidelity": "The share of the gradient that silent groups leave. It costs nothing, since Adam scales it back.",
+    "steps": "The optimizer steps that the budget pays for.",
+    "seconds a step": "How long one step takes on the measured machine.",
+    "progress": "What the budget buys, as a share of what it buys at the best size.",
+}
 
 
 def write_plan(
@@ -71,12 +80,16 @@ def write_plan(
         "plan.html",
         folder / PLAN_PAGE_FILE,
         name=f"{len(rates):,} problems",
-        verdict=[f"G = {size.size} and τ = {proposal.interval} are proposed.", f"{problems}."],
+        verdict=[
+            f"Proposed: G = {size.size} completions of each prompt, and τ = {_steps(proposal.interval)} on them.",
+            f"Measured were {problems}.",
+        ],
         mood=UNSURE,
         numbers=_numbers(proposal, request),
         settings=settings,
-        reasons=[f"{line}." for line in reasons],
-        rows=rows,
+        reasons=[f"{line}." for line in reasons if not line.startswith("progress: ")],
+        rows=_page_rows(rows),
+        columns={name: COLUMNS[name] for name in rows[0] if name},
         pictures=page.wide_picture(draw),
         meanings=meanings("pass rate", "group", "silent group", "optimizer step", "round", "τ"),
     )
@@ -102,6 +115,15 @@ def size_rows(proposal: RunProposal) -> list[list[str]]:
             for option in proposal.sizes
         ),
     ]
+
+
+def _page_rows(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the rows of `size_rows` without their last column. The first one names the proposed size instead."""
+    return [[f"{first} (proposed)" if mark else first, *cells] for first, *cells, mark in rows]
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number > 1)}"
 
 
 def size_table(rows: Sequence[Sequence[str]]) -> Table:
@@ -157,8 +179,15 @@ def draw_sizes(axes: Axes, proposal: RunProposal) -> str:
 def _numbers(proposal: RunProposal, request: PlanRequest) -> list[Number]:
     """Returns the numbers on top of the page: the proposed run's steps, silent groups, and time if it is known."""
     size = proposal.size
-    steps = Number("optimizer steps", f"{size.steps:,}", f"for {compact(request.budget_tokens)} tokens")
-    silent = Number("silent groups", f"{size.silent:.0%}", "before training")
+    steps = Number("optimizer steps", f"{size.steps:,}", f"for budget_tokens={compact(request.budget_tokens)}")
+    completions = size.size * request.prompts_per_step
+    batch = Number("completions a step", f"{completions:,}", f"{request.prompts_per_step:,} prompts × {size.size}")
+    silent = Number("silent groups", f"{size.silent:.0%}", "before training; they teach nothing")
     if size.seconds is None:
-        return [steps, silent]
-    return [steps, silent, Number("time on one device", duration(size.seconds * size.steps), "as measured at τ = 1")]
+        return [steps, batch, silent]
+    return [
+        steps,
+        batch,
+        silent,
+        Number("time on one device", duration(size.seconds * size.steps), "as measured at τ = 1"),
+    ]

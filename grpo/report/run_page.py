@@ -22,6 +22,8 @@ from grpo.report.course import how_often, resumed_at, resumptions_table, standin
 from grpo.report.curves import Curves, panels_of
 from grpo.report.glossary import meanings, setting
 from grpo.report.logs import run_config
+from grpo.report.run_facts import about, run_facts
+from grpo.report.small_charts import small_charts
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
 from grpo.telemetry import FAILED, Row, is_graded, kind_of, read_completions, read_ending, read_resumptions
@@ -29,6 +31,11 @@ from grpo.telemetry import FAILED, Row, is_graded, kind_of, read_completions, re
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
+# The words that the page explains.
+WORDS = (
+    *("pass rate", "pass@1", "maj@k", "greedy", "held-out problems", "95 % interval", "percentage point", "p"),
+    *("optimizer step", "round", "group", "silent group", "entropy", "gradient norm", "cut off"),
+)
 # Groups to show are chosen from this many of the latest ones, and at most this many of each kind are shown.
 LOOKED_AT = 64
 SHOWN = {"mixed": 3, "wrong": 1, "right": 1, "ungraded": 1}
@@ -53,7 +60,7 @@ def write_run_page(
     evaluations are missing, in sentences.
     """
     resumptions = read_resumptions(output)
-    verdict, curves = judge(metrics, evaluations), Curves(metrics, evaluations, resumed_at(resumptions))
+    verdict, curves = judge(metrics, evaluations, findings), Curves(metrics, evaluations, resumed_at(resumptions))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     groups = shown_groups(read_completions(output)) if (output / SAMPLES_FILE).exists() else []
     state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
@@ -63,7 +70,7 @@ def write_run_page(
     if not failed:
         verdict_lines += unfinished("The run", state)
     verdict_lines += [*how_often(resumptions), *left_out]
-    first, *other_panels = (partial(panel, run=curves) for panel in panels_of(curves))
+    small_panels, small_notes = small_charts(curves)
     page.write_page(
         "run.html",
         path,
@@ -75,7 +82,10 @@ def write_run_page(
         about=about(config),
         findings=findings,
         nothing=(BEFORE_THE_END if failed else NOTHING_FOUND) if len(metrics) >= FEWEST_POINTS else TOO_FEW,
-        pictures=[*page.wide_picture(first), *map(page.picture, other_panels)],
+        pictures=page.pictures([partial(panel, run=curves) for panel in panels_of(curves)]),
+        small_pictures=[page.picture(partial(panel, run=curves), page.SMALL_INCHES) for panel in small_panels],
+        small_notes=small_notes,
+        facts=run_facts(output, config),
         tables=resumptions_table(resumptions) | run_tables(metrics, evaluations),
         groups=groups,
         about_groups=(
@@ -83,31 +93,9 @@ def write_run_page(
             "grpo samples shows more of them."
         ),
         settings=settings(config),
-        meanings=meanings(
-            *(
-                "pass rate",
-                "pass@1",
-                "maj@k",
-                "greedy",
-                "held-out problems",
-                "95 % interval",
-                "percentage point",
-                "p",
-                "optimizer step",
-            ),
-            *("round", "group", "silent group", "entropy", "gradient norm", "cut off"),
-        ),
+        meanings=meanings(*WORDS),
     )
     return path
-
-
-def about(config: Row) -> str:
-    """Names the model and the task of a run, as its settings do."""
-    model, task = config.get("model", {}), config.get("task", {})
-    model_name = model.get("path") or model.get("source", "")
-    return clean(
-        " · ".join(f"{word} {name}" for word, name in (("model", model_name), ("task", task.get("name"))) if name)
-    )
 
 
 def settings(config: Row) -> list[tuple[str, str]]:

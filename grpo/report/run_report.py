@@ -45,10 +45,10 @@ def write_report(output: Path, model_folder: Path | None, console: Terminal | No
         console.print(summary_table(before, after))
         write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
         written_files.append(f"text    {output / REPORT_FILE}")
-    for line in judge(metrics, evaluations).lines:
-        console.print(line, soft_wrap=True)
     log = read_log(output)
     findings = diagnose(log)
+    for line in judge(metrics, evaluations, findings).lines:
+        console.print(line, soft_wrap=True)
     # After only a few rounds, "no finding" would prove nothing, so it is not printed.
     if findings or len(metrics) >= FEWEST_POINTS:
         print_findings(findings, log, console)

@@ -75,7 +75,7 @@ def write_solve_rates(
         settings="" if too_few else "\n".join(recommended(analysis, column)),
         reasons=reasons(analysis),
         meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
-        pictures=[*map(page.picture, charts)],
+        pictures=page.pictures(charts, first_wide=False),
         examples=_examples(rated_rows, column),
     )
     console.print(f"rates   {path}\npage    {path.with_name(RATES_PAGE_FILE)}", soft_wrap=True)
@@ -95,7 +95,9 @@ def _rates(analysis: SolveRates) -> Draw:
             true, _ = np.histogram(analysis.difficulty.pass_rates, edges, weights=analysis.difficulty.weights)
             outline = edges.clip(0, 1)
             axes.stairs(true * len(analysis.correct), outline, color=BLACK, label="estimated true rates")
-            axes.axvspan(*analysis.band, color=GREEN, alpha=0.08, linewidth=0, label="recommended band")
+            axes.axvspan(
+                *analysis.band, color=GREEN, alpha=0.08, linewidth=0, label=f"worth training on: {analysis.within:.0%}"
+            )
         axes.set_xlim(-0.07, 1.07)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
@@ -104,9 +106,11 @@ def _rates(analysis: SolveRates) -> Draw:
         legend_below(axes)
         if few_samples(analysis):
             return "Bars count the problems by the share of their samples that is right."
+        low, high = analysis.band
         return (
             "Bars count the problems by the share of their samples that is right. Few samples scatter, so the line "
-            "estimates the true rates behind them. Problems in the green band are worth training on."
+            f"estimates the true rates behind them. {analysis.within:.0%} of the problems lie in the green band, from "
+            f"{low:.1%} to {high:.1%}: they are solved sometimes, and so worth training on."
         )
 
     return draw
@@ -159,7 +163,9 @@ def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str,
     """Returns a table of three problems that were sometimes solved: the hardest, the median and the easiest one."""
     mixed_rows = sorted((row for row in rows if 0 < row[column] < 1), key=lambda row: row[column])
     example_rows = [mixed_rows[index] for index in (0, len(mixed_rows) // 2, -1)] if mixed_rows else []
-    example_cells = [(f"{row[column]:.0%}", clean(_question(row)), clean(str(row["answer"]))) for row in example_rows]
+    example_cells = [
+        (f"{row[column]:.0%}", clean(_question(row)), clean(str(row.get("answer", "")))) for row in example_rows
+    ]
     return [("solve rate", "problem", "answer"), *example_cells]
 
 

@@ -13,7 +13,7 @@ from grpo.dynamics.findings import DiagnosisRule
 from grpo.dynamics.forecast import forecast
 from grpo.dynamics.progress import harder_prompts, with_known_prompts
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.setbacks import lost
+from grpo.dynamics.setbacks import FORMS, lost
 from grpo.dynamics.symptoms import UNGRADED
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import signed
@@ -50,6 +50,7 @@ METRIC_WORDS = {
     "completions/repetition_fraction": "the share of repetitive completions",
     "time/round_seconds": "seconds of rounds",
     " or ".join(UNGRADED): "counts of failed grading",
+    " or ".join(FORMS): "shares of completions without an end or an answer",
 }
 # The line on a log's missing columns names at most this many of them.
 NEEDS_TOLD = 4

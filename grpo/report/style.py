@@ -43,10 +43,13 @@ MOST_BARS = 30
 _WINDOW_FRACTION = 0.1
 # The legend begins this many points below the axes, where tick labels and the label of the axis end.
 _LEGEND_DISTANCE = 30.0
-# The columns of a legend share this many letters of width.
-_LEGEND_LETTERS = 56
+# The columns of a legend share this many letters of width, or fewer in a picture narrower than so many inches.
+_LEGEND_LETTERS, _LEGEND_INCHES = 56, 4.8
 # More names than this are written in small letters.
 _FEW_NAMES = 8
+# A number as large as this is written as a power of ten.
+_GIANT = 1e12
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
@@ -94,14 +97,15 @@ def share_from_zero(axes: Axes) -> None:
 
 
 def plain(value: float) -> str:
-    """Formats a number with three digits, as a whole number if it is whole or at least 100, with one digit below 0.001.
+    """Formats a number with three digits, with two below 0.001, and as a whole number if it is whole or at least 100.
 
-    >>> plain(17.6271), plain(6745.02), plain(0.088046), plain(40.0), plain(-0.0)
-    ('17.6', '6,745', '0.088', '40', '0')
+    >>> plain(17.6271), plain(6745.02), plain(0.088046), plain(0.00015), plain(40.0), plain(-0.0), plain(3e-7)
+    ('17.6', '6,745', '0.088', '0.00015', '40', '0', '3·10⁻⁷')
     """
-    if value == round(value) or abs(value) >= 100:
+    if (value == round(value) or abs(value) >= 100) and abs(value) < _GIANT:
         return f"{round(value):,}"
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.1g}"
+    digits, _, power = (f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2g}").partition("e")
+    return f"{digits}·10{str(int(power)).translate(_RAISED)}" if power else digits
 
 
 def tell(drawn_series: Any, texts: Sequence[tuple[str, str]]) -> None:
@@ -110,6 +114,20 @@ def tell(drawn_series: Any, texts: Sequence[tuple[str, str]]) -> None:
     A series without texts shows its points' numbers, formatted as on the axes.
     """
     drawn_series.point_texts = texts
+
+
+def tell_rounds(line: Any, values: Sequence[float]) -> None:
+    """Attaches the values of single rounds to a line of their means. A page shows both under the pointer."""
+    line.round_values = values
+
+
+def with_mean(value: str, mean: str) -> str:
+    """Formats the value of a single round beside the mean of its neighbours, unless both are the same.
+
+    >>> with_mean("31.2%", "27.2%"), with_mean("4", "4")
+    ('31.2% (mean 27.2%)', '4')
+    """
+    return value if value == mean else f"{value} (mean {mean})"
 
 
 def name_size(count: int) -> float:
@@ -132,7 +150,7 @@ def legend_below(axes: Axes, of_one: bool = False) -> None:
     if len(names) < 2 and not of_one:
         return
     size = name_size(len(names))
-    letters = _LEGEND_LETTERS * STYLE["font.size"] / size
+    letters = _LEGEND_LETTERS * STYLE["font.size"] / size * min(1.0, axes.figure.get_figwidth() / _LEGEND_INCHES)
     columns = max(1, min(len(names), 4, int(letters / (max(map(len, names)) + 5))))
     below = axes.transAxes + ScaledTranslation(0, -_LEGEND_DISTANCE / 72, axes.figure.dpi_scale_trans)
     place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "bbox_transform": below, "borderaxespad": 0.0}

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, Interval, paired_difference, pass_at_k, sign_test
+from grpo.evaluation.pass_rates import Interval, paired_change, pass_at_k
 from grpo.host.disk import write_whole
 from grpo.report.glossary import signed
 from grpo.telemetry import Row
@@ -57,7 +57,7 @@ def samples_table(
         table.add_column(name, ratio=1, overflow="fold")
     for old, new in islice(pairs_of(rows_before, rows_after), limit):
         # A str would be read as rich's markup, but the square brackets of a completion are none.
-        question = Text(f"{_excerpt(old['question'])}\n→ {_excerpt(old['answer'])}")
+        question = Text("\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text))
         table.add_row(
             question, *(Text(f"{_score(row)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new))
         )
@@ -81,7 +81,11 @@ def write_markdown(
     lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
     lines += [f"## The first {num_samples} problems", ""]
     for old, new in islice(pairs_of(before["per_problem"], after["per_problem"]), num_samples):
-        lines += [f"### {old['problem_id']}", "", *_quoted(f"{old['question']}\n→ {old['answer']}")]
+        lines += [
+            f"### {old['problem_id']}",
+            "",
+            *_quoted("\n→ ".join(filter(None, (old["question"], old["answer"])))),
+        ]
         lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
         lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
     write_whole(Path(path), "\n".join(lines), "backslashreplace")
@@ -95,7 +99,7 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     for k in sorted(set(before["pass@k"]) & set(after["pass@k"]), key=int):
         rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
-        rows.append([f"pass@{k}", *cells, _change(*rates)])
+        rows.append([f"pass@{k}", *cells, _points(paired_change(*rates).interval)])
     rows += _whole_rows(before, after, pairs)
     old, new = before["truncated_fraction"], after["truncated_fraction"]
     rows.append(["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"])
@@ -120,7 +124,7 @@ def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row
             # The greedy completion of a problem may lack a grade though its other completions have one.
             complete_pairs = [pair for pair in pairs if all(of_problem in row for row in pair)]
             rates = [[float(row[of_problem]) for row in side] for side in zip(*complete_pairs, strict=True)]
-            change = _change(*rates) if complete_pairs else ""
+            change = _points(paired_change(*rates).interval) if complete_pairs else ""
             yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), change]
 
 
@@ -195,26 +199,16 @@ def conditions(before: Evaluation, after: Evaluation) -> str:
     """Says how many problems two evaluations asked and both graded, how many samples each had, their temperature, and
     what the intervals are."""
     num_asked, num_graded = after["problems"], len([*pairs_of(before["per_problem"], after["per_problem"])])
-    few = num_graded < FEWEST_PROBLEMS
     problems = f"{num_asked}" if num_graded == num_asked else f"{num_graded} graded of {num_asked}"
+    samples = after["samples_per_problem"]
     return (
-        f"{problems} held-out problems × {after['samples_per_problem']} samples, "
+        f"{problems} held-out problem{'s' * (num_asked != 1)} × {samples} sample{'s' * (samples != 1)}, "
         f"temperature {after['temperature']:g}; 95 % intervals"
-        + ("; of so few problems the change has a sign test and no interval" if few else "")
     )
 
 
 def _percent(interval: Interval) -> str:
     return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
-
-
-def _change(before: Sequence[float], after: Sequence[float]) -> str:
-    """Formats the mean change with its interval, or for few problems with how many got better and worse."""
-    gain = paired_difference(before, after)
-    if len(before) >= FEWEST_PROBLEMS:
-        return _points(gain)
-    test = sign_test(before, after)
-    return f"{signed(100 * gain.value)} points; {test.better} better, {test.worse} worse (p = {test.p:.2g})"
 
 
 def _points(interval: Interval) -> str:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change
+from grpo.dynamics.findings import CRITICAL, Finding
 from grpo.dynamics.run_log import NOTHING, Series
-from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_difference, sign_test
+from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
 from grpo.report.glossary import duration, signed
 from grpo.report.logs import costs
 from grpo.report.summary import check_comparable, pairs_of
@@ -38,33 +39,38 @@ class RunVerdict:
     numbers: Sequence[Number]
 
 
-def judge(metrics: Sequence[Row], evaluations: Sequence[Row]) -> RunVerdict:
+def judge(metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence[Finding] = ()) -> RunVerdict:
     """Judges a run by its first and last held-out evaluation, or by its training rounds if there are no two of them.
 
-    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl.
+    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. A critical finding of the diagnosis
+    is named as the cause where the run did not learn.
     """
     spent_number = _spent(metrics)
+    causes = [f"The cause: {_lower(finding.meaning)}" for finding in findings if finding.severity == CRITICAL][:1]
     if not any(row.get("learner/gradient_norm", 1.0) for row in metrics):
-        lines = ["Nothing was learned: no optimizer step changed the weights. The diagnosis below says why."]
+        lines = ["Nothing was learned: no optimizer step changed the weights.", *causes]
         return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent_number])
     if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
-        verdict = _by_held_out(evaluations[0], evaluations[-1], metrics)
+        verdict = _by_held_out(evaluations[0], evaluations[-1], metrics, bool(causes))
     else:
         verdict = _by_training(metrics)
-    return RunVerdict(verdict.lines, verdict.mood, [*verdict.numbers, spent_number])
+    first, *others = verdict.lines
+    lines = [first, *(causes if verdict.mood != GOOD else []), *others]
+    return RunVerdict(lines, verdict.mood, [*verdict.numbers, spent_number])
 
 
-def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
-    """Judges a run by the paired pass rates of the held-out problems before and after training."""
+def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bool) -> RunVerdict:
+    """Judges a run by the paired pass rates of the held-out problems before and after training.
+
+    A run that has failed for a known reason is not said to have changed by chance.
+    """
     check_comparable(before, after)
     rates = [
         [row["correct"] / row["total"] for row in side]
         for side in zip(*pairs_of(before["per_problem"], after["per_problem"]), strict=True)
     ]
-    gain, test, count = paired_difference(*rates), sign_test(*rates), len(rates[0])
-    old, new = before["pass@1"], after["pass@1"]
-    few = count < FEWEST_PROBLEMS
-    is_sure = test.p < SURE and (few or gain.low > 0 or gain.high < 0)
+    change, count = paired_change(*rates), len(rates[0])
+    gain, old, new = change.interval, before["pass@1"], after["pass@1"]
     which = (
         "the graded held-out problems" if before.get("ungraded") or after.get("ungraded") else "the held-out problems"
     )
@@ -72,20 +78,21 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
     is_last = not metrics or after["step"] >= metrics[-1]["step"]
     what_it_solves = f"now solves {solved_share}" if is_last else f"solved {solved_share}"
     last_evaluation = "" if is_last else f" The last evaluation was after step {after['step']:,}."
-    if is_sure:
+    if change.p < SURE:
         mood = GOOD if gain.value > 0 else BAD
         lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {what_it_solves}.{last_evaluation}"]
     else:
-        mood = UNSURE
-        luck = " Chance alone may explain the difference." if gain.value else ""
+        mood = BAD if has_failed else UNSURE
+        luck = " Chance alone may explain the difference." if gain.value and not has_failed else ""
         lines = [f"No clear change: the model {what_it_solves}.{luck}{last_evaluation}"]
-        if few:
-            lines.append(f"{count} problems are too few to say more. Raise evaluation.num_problems.")
+        if count < FEWEST_PROBLEMS:
+            problems_are = "1 problem is" if count == 1 else f"{count} problems are"
+            lines.append(f"{problems_are} too few to say more. Raise evaluation.num_problems.")
     lines.append(
-        f"Of {count} problems {test.better} got better and {test.worse} worse (sign test, {probability(test.p)}). This "
-        "is one run, and another seed may come out differently. The command “grpo sweep sweep=seeds” shows by how much."
+        f"Of {count} problem{'s' * (count != 1)} {change.better} got better and {change.worse} worse "
+        f"(randomization test, {probability(change.p)}). This is one run, and another seed may come out differently. "
+        "The command “grpo sweep sweep=seeds” shows by how much."
     )
-    spread = f"{test.better} better, {test.worse} worse" if few else _reach(gain)
     return RunVerdict(
         lines,
         mood,
@@ -95,7 +102,7 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row]) -> RunVerdict:
                 f"{new['value']:.1%}",
                 f"95 % interval {new['low']:.1%} to {new['high']:.1%}; {old['value']:.1%} before",
             ),
-            Number("change, in percentage points", signed(100 * gain.value), spread),
+            Number("change, in percentage points", signed(100 * gain.value), _reach(gain)),
         ],
     )
 
@@ -148,6 +155,10 @@ def _spent(metrics: Sequence[Row]) -> Number:
     return Number("time of all rounds", duration(total["seconds"]), note)
 
 
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
 def probability(p: float) -> str:
     """Formats a p-value.
 
@@ -159,5 +170,5 @@ def probability(p: float) -> str:
 
 def _reach(interval: Interval) -> str:
     if interval.low == interval.high:
-        return "no problem changed"
+        return "every problem changed by as much" if interval.value else "no problem changed"
     return f"95 % interval {signed(100 * interval.low)} to {signed(100 * interval.high)}"

@@ -22,6 +22,7 @@ from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
 from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.request import Budget
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
@@ -46,7 +47,6 @@ KNOWN = (
     "normalization.scope",
     "rollout.refill.enabled",
 )
-UNITS = ("steps", "tokens", "seconds")
 MOST_ALTERNATIVES = 24
 LARGEST_GROUP = 1024
 AGAIN = "the same again"
@@ -59,18 +59,6 @@ SUMMARY = {
     UNSURE: "None of these settings is sure to do better than the run's own.",
     BAD: "The run's own setting does better than each of these.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """A budget is what every alternative may spend: an amount of one of `UNITS`."""
-
-    unit: str
-    amount: float
-
-    @property
-    def words(self) -> str:
-        return f"{self.amount:,.0f} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +77,10 @@ class Answer:
     to_target: Array
 
 
-def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None) -> None:
-    """Predicts the alternatives that `words` name, prints a table of them, and writes picture and page beside the log.
+def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None, output: Path | None = None) -> None:
+    """Predicts the alternatives that `words` name, prints a table of them, and writes picture and page into `output`.
+
+    Without `output` they lie in the run's folder.
 
     A word with commas names several values, and words are combined: ``dynamics.group_size=4,16 normalization=dr_grpo``.
     `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` when the log does
@@ -129,6 +119,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None)
         console.print(line, soft_wrap=True)
     picture, written = write_whatif_page(
         path,
+        output or path,
         partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount),
         budget=budget.words,
         rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],

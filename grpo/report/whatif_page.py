@@ -24,14 +24,14 @@ COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 SHEET_INCHES = (8.0, 4.6)
 
 
-def write_whatif_page(folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
-    """Writes the picture and the page into a run's folder, and returns their paths.
+def write_whatif_page(run: Path, folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
+    """Writes the picture and the page of a `run` into a folder, and returns their paths.
 
     `draw` draws the curves, and `page_values` are the other values of `templates/whatif.html`.
     """
     sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
     glossary_entries = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
-    values = {"name": run_name(folder), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
+    values = {"name": run_name(run), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
     page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **page_values)
     return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
 
@@ -41,7 +41,9 @@ def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: s
     from matplotlib.ticker import EngFormatter
 
     same_course = next(iter(courses.values()))
+    # Steps are counted, so the curves have no points between two of them.
     amounts = np.linspace(0, amount, 60)
+    amounts = np.unique(np.round(amounts)) if unit == "steps" else amounts
     spent_amounts = np.interp(log.history.steps, same_course.steps, np.median(same_course.spent(unit), axis=0))
     axes.plot(spent_amounts, log.history.values, ".", color="0.6", markersize=3, label="measured")
     for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):

@@ -36,13 +36,14 @@ class Member:
     """A member is one server of a fleet, with the link that brings it weights.
 
     `linked` says whether the link is open; only the first rank opens it. `has_base` says whether the server holds the
-    frozen weights below the adapters.
+    frozen weights below the adapters. `trouble` says why it could not be given weights, until it has been.
     """
 
     replica: Replica
     link: ServerLink
     linked: bool = False
     has_base: bool = False
+    trouble: str = ""
 
     async def begin_refresh(self, post: Post, serves: Mapping[str, Any], pauses: bool, on_cpu: bool) -> None:
         """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
@@ -67,6 +68,23 @@ class Member:
         await post("/reset_prefix_cache", {})
         # Another run may have left the server paused.
         await post("/resume", {})
+
+    def lose(self, why: Exception) -> None:
+        """Marks the server as lost. Prints a line, unless it was lost for the same reason when it last came back."""
+        url, trouble = self.replica.url, str(why) or repr(why)
+        if trouble != self.trouble:
+            say(
+                f"grpo: {trouble}"
+                if isinstance(why, UserError)
+                else f"grpo: the vLLM server at {url} was lost: {trouble}"
+            )
+        self.replica.standing, self.trouble = Standing.LOST, trouble
+
+    def take_back(self) -> None:
+        """Prints a line for a server that was lost and has its weights again."""
+        if self.replica.standing is Standing.JOINING:
+            say(f"grpo: the vLLM server at {self.replica.url} is back")
+        self.trouble = ""
 
     def restart_if_lost(self) -> None:
         """Restarts the server by `grpo.rollout.restarts.restart_lost` if it is lost. Its link and weights are gone."""
@@ -211,6 +229,8 @@ class Fleet:
             )
         self._refusal = None if any(alive) else self._refusal
         for member, holds_weights in zip(self._members, alive, strict=True):
+            if holds_weights and self._first:
+                member.take_back()
             member.has_base = holds_weights
             member.replica.standing = Standing.READY if holds_weights else Standing.LOST
 
@@ -230,7 +250,6 @@ class Fleet:
         for replica, healthy in zip(lost_replicas, answers, strict=True):
             if healthy:
                 replica.standing = Standing.JOINING
-                say(f"grpo: the vLLM server at {replica.url} is back")
 
     def restart_lost(self) -> None:
         """Restarts the lost servers that this run started, on the first rank."""
@@ -253,8 +272,7 @@ class Fleet:
             if isinstance(outcome, Exception):
                 if isinstance(outcome, LoadFailed) and self._refusal is not None:
                     self._refusal = str(outcome)
-                member.replica.standing = Standing.LOST
-                say(f"grpo: the vLLM server at {member.replica.url} was lost: {str(outcome) or repr(outcome)}")
+                member.lose(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:

@@ -16,7 +16,9 @@ import aiohttp
 
 from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
+from grpo.host.disk import open_own
 from grpo.host.network import watchful
+from grpo.host.ports import HeldPort
 from grpo.host.tether import KILL
 from grpo.rollout.engine_use import PEAK
 from grpo.rollout.server_claim import RUN
@@ -56,17 +58,30 @@ class LoadFailed(ReplicaLost):
 class ServerProcess:
     """Runs a vLLM server as a process that ends with this one (see `grpo.host.tether`)."""
 
-    def __init__(self, command_line: list[str], environment: Mapping[str, str], log: Path):
+    def __init__(
+        self, command_line: list[str], environment: Mapping[str, str], log: Path, held: HeldPort | None = None
+    ):
+        """`held` is the server's port, which `stop` gives up."""
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
         self._command = [sys.executable, "-m", "grpo.host.tether", str(GRACE_SECONDS), "0", *server]
         self._environment = environment
-        self._log = log
+        self._log, self._held = log, held
         self._process: subprocess.Popen | None = None
+        # What a start prints is in the log from this byte on.
+        self._begin = 0
 
     def start(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
+        with open_own(self._log, "ab") as log:
+            self._begin = log.tell()
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Whoever kills the process group of this process does not reach the tether, which then ends the server.
+                start_new_session=True,
+            )
         self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
         self._process.stdin.flush()
 
@@ -76,7 +91,7 @@ class ServerProcess:
 
     def restart(self) -> None:
         """Ends what is left of the server and starts it anew. `Replica.healthy` tells when the server answers."""
-        self.stop()
+        self._end()
         self.start()
 
     def ask_to_end(self) -> None:
@@ -85,6 +100,11 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Asks the server to end, and waits until it has. Kills it after 30 s."""
+        self._end()
+        if self._held:
+            self._held.close()
+
+    def _end(self) -> None:
         self.ask_to_end()
         if self._process is None:
             return
@@ -102,7 +122,7 @@ class ServerProcess:
     def check(self) -> None:
         """Raises UserError with the end of the server's log when the server has exited."""
         if self.ended:
-            lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            lines = self._log.read_bytes()[self._begin :].decode(errors="replace").splitlines()[-LAST_LINES:]
             raise UserError(
                 f"a vLLM server exited with {self._process.returncode} while starting; the end of {self._log}:\n"
                 + "\n".join(lines)

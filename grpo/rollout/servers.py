@@ -13,7 +13,8 @@ import torch
 from grpo.config import TrainConfig
 from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
-from grpo.host.network import free_port, require_free, url_of
+from grpo.host.network import url_of
+from grpo.host.ports import require_held
 from grpo.host.tether import PRIVATE
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
@@ -27,19 +28,18 @@ MODEL = "policy"
 def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
     """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
-    require_free(servers.host, server_ports(servers), "rollout.servers")
+    held_ports = require_held(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
     arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)
     serves = {SERVED_VARIABLE: json.dumps(served(config, model_path))}
     processes = {}
-    for index in range(servers.replicas):
-        port = servers.port + index if servers.port else free_port(servers.host)
+    for index, held in enumerate(held_ports):
         environment = server_environment(config, index, on_gpu) | serves
-        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port)
-        process = ServerProcess(command_line(arguments | {"port": port}), environment, log)
+        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, held.port)
+        process = ServerProcess(command_line(arguments | {"port": held.port}), environment, log, held)
         process.start()
-        processes[url_of(servers.host, port)] = process
+        processes[url_of(servers.host, held.port)] = process
     return processes
 
 

@@ -6,11 +6,17 @@ It is slow. Its log-probabilities are those of the distribution that is sampled 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import groupby
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Bucket, OnGroup
@@ -19,6 +25,11 @@ from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
 from grpo.weight_sync.checksum import checksums
+
+PADDED, ALIKE, ALONE = "prompts of all lengths together", "prompts of one length together", "one completion at a time"
+WAYS = (PADDED, ALIKE, ALONE)
+"""These are the ways in which rows are sampled in batches, the quickest first. The padding of shorter prompts changes
+what some models compute."""
 
 
 class SeededSampling(LogitsProcessor):
@@ -58,12 +69,61 @@ def _widen(head: torch.nn.Module) -> None:
     head.forward = forward
 
 
+def batches(lengths: Sequence[int], size: int, way: str) -> list[list[int]]:
+    """Divides rows, whose prompts have these `lengths`, into batches of at most `size`, as one of `WAYS` says. Returns
+    the rows' indices.
+
+    >>> batches([5, 3, 5, 5], 2, PADDED), batches([5, 3, 5, 5], 2, ALIKE)
+    ([[0, 1], [2, 3]], [[1], [0, 2], [3]])
+    """
+    indices = list(range(len(lengths)))
+    if way == ALIKE:
+        indices.sort(key=lambda index: lengths[index])
+    alike = [list(rows) for _, rows in groupby(indices, key=lambda index: lengths[index])]
+    pools = alike if way == ALIKE else [indices]
+    size = 1 if way == ALONE else size
+    return [pool[start : start + size] for pool in pools for start in range(0, len(pool), size)]
+
+
+def continued(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    stop: Sequence[int],
+    pad: int,
+    processor: SeededSampling,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples a completion of each prompt in one batch, with shorter prompts padded on the left by token `pad`. Returns
+    token ids and their log-probabilities, [rows, tokens] each. What follows a row's first stop token means nothing."""
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    ids = [[pad] * count + list(prompt) for count, prompt in zip(padding, prompts, strict=True)]
+    mask = [[0] * count + [1] * (longest - count) for count in padding]
+    with torch.no_grad():
+        output = model.generate(
+            input_ids=torch.tensor(ids, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=list(stop) or None,
+            pad_token_id=pad,
+            logits_processor=[processor],
+        )
+    return output[:, longest:].cpu(), torch.stack(processor.logprobs, dim=1)
+
+
 class TransformersSampler:
     """Implements `interfaces.Sampler` by `generate` of transformers."""
 
     def __init__(
-        self, config: TrainConfig, model_path: str | Path, tokenizer: PreTrainedTokenizerBase, device: torch.device
+        self,
+        config: TrainConfig,
+        model_path: str | Path,
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        way: str = ALIKE,
     ):
+        """`way` is one of `WAYS`, by which the model's batches are exact (see `grpo.run.padding`)."""
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.rollout.precision]
         trust = config.model.trust_remote_code
         # Torch's fused attention leaves out soft-caps (Gemma 2); eager attention is what the learner is proved against.
@@ -76,7 +136,7 @@ class TransformersSampler:
         self._model.generation_config = GenerationConfig()
         self._config = config
         self._tokenizer = tokenizer
-        self._device = device
+        self._way = way
         self._stop = stop_token_ids(model_path, tokenizer)
         self.policy_version = 0
 
@@ -92,43 +152,29 @@ class TransformersSampler:
         if sampling.top_p < 1 or sampling.top_k or sampling.stop:
             raise UserError("rollout.engine=transformers has no top_p, top_k or stop strings: use rollout.engine=vllm")
         sample_indices = sample_numbers(group_size, first_sample, len(prompts))
-        rows = [(prompt, sample) for prompt, samples in zip(prompts, sample_indices, strict=True) for sample in samples]
-        size = self._config.rollout.max_concurrent
-        completions = iter(
-            completion
-            for start in range(0, len(rows), size)
-            for completion in self._complete(rows[start : start + size], sampling)
-        )
+        rows = [(place, sample) for place, samples in enumerate(sample_indices) for sample in samples]
+        lengths = [len(prompts[place].token_ids) for place, _ in rows]
         version = self.policy_version
-        groups = []
-        for place, (prompt, samples) in enumerate(zip(prompts, sample_indices, strict=True)):
-            groups.append(RolloutGroup(prompt, tuple(islice(completions, len(samples))), version, version))
-            if on_group:
-                on_group(place, groups[-1])
-        return groups
+        completions: dict[tuple[int, int], Completion] = {}
+        groups: dict[int, RolloutGroup] = {}
+        for batch in batches(lengths, self._config.rollout.max_concurrent, self._way):
+            asked = [rows[index] for index in batch]
+            completed = self._complete([(prompts[place], sample) for place, sample in asked], sampling)
+            completions |= zip(asked, completed, strict=True)
+            for place in dict.fromkeys(place for place, _ in asked):
+                own = [completions.get((place, sample)) for sample in sample_indices[place]]
+                if None not in own:
+                    groups[place] = RolloutGroup(prompts[place], tuple(own), version, version)
+                    if on_group:
+                        on_group(place, groups[place])
+        return [groups[place] for place in range(len(prompts))]
 
     def _complete(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Completion]:
         seeds = [sample_seed(self._config.seed, p.prompt_id, sample, self.policy_version) for p, sample in rows]
         processor = SeededSampling(sampling.temperature, seeds)
-        longest = max(len(prompt.token_ids) for prompt, _ in rows)
-        padding = [longest - len(prompt.token_ids) for prompt, _ in rows]
-        ids = [[self._stop[0]] * pad + list(prompt.token_ids) for pad, (prompt, _) in zip(padding, rows, strict=True)]
-        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-        with torch.no_grad():
-            output = self._model.generate(
-                input_ids=torch.tensor(ids, device=self._device),
-                attention_mask=torch.tensor(mask, device=self._device),
-                do_sample=False,
-                max_new_tokens=sampling.max_tokens,
-                eos_token_id=self._stop,
-                pad_token_id=self._stop[0],
-                logits_processor=[processor],
-            )
-        logprobs = torch.stack(processor.logprobs, dim=1)
-        return [
-            self._completion(tokens.tolist(), values.tolist())
-            for tokens, values in zip(output[:, longest:].cpu(), logprobs, strict=True)
-        ]
+        prompts = [prompt.token_ids for prompt, _ in rows]
+        sampled = continued(self._model, prompts, sampling.max_tokens, self._stop, self._stop[0], processor)
+        return [self._completion(tokens.tolist(), values.tolist()) for tokens, values in zip(*sampled, strict=True)]
 
     def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
         ends = [position for position, token in enumerate(tokens) if token in self._stop]

@@ -2,6 +2,7 @@
 
 From configuration to result:
 early_checks  what can be checked before torch is imported
+model_folder  finds the model, and refuses files that make another one
 preparing     reads and checks all that a run needs; a dry run ends there
 preflight     what is refused once the model is known: its heads, its engine, functions of the loss
 precision, shape     number formats that are left open; a model's sizes from its config
@@ -10,6 +11,7 @@ session       one training run, from the start of its engines to its report
 price, lengths      what the run will cost; lengths that the configuration leaves open
 resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with
 parts, assembly     builds task and sampler; puts all parts together for the loop
+padding       how prompts are batched where transformers samples them
 pipeline      whether sampling and learning overlap
 measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
 

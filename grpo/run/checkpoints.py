@@ -13,22 +13,36 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from grpo.config.errors import UserError
-from grpo.config.folder import CHECKSUMS_FILE, STATE_FILE, checkpoints_in, random_state_name, step_name, step_of
-from grpo.config.saved import read_state
-from grpo.host.disk import room
+from grpo.config.errors import UserError, require
+from grpo.config.folder import (
+    LAYOUT_FILE,
+    REFERENCE_FILE,
+    STATE_FILE,
+    checkpoints_in,
+    is_random_state,
+    random_state_name,
+    step_name,
+    step_of,
+)
+from grpo.config.saved import read_score, read_state
+from grpo.host.disk import remove, room
 from grpo.interfaces import Collective
 from grpo.learner.plain_data import only_plain_data
+from grpo.learner.shard_layout import SHARDS
 from grpo.learner.writing import raising_os_errors
-from grpo.run.checksums import damaged_file, write_checksums
-from grpo.types import Progress, RoundPlan
+from grpo.run.checksums import Doubt, compare_checksums, write_checksums
+from grpo.types import Progress
+from grpo.types.plain import rebuilt
+
+Check = Callable[[Path], object]
+"""This function raises UserError for a checkpoint that it finds at fault."""
+OLDER_VERDICT = ("stop", "rollback", "good_step", "reason")
 
 
 class CheckpointStore:
@@ -91,30 +105,40 @@ class CheckpointStore:
         checkpoints = [path for path in checkpoints_in(self._directory) if step_of(path) <= up_to]
         return checkpoints[-1] if checkpoints else None
 
-    def whole(self, up_to: float = float("inf")) -> Path | None:
+    def whole(self, up_to: float = float("inf"), check: Check = read_state) -> Path | None:
         """Returns the newest undamaged checkpoint of a step up to `up_to`, or None if there is none. Collective.
 
-        Skips damaged checkpoints, with a message for each.
+        Skips damaged checkpoints, and those of which `check` raises UserError, with a message for each. A checkpoint
+        that may have lost files unnoticed is taken only if none is beyond doubt.
         """
         names = self._collective.gather([path.name for path in checkpoints_in(self._directory)])[0]
+        doubtful: list[tuple[Path, Doubt]] = []
         for checkpoint in reversed([self._directory / name for name in names]):
             if step_of(checkpoint) > up_to:
                 continue
             try:
-                require_whole(checkpoint, self._collective)
+                doubt = _checked(checkpoint, self._collective, check)
             except UserError as error:
-                if self._collective.rank == 0:
-                    print(f"grpo: {error}; trying the checkpoint before it", file=sys.stderr)
-            else:
+                self._say(f"{error}; trying the checkpoint before it")
+                continue
+            if not doubt:
+                for other, (fact, _) in doubtful:
+                    self._say(f"{other} {fact}, so {checkpoint.name} is taken instead, all of whose files are checked")
                 return checkpoint
-        return None
+            doubtful.append((checkpoint, doubt))
+        for checkpoint, (fact, risk) in doubtful[:1]:
+            self._say(f"{checkpoint} {fact}: {risk}")
+        return doubtful[0][0] if doubtful else None
+
+    def _say(self, line: str) -> None:
+        if self._collective.rank == 0:
+            print(f"grpo: {line}", file=sys.stderr)
 
     def restore_rng(self, checkpoint: Path) -> None:
         """Restores the state of torch's random generator that this rank saved, if it saved one."""
-        rng_file = checkpoint / random_state_name(self._collective.rank)
-        if rng_file.exists():
-            with only_plain_data():
-                torch.set_rng_state(torch.load(rng_file))
+        state = saved_random_state(checkpoint, self._collective.rank)
+        if state is not None:
+            torch.set_rng_state(state)
 
     def _failure_of(self, part: Callable[[], None], step: int) -> str:
         """Runs one part of saving. Returns why a rank could not write, or "" if all could. Collective.
@@ -159,48 +183,74 @@ class CheckpointStore:
     def _set_aside(self, checkpoint: Path) -> None:
         """Renames a checkpoint that is to be removed, so that an interrupted removal leaves nothing that looks like a
         checkpoint."""
-        if checkpoint.exists():
+        if os.path.lexists(checkpoint):
             os.rename(checkpoint, checkpoint.with_name(f".removing-{checkpoint.name}"))
 
     def _sweep(self, names: str) -> None:
-        """Removes all folders of the store whose names match the glob pattern `names`."""
-        for folder in self._directory.glob(names):
-            shutil.rmtree(folder, ignore_errors=True)
+        """Removes everything in the store whose name matches the glob pattern `names`."""
+        for path in self._directory.glob(names):
+            with suppress(OSError):
+                remove(path)
 
 
 def require_whole(checkpoint: Path, collective: Collective) -> None:
     """Raises UserError when a file of a checkpoint is missing or differs from what was written. Collective.
 
-    A checkpoint without checksums was written by an older version. It is accepted unchecked, with a message.
+    A checkpoint of an older version may have no checksums. It is accepted, with a message.
     """
+    doubt = _checked(checkpoint, collective, read_state)
+    if doubt and collective.rank == 0:
+        print(f"grpo: {checkpoint} {doubt.fact}: {doubt.risk}", file=sys.stderr)
+
+
+def _checked(checkpoint: Path, collective: Collective, check: Check) -> Doubt | None:
+    """Compares a checkpoint with its checksums, then calls `check` on every rank. Returns what doubt is left, if any.
+    Raises UserError on all ranks if one of them finds a fault. Collective."""
+    doubt, failure = compare_checksums(checkpoint, _is_read, collective), ""
     try:
-        read_state(checkpoint)
-        unreadable = ""
+        check(checkpoint)
     except UserError as error:
-        unreadable = str(error)
-    # The first rank decides for all, since a network file system may show different contents to different ranks.
-    if unreadable := collective.gather(unreadable)[0]:
-        raise UserError(unreadable)
-    if not (checkpoint / CHECKSUMS_FILE).exists() and collective.rank == 0:
-        print(f"grpo: {checkpoint} has no {CHECKSUMS_FILE}: its files are loaded unchecked", file=sys.stderr)
-    if damaged := damaged_file(checkpoint, collective):
-        raise UserError(f"{checkpoint / damaged} is damaged: it differs from what was saved")
+        failure = str(error)
+    failures = [told for told in collective.gather(failure) if told]
+    require(not failures, "".join(failures[:1]))
+    return doubt
 
 
-def read_progress(values: Mapping[str, Any]) -> Progress[Mapping[str, Any]]:
+def _is_read(name: str) -> bool:
+    """Tells whether a run reads the file of this name in a checkpoint. Others, such as notes, need no checksum."""
+    return name in (STATE_FILE, LAYOUT_FILE, REFERENCE_FILE) or name.startswith(f"{SHARDS}/") or is_random_state(name)
+
+
+def read_progress(values: Any) -> Progress[Mapping[str, Any]]:
     """Rebuilds a run's progress from the `progress` in `state.json`, as this or an older version wrote it.
 
-    The scheduler's state is left as it was saved; `Scheduler.restore` reads it.
+    The scheduler's state is left as it was saved; `Scheduler.restore` reads it. Raises ValueError for any other value.
     """
-    plan = {field.name: values["plan"][field.name] for field in fields(RoundPlan) if field.name in values["plan"]}
-    return Progress(**{**values, "plan": RoundPlan(**plan)})
+    plan = values.get("plan") if isinstance(values, Mapping) else None
+    if isinstance(plan, Mapping):
+        # Older versions kept their verdict in the plan. It is judged anew.
+        values = {**values, "plan": {name: value for name, value in plan.items() if name not in OLDER_VERDICT}}
+    return rebuilt(Progress[Mapping[str, Any]], values, "progress")
+
+
+def saved_random_state(checkpoint: Path, rank: int) -> torch.Tensor | None:
+    """Returns the state of torch's random generator that a rank saved, or None if it saved none.
+
+    Raises UserError for a file that holds no such state."""
+    file, own_state = checkpoint / random_state_name(rank), torch.get_rng_state()
+    if not file.exists():
+        return None
+    with only_plain_data():
+        state = torch.load(file)
+    fits = isinstance(state, torch.Tensor) and (state.dtype, state.shape) == (own_state.dtype, own_state.shape)
+    require(fits, f"{file} is damaged: it holds no state of torch's random generator")
+    return state
 
 
 def _score(checkpoint: Path) -> float | None:
-    """Returns the score in a checkpoint's `state.json`, or None if there is none or it cannot be read."""
+    """Returns the score of a checkpoint, or None if there is none or it cannot be read."""
     with suppress(UserError):
-        score = read_state(checkpoint).get("score")
-        return score if isinstance(score, int | float) else None
+        return read_score(checkpoint)
     return None
 
 

@@ -1,18 +1,45 @@
 """This module writes and compares checksums of the files in a folder. All ranks share the work.
 
-The checksums have the format that `sha256sum --check` reads.
+The checksums have the format that `sha256sum --check` reads. The last line seals them: it holds the number of files and
+the checksum of the lines above it, so that a list that was cut or changed is noticed too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
+from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKSUMS_FILE
 from grpo.interfaces import Collective
+
+# A line that begins with # is a comment for `sha256sum --check`.
+_SEAL = "# {count} files; SHA-256 of the lines above: {digest}"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+
+
+class Doubt(NamedTuple):
+    """A doubt is why nothing proves that a folder still holds all that was written, and what may come of it.
+
+    Older versions wrote no list of checksums, or did not seal it.
+    """
+
+    fact: str
+    risk: str
+
+
+UNLISTED = Doubt(f"has no {CHECKSUMS_FILE}", "its files are loaded unchecked")
+UNSEALED = Doubt(f"has a {CHECKSUMS_FILE} without the last line that seals it", "files that it lacks go unnoticed")
+
+
+class _Listed(NamedTuple):
+    digests: Mapping[str, str]
+    doubt: Doubt | None
 
 
 def write_checksums(folder: Path, collective: Collective) -> None:
@@ -28,32 +55,68 @@ def write_checksums(folder: Path, collective: Collective) -> None:
     if unreadable := [name for share in shares for digest, name in share if not digest]:
         raise OSError(f"{unreadable[0]} was written but cannot be read back")
     if collective.rank == 0:
+        lines = [f"{digest}  {name}" for share in shares for digest, name in share]
         with (folder / CHECKSUMS_FILE).open("w", encoding="utf-8") as file:
-            file.writelines(f"{digest}  {name}\n" for share in shares for digest, name in share)
+            file.writelines(f"{line}\n" for line in [*lines, _seal(lines)])
             file.flush()
             os.fsync(file.fileno())
 
 
-def damaged_file(folder: Path, collective: Collective) -> str | None:
-    """Returns the name of a file that differs from its checksum or is missing. Collective.
+def compare_checksums(folder: Path, needs_one: Callable[[str], bool], collective: Collective) -> Doubt | None:
+    """Compares the files of a folder with their checksums. Collective.
 
-    Returns None when all files are undamaged, or when the folder has no checksums.
+    Raises UserError when a file is missing or differs, when the list of checksums itself was changed, and when it lacks
+    a file of which `needs_one(name)` holds. Returns what doubt is left, if any.
     """
-    digests = _read(folder / CHECKSUMS_FILE)
-    own_names = _share(list(digests), collective)
+    # The first rank decides for all, since a network file system may show different contents to different ranks.
+    listed, failure = _Listed({}, UNLISTED), ""
+    if collective.rank == 0 and os.path.lexists(folder / CHECKSUMS_FILE):
+        try:
+            listed = _read(folder / CHECKSUMS_FILE)
+            _require_listed(folder, listed.digests, needs_one)
+        except UserError as error:
+            failure = str(error)
+    listed, failure = collective.gather((listed, failure))[0]
+    require(not failure, failure)
+    own_names = _share(list(listed.digests), collective)
     wrong = [
-        name for digest, name in zip(_digests(folder, own_names), own_names, strict=True) if digest != digests[name]
+        name
+        for digest, name in zip(_digests(folder, own_names), own_names, strict=True)
+        if digest != listed.digests[name]
     ]
-    return next((name for share in collective.gather(wrong) for name in share), None)
+    for name in (name for share in collective.gather(wrong) for name in share):
+        raise UserError(f"{folder / name} is damaged: it differs from what was saved")
+    return listed.doubt
 
 
-def _read(file: Path) -> dict[str, str]:
-    """Reads digests by file name. A checksum file that is empty or unreadable counts as damaged itself."""
-    if not file.exists():
-        return {}
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    pairs = (line.partition("  ") for line in lines)
-    return {name: digest for digest, _, name in pairs} or {file.name: ""}
+def _read(file: Path) -> _Listed:
+    """Reads a list of checksums. Raises UserError when it is not as it was written."""
+    damaged = f"{file} is damaged: it differs from what was saved"
+    require(file.is_file(), damaged)
+    try:
+        *lines, last = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(damaged) from error
+    is_sealed = last == _seal(lines)
+    matches = [_LINE.fullmatch(line) for line in (lines if is_sealed else [*lines, last])]
+    require(all(matches), damaged)
+    digests = {match[2]: match[1] for match in matches if match}
+    return _Listed(digests, None if is_sealed else UNSEALED)
+
+
+def _require_listed(folder: Path, digests: Mapping[str, str], needs_one: Callable[[str], bool]) -> None:
+    """Raises UserError for a file, or a link, of a folder that needs a checksum and has none."""
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        require(
+            name in digests or not needs_one(name) or (path.is_dir() and not path.is_symlink()),
+            f"{path} has no checksum in {CHECKSUMS_FILE}, so one of the two was changed after the checkpoint was saved",
+        )
+
+
+def _seal(lines: list[str]) -> str:
+    digest = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+    return _SEAL.format(count=len(lines), digest=digest)
 
 
 def _share(names: list[str], collective: Collective) -> list[str]:
@@ -73,5 +136,5 @@ def _digest(folder: Path, name: str) -> str:
             return ""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, ValueError):
         return ""

@@ -14,8 +14,9 @@ from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
+from grpo.host.alive import working
 from grpo.host.disk import require_writable
-from grpo.host.network import require_free
+from grpo.host.ports import require_held
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
 
@@ -23,12 +24,15 @@ from grpo.tasks.early_checks import check_early
 def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
     ranks.check_environment(config)
-    suite = compose_suite(config) if command in ("train", "eval") else []
+    suite = compose_suite(config) if command in ("train", "launch", "eval") else []
+    # Learners on this machine would find what is found here. `grpo launch` itself validates, once it knows whether it
+    # resumes, and holds ports.
+    learns_here = command == "train" or (command == "launch" and config.hardware.shell == "here")
     if command == "eval" and not suite and not config.evaluation.num_problems:
         raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
     if command == "solve-rates":
         # It reports pass rates only.
-        config = replace(config, evaluation=replace(config.evaluation, pass_at=[]))
+        config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
         validate(config, ranks.counts(config)[0])
     elif command != "launch" and not suite:
@@ -39,7 +43,7 @@ def check(command: str, config: TrainConfig) -> None:
         validate_serving(config)
     if command == "eval":
         _refuse_evaluated(Path(config.output_dir), [task.name for task in suite] or [""])
-    if command in ("train", "serve", "eval", "solve-rates"):
+    if learns_here or command in ("serve", "eval", "solve-rates"):
         # What is only measured may be named by its path alone.
         named_by_path = command in ("eval", "solve-rates") and config.model.path
         model = replace(config.model, source="huggingface") if named_by_path else config.model
@@ -51,10 +55,14 @@ def check(command: str, config: TrainConfig) -> None:
         if not config.dry_run:
             ranks.refuse_missing_driver(config)
             require_writable(Path(config.output_dir))
-        if not config.dry_run and ranks.rank() == 0 and (command == "serve" or starts_servers(config)):
-            require_free(servers.host, server_ports(servers), "rollout.servers")
-    if command == "train" or (command in ("eval", "solve-rates", "check-reward") and not suite):
-        check_early(config.task, config.pipeline, command == "train" and config.rollout.budget.enabled)
+        starts_some = command == "serve" or (starts_servers(config) and not config.hardware.server_nodes)
+        if not config.dry_run and ranks.rank() == 0 and starts_some:
+            for port in require_held(servers.host, server_ports(servers), "rollout.servers"):
+                port.close()
+    if learns_here or (command in ("eval", "solve-rates", "check-reward") and not suite):
+        own = {name for reward in config.task.rewards for name in reward.weights if ":" in name}
+        with working(" and ".join([*(f"importing {name}" for name in sorted(own)), "reading the problems"])):
+            check_early(config.task, config.pipeline, learns_here and config.rollout.budget.enabled)
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

@@ -7,25 +7,29 @@ from pathlib import Path
 from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
+from grpo.config.pass_through import check_model_settings
 from grpo.config.runs_within import refuse_several
-from grpo.config.saved import read_config, read_state
+from grpo.config.saved import read_config, read_score
+from grpo.host.disk import require_writable
 
 
 def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainConfig]:
     """Returns the checkpoint at `place` and the configuration that it was trained with.
 
     `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). Raises
-    UserError if there is no checkpoint, if `directory` is not empty, if `adapter` is set for a run without adapters,
-    and if the model that the run began with is gone.
+    UserError if there is no checkpoint, if `directory` is not empty or cannot be made, if `adapter` is set for a run
+    without adapters, and if the model that the run began with is gone.
     """
     refuse_several(place)
     place = place.resolve()
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not an empty folder: give a new one")
+    require_writable(directory, key="")
     config = read_config(checkpoint)
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
+    check_model_settings(config.model)
     models.check_early(config.model)
     return checkpoint, config
 
@@ -38,6 +42,6 @@ def best_checkpoint(run: Path) -> Path:
     checkpoints = checkpoints_in(run / CHECKPOINTS)
     if not checkpoints:
         raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
-    scores = {path: read_state(path).get("score") for path in checkpoints}
+    scores = {path: read_score(path) for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

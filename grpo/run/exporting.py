@@ -23,7 +23,7 @@ from grpo.loop import LoopParts
 from grpo.run.export_source import to_export
 from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
-from grpo.run.parts import warm_start_examples
+from grpo.run.model_folder import model_folder
 from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
 from grpo.run.turns import turn_of_learner
@@ -81,17 +81,21 @@ class Exporter:
             self._tell(f"step {progress.step}: {error}; the run goes on, and its checkpoints can be exported later")
 
 
-def export_checkpoint(place: Path, directory: Path, dtype: str = "", adapter: bool = False) -> Path:
+def export_checkpoint(
+    place: Path, directory: Path, dtype: str = "", adapter: bool = False, trust_remote_code: bool = False
+) -> Path:
     """Writes the model of a checkpoint into `directory`, with adapters merged into its weights. Returns the checkpoint.
 
     `dtype` is the written weights' type, by default the learner's. With `adapter` only the adapters are written, in
-    peft's format. Needs no GPU. Raises UserError as `to_export` does.
+    peft's format. Needs no GPU. A checkpoint may be somebody else's, so Python code that comes with its model runs only
+    with `trust_remote_code`, whatever its configuration says. Raises UserError as `to_export` does.
     """
     checkpoint, config = to_export(place, directory, adapter)
     config = with_precision(config, samples=False)
-    started = replace(config, model=replace(config.model, start=str(checkpoint)))
-    path = models.resolve(config.model, lambda: warm_start_examples(config))
-    tokenizer = models.load_tokenizer(path, config.model)
+    model = replace(config.model, trust_remote_code=trust_remote_code)
+    started = replace(config, model=replace(model, start=str(checkpoint)))
+    path = model_folder(replace(config, model=model), samples=False)
+    tokenizer = models.load_tokenizer(path, model)
     alone = TorchCollective(torch.device("cpu"))
     check_start(started, path, alone)
     learner = config.learner

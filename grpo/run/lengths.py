@@ -15,6 +15,15 @@ BLOCK = 32
 """A fitted `model.max_length` is a multiple of this, the smallest block of vLLM's cache, where the model allows it."""
 
 
+def room_for_prompts(config: TrainConfig, path: Path) -> int:
+    """Returns how many tokens a prompt may have so that a completion fits into the model behind it."""
+    return (config.model.max_length or longest_length(path, config.model)) - _longest_answer(config)
+
+
+def _longest_answer(config: TrainConfig) -> int:
+    return max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0)
+
+
 def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) -> tuple[TrainConfig, list[LoadedTask]]:
     """Replaces a `model.max_length` of 0, and a `prompt.max_tokens` of 0 in each of `tasks`, by what the data need.
 
@@ -22,13 +31,9 @@ def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) ->
     then. The model's length becomes that of the longest prompt plus a completion, rounded up to a multiple of `BLOCK`
     where the model allows it. `config.task` is not changed. Raises `UserError` when prompts and completions cannot fit.
     """
-    answer, configured = (
-        max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0),
-        config.model.max_length,
-    )
+    answer, configured, room = _longest_answer(config), config.model.max_length, room_for_prompts(config, path)
     longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
-    most = configured or longest_length(path, config.model)
-    room = most - answer
+    most = room + answer
 
     def fitted(of_set: TaskConfig, measured: int) -> TaskConfig:
         longest = of_set.prompt.max_tokens or min(max(1, measured), room)

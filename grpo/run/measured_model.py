@@ -11,6 +11,8 @@ from grpo import models
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
 from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.folder import step_of
+from grpo.config.pass_through import check_model_settings
+from grpo.config.ranges import check_values
 from grpo.config.saved import read_config
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -20,8 +22,9 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
 from grpo.run.clocks import Clocks
-from grpo.run.lengths import fit_lengths
-from grpo.run.parts import build_sampler, load_task, warm_start_examples
+from grpo.run.lengths import fit_lengths, room_for_prompts
+from grpo.run.model_folder import model_folder
+from grpo.run.parts import build_sampler, load_task
 from grpo.run.precision import with_precision
 from grpo.run.starting import check_start
 from grpo.run.turns import sampler_in_turn
@@ -55,15 +58,21 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     config = replace(config, model=model)
     if is_checkpoint(model.start):
         config = replace(config, learner=saved_learner(config.learner, read_config(Path(model.start)).learner))
+        # What comes from a checkpoint is checked as what comes from the command line has been.
+        check_values(config, "learner.")
+        check_model_settings(model)
     device = ranks.device(config)
     config = with_precision(config)
     with working("looking for the model and preparing it"):
-        path = models.resolve(config.model, lambda: warm_start_examples(config))
+        path = model_folder(config, learns=bool(model.start))
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        config, fitted_tasks = fit_lengths(config, [loaded_task(task, tokenizer) for task in tasks], path)
+        room = room_for_prompts(config, path)
+        unfitted_tasks = [loaded_task(task, tokenizer, room) for task in tasks]
+        preflight.check_vocabulary(config, path, tokenizer, unfitted_tasks)
+        config, fitted_tasks = fit_lengths(config, unfitted_tasks, path)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)
@@ -91,7 +100,11 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     return Candidate(clocks.evaluated(sampler), clocks, collective, [task.config for task in fitted_tasks], load)
 
 
+# How a checkpoint's weights are held follows from these. Of its other settings none is taken: the checkpoint may be
+# somebody else's, and DeepSpeed, for example, writes files where its settings say.
+HELD = ("zero_stage", "precision", "offload_optimizer", "offload_states")
+
+
 def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:
-    """Returns the learner config of a checkpoint, but with the present settings of how ranks share the work, since the
-    number of ranks may differ now."""
-    return replace(saved, sequence_parallel=present.sequence_parallel, hpz_partition_size=present.hpz_partition_size)
+    """Returns the present learner config, but holding weights as the learner of a checkpoint did."""
+    return replace(present, **{name: getattr(saved, name) for name in HELD})

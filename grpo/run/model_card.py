@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,11 +11,18 @@ from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
+from grpo.config.plain_json import read_object
 from grpo.telemetry import read_metrics
 
 PIPE = r"\|"
 """This is how a vertical bar is written within a cell of a Markdown table."""
 HELD_OUT = "held-out problems"
+SMOLLM2, SMOLLM2_LICENSE = "HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"
+"""The model of model.source=smollm2 has this name on the hub, and this license."""
+FORMATS = ("file", "trl", "verl")
+"""Tasks of these names read any file in one format, so that the file says more than the task's name."""
+LONGEST_EXAMPLE = 1000
+"""A problem is shown as an example if it has at most this many characters."""
 
 USES = {
     "transformers": "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -28,7 +36,7 @@ USES = {
 def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) -> str:
     """Returns the card of the model, or of the adapter alone, that `run` had after `step` optimizer steps."""
     code = run / CODE_FILE
-    versions = json.loads(code.read_text()) if code.exists() else {}
+    versions = read_object(code) if code.exists() else {}
     evaluations = read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).exists() else []
     return card(config, step, evaluations, versions, "peft" if adapter else "transformers")
 
@@ -46,7 +54,7 @@ def card(
     the folder.
     """
     so_far = [row for row in evaluations if row["step"] <= step]
-    parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library)]
+    parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library, _example(so_far))]
     parts += [_results(so_far), _table("Training", _facts(config, step)), _again(config, code)]
     return "\n\n".join(parts) + "\n"
 
@@ -57,10 +65,40 @@ def _base(config: TrainConfig) -> str:
     return (Path(path).name if Path(path).is_dir() else path) or config.model.source
 
 
+def _hub_name(config: TrainConfig) -> str:
+    """Returns the name on the hub of the model that training began with, or "" where it is not known."""
+    source, path = config.model.source, Path(config.model.path)
+    if source != "huggingface" or not path.is_dir():
+        return {"huggingface": config.model.path, "smollm2": SMOLLM2}.get(source, "")
+    cached = next((part for part in path.resolve().parts if part.startswith("models--")), "")
+    return "/".join(cached.split("--")[1:])
+
+
+def _license(config: TrainConfig) -> str:
+    """Returns the license that the base's own card names, or "" where it is not known."""
+    own_card = Path(config.model.path) / "README.md"
+    if config.model.source != "huggingface" or not own_card.is_file():
+        return SMOLLM2_LICENSE if config.model.source == "smollm2" else ""
+    named = re.search(r"\A---\n(?:.*\n)*?license: *([\w.-]+)", own_card.read_text(errors="replace"))
+    return named[1] if named else ""
+
+
+def _problems(config: TrainConfig) -> str:
+    """Returns the names of the sets of problems: those of their tasks, or of the files that a general task has read."""
+    sets = config.task.all_sets.values()
+    return ", ".join(Path(of_set.data.path).name if of_set.name in FORMATS else of_set.name for of_set in sets)
+
+
+def _example(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a held-out problem that the run has evaluated, or a made-up one."""
+    asked = (row.get("question", "") for evaluation in evaluations for row in evaluation.get("per_problem", ()))
+    return next((question for question in asked if 0 < len(question) <= LONGEST_EXAMPLE), "How much is 3 + 4?")
+
+
 def _header(config: TrainConfig, library: str) -> str:
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags: [grpo, reinforcement-learning]"]
-    of_hub = config.model.source == "huggingface" and not Path(config.model.path).is_dir()
-    lines += [f"base_model: {config.model.path}"] if of_hub else []
+    lines += [f"base_model: {_hub_name(config)}"] if _hub_name(config) else []
+    lines += [f"license: {_license(config)}"] if _license(config) else []
     sets = [of_set.data.path for of_set in config.task.all_sets.values() if of_set.data.source == "hub"]
     lines += [f"datasets: [{', '.join(sets)}]"] if sets else []
     return "\n".join([*lines, "---"])
@@ -68,13 +106,15 @@ def _header(config: TrainConfig, library: str) -> str:
 
 def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, Any]], library: str) -> str:
     """Returns the title, and a paragraph on what the model is and how its pass@1 has changed."""
-    base, task, rank = _base(config), config.task.name, config.model.lora.rank
+    base, task, rank = _base(config), _problems(config), config.model.lora.rank
     intro = f"{base} was trained with GRPO for {step} optimizer steps on the problems of {task}."
     if library == "peft":
         intro += f" This folder holds the LoRA adapter of rank {rank}, without its base."
     elif rank:
         intro += f" A LoRA adapter of rank {rank} was trained, which is merged into these weights."
-    return f"# {base}, trained with GRPO on {task}\n\n{intro} {_outcome(evaluations, step)} The base's license applies."
+    terms = f"The base's license, {_license(config)}, applies." if _license(config) else "The base's license applies."
+    of_base = f"Its base is {_hub_name(config)}. {terms}" if _hub_name(config) not in ("", base) else terms
+    return f"# {base}, trained with GRPO on {task}\n\n{intro} {_outcome(evaluations, step)} {of_base}"
 
 
 def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
@@ -89,11 +129,11 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
     return sentence + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
 
 
-def _use(config: TrainConfig, library: str) -> str:
+def _use(config: TrainConfig, library: str, example: str) -> str:
     """Returns the section with code that loads the folder and asks the model a question as in training."""
     # With several sets, the first one's problems are asked.
     prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
-    question = json.dumps(prompt.template.replace("{question}", "How much is 3 + 4?"), ensure_ascii=False)
+    question = json.dumps(prompt.template.replace("{question}", example), ensure_ascii=False)
     lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {question}"]
     if prompt.chat:
         options = "".join(f", {name}={value!r}" for name, value in prompt.chat_template_kwargs.items())
@@ -156,9 +196,10 @@ def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
     yield "optimizer steps", f"{step}"
     yield "completions a step", f"{dynamics.prompts_per_step} prompts × {dynamics.group_size}"
     yield "optimizer steps between refreshes", f"{dynamics.refresh_interval}"
+    grpo = (normalization.name, normalization.exponent, normalization.mean_exponent) == ("dial", 1.0, 0.0)
     yield (
         "normalization",
-        f"{normalization.name}, exponents {normalization.exponent:g} of σ and "
+        f"{'GRPO: ' * grpo}{normalization.name}, exponents {normalization.exponent:g} of σ and "
         f"{normalization.mean_exponent:g} of the mean",
     )
     yield "objective", f"{objective.name}, {objective.aggregation.level}, KL coefficient {objective.kl.coefficient:g}"

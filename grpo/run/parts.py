@@ -11,7 +11,6 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.earlier_run import is_checkpoint
-from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.saved import read_config
 from grpo.config.validate import validate_evaluation
@@ -63,12 +62,13 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
     suite = compose_suite(config)
     for task in suite:
         validate_evaluation(replace(config, task=task))
-        load_problems(task.data)
+        load_problems(task.data, task.reward)
     return suite
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
-    """Returns pairs (prompt, answer) of the training problems, from which a tiny model learns its warm start.
+    """Returns pairs (prompt, answer) of the training problems, from which a tiny model learns its warm start, or
+    `ANY_EXAMPLE` where no problem has an answer.
 
     Pairs longer than `model.max_length`, at one token per character, are left out, since such problems are never asked.
     Adapters of a checkpoint need the base of their own run, and so its problems. A checkpoint without adapters replaces
@@ -76,16 +76,21 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     """
     if is_checkpoint(config.model.start):
         return warm_start_examples(read_config(Path(config.model.start))) if config.model.lora.rank else [ANY_EXAMPLE]
-    examples, longest = [], config.model.max_length or math.inf
+    asked, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
         train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
-        examples += [(filled(of_set.prompt.template, problem), problem.answer) for problem in train]
+        asked += [(filled(of_set.prompt.template, problem), problem) for problem in train if problem.answer]
+    examples = [(prompt, problem.answer) for prompt, problem in asked] or [ANY_EXAMPLE]
     fitting = [example for example in examples if sum(map(len, example)) <= longest]
-    require(
-        bool(fitting) or not examples,
-        f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
-        "token: for such problems leave out experiment=tiny and model=tiny, or raise model.max_length",
-    )
+    if not fitting:
+        prompt, problem = min(asked, key=lambda pair: len(pair[0]) + len(pair[1].answer))
+        question, answer = len(problem.question), len(problem.answer)
+        raise UserError(
+            f"every problem is longer than model.max_length={longest}, since the tiny model reads each character as a "
+            f"token: the shortest has a question of {question}, an answer of {answer} and {len(prompt) - question} of "
+            "task.prompt.template; for such problems leave out experiment=tiny and model=tiny, or raise "
+            "model.max_length"
+        )
     return fitting
 
 
@@ -118,8 +123,9 @@ def _engine(
         return ServerSampler(config, path, tokenizer, device, collective)
     if config.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
+        from grpo.run.padding import exact_way
 
-        return TransformersSampler(config, path, tokenizer, device)
+        return TransformersSampler(config, path, tokenizer, device, exact_way(path, config.model))
     try:
         with importing():
             from grpo.rollout.vllm_sampler import VllmSampler

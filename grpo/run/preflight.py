@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
@@ -14,11 +16,15 @@ from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.rollout.engine_arguments import keeps_state
+from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.vllm_version import vllm_version
 from grpo.run.shape import setting_of
+from grpo.tasks import LoadedTask
+from grpo.tasks.prompt_encoding import PromptEncoder
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+ENGINE_VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
 # The oldest version of vLLM whose servers this project can use.
 SERVERS_SINCE = (0, 32)
 
@@ -41,7 +47,8 @@ def check_deepspeed(config: TrainConfig) -> None:
 
 
 def check_vllm(config: TrainConfig) -> None:
-    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts."""
+    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts, and where
+    an environment variable moves an engine out of this process."""
     rollout = config.rollout
     if rollout.engine == "transformers" or uses_running_servers(config):
         return
@@ -55,6 +62,12 @@ def check_vllm(config: TrainConfig) -> None:
         rollout.engine == "vllm" or tuple(map(int, re.findall(r"\d+", version)[:2])) >= SERVERS_SINCE,
         f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
         f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
+    )
+    elsewhere = os.environ.get(ENGINE_VARIABLE, "0")
+    require(
+        rollout.engine != "vllm" or elsewhere == "0",
+        f"the environment variable {ENGINE_VARIABLE}={elsewhere} gives vLLM's engine a process of its own, and weights "
+        "are passed within this one: unset it, or use rollout=vllm_server",
     )
 
 
@@ -88,6 +101,31 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
         "divisor of both",
     )
+
+
+def check_vocabulary(
+    config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[LoadedTask]
+) -> None:
+    """Raises UserError if a prompt of `tasks`, or the end of every completion, has a token without a row in the model's
+    embedding. Further tokens that no prompt has do no harm, and neither do rows without a token."""
+    trust = config.model.trust_remote_code
+    rows = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config().vocab_size
+    vocabulary = tokenizer.get_vocab()
+    largest = max(vocabulary.values())
+    if largest < rows:
+        return
+    what = (
+        f"the tokenizer in {path} has tokens up to {largest}, and the model has embeddings of tokens up to {rows - 1}"
+    )
+    mend = "give a model and a tokenizer that belong together"
+    stop = stop_token_ids(path, tokenizer)
+    require(min(stop, default=0) < rows, f"{what}: no completion could end, since that needs token {stop[:1]}: {mend}")
+    for task in tasks:
+        for name, of_set in task.config.all_sets.items():
+            encode = PromptEncoder(tokenizer, of_set.prompt)
+            for problem in task.problems[name]:
+                if (token := max(encode(problem))) >= rows:
+                    raise UserError(f"{what}: the prompt of problem {problem.problem_id} has token {token}: {mend}")
 
 
 def check_cpu_heads(config: TrainConfig, path: Path) -> None:

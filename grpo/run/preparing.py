@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.earlier_run import described
+from grpo.config.errors import require
 from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -23,12 +24,14 @@ from grpo.host.terminal import Terminal, say
 from grpo.learner.loading import proven_layout
 from grpo.report.trial import SAME, trial_table
 from grpo.run import preflight
-from grpo.run.lengths import fit_lengths
-from grpo.run.parts import load_suite, load_task, warm_start_examples
+from grpo.run.lengths import fit_lengths, room_for_prompts
+from grpo.run.model_folder import model_folder
+from grpo.run.parts import load_suite, load_task
 from grpo.run.precision import with_precision
 from grpo.run.tables import print_price, print_tables
-from grpo.tasks import LoadedTask, loaded_task
+from grpo.tasks import LoadedTask, loaded_task, split
 from grpo.tasks.curriculum import check_rates
+from grpo.tasks.split import question_hash
 from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants
 
@@ -62,13 +65,16 @@ def prepared(config: TrainConfig) -> Prepared:
     config = with_precision(config)
     preflight.check_deepspeed(config)
     with working("looking for the model and preparing it"):
-        path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=not config.dry_run)
+        path = model_folder(config, needs_weights=not config.dry_run)
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
         tokenizer = models.load_tokenizer(path, config.model)
     with working("reading the problems"):
-        tasks = [loaded_task(task, tokenizer) for task in (config.task, *load_suite(config))]
+        room = room_for_prompts(config, path)
+        tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *load_suite(config))]
+        preflight.check_vocabulary(config, path, tokenizer, tasks)
         config, (own_task, *suite) = fit_lengths(config, tasks, path)
+    _refuse_trained_on(own_task, suite)
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)
     with working("proving that the model is computed as it computes itself"):
@@ -81,6 +87,29 @@ def prepared(config: TrainConfig) -> Prepared:
         )
     print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
     return Prepared(config, path, tokenizer, own_task, [task.config for task in suite])
+
+
+def _refuse_trained_on(own: LoadedTask, suite: Sequence[LoadedTask]) -> None:
+    """Raises UserError for a set of `evaluation.suite` most of whose questions are trained on. Tells of fewer."""
+    trained = {
+        question_hash(problem.question)
+        for name, of_set in own.config.all_sets.items()
+        for problem in split(own.problems[name], of_set.data.held_out_fraction)[0]
+        if len(problem.messages) < 2
+    }
+    for task in suite:
+        asked = [question_hash(problem.question) for problem in chain.from_iterable(task.problems.values())]
+        count = sum(question in trained for question in asked)
+        known = f"{count} of the {len(asked)} problems of {task.config.name} in evaluation.suite are trained on"
+        elsewhere = "take them out of training with task.data.selection.evaluation_sets=[FILE]"
+        require(
+            2 * count <= len(asked),
+            f"{known}, so its pass rate would show what the model has memorized, and choose the best checkpoint: take "
+            "it out of evaluation.suite, since the run's own held-out problems are evaluated anyway "
+            f"(evaluation.num_problems), or {elsewhere}",
+        )
+        if count and ranks.rank() == 0:
+            say(f"grpo: {known}: {elsewhere}")
 
 
 def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:

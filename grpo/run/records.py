@@ -23,6 +23,7 @@ from grpo.telemetry import (
     WENT_BACK,
     JsonLines,
     JsonlTracker,
+    NotebookDisplay,
     Outlasting,
     RunDisplay,
     Trackers,
@@ -32,6 +33,7 @@ from grpo.telemetry import (
     first_groups,
     flatten,
     forget_resumptions,
+    in_notebook,
     peak_memory,
     service_trackers,
     whole_groups,
@@ -65,7 +67,8 @@ def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> 
     tracker = Trackers([JsonlTracker(output, from_step), services])
     prompts = JsonLines(output / PROMPTS_FILE, from_step)
     write_whole(output / CONFIG_FILE, json.dumps(asdict(config), indent=1))
-    return RecordFiles(tracker, prompts, RunDisplay(config.num_steps, first_step=from_step or 0))
+    display = NotebookDisplay if in_notebook() else RunDisplay
+    return RecordFiles(tracker, prompts, display(config.num_steps, first_step=from_step or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class RecordFiles:
 
     tracker: Tracker
     prompts: JsonLines
-    display: RunDisplay
+    display: RunDisplay | NotebookDisplay
 
     def __enter__(self) -> RecordFiles:
         return self
@@ -108,6 +111,7 @@ class Recorder:
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
         self._remarked: set[str] = set()
+        self._numbers_before: dict[str, float] = {}
         self._engine_use = engine_use
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
@@ -149,7 +153,10 @@ class Recorder:
         self._files.display.round(statistics.step, metrics)
         if self._plan is None:
             self._files.display.note(f"step {statistics.step}: {no_reward.shares(metrics)}")
-        for name, sentence in no_reward.warnings(metrics).items():
+        numbers = metrics | {"step": statistics.step}
+        warnings = no_reward.warnings(numbers, self._numbers_before)
+        self._numbers_before = numbers
+        for name, sentence in warnings.items():
             if name not in self._remarked:
                 self._remarked.add(name)
                 self._files.display.note(f"step {statistics.step}: {sentence}")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.compare_saved import check_resumed, differences
-from grpo.config.folder import CHECKPOINTS, METRICS_FILE, PROMPTS_FILE, STATE_FILE
+from grpo.config.errors import require
+from grpo.config.folder import CHECKPOINTS, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
 from grpo.config.saved import flat, read_config, read_state
-from grpo.dynamics.scheduler import replanned
+from grpo.dynamics.scheduler import build_scheduler, replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
 from grpo.measure import by_problem, problem_id
-from grpo.run.checkpoints import CheckpointStore, read_progress
-from grpo.run.first_rank import from_first
-from grpo.run.starting import require_base
+from grpo.run.checkpoints import CheckpointStore, read_progress, saved_random_state
+from grpo.run.first_rank import from_first, on_first
+from grpo.run.starting import require_base, saved_base
 from grpo.tasks import LoadedTask
-from grpo.telemetry import KILLED, Resumption, read_ending, read_metrics
-from grpo.types import Progress, Verdict
+from grpo.telemetry import KILLED, Resumption, Row, read_ending, read_metrics
+from grpo.types import Progress, RoundPlan, Verdict
+from grpo.types.plain import rebuilt
 
 # These keys belong to one start of a run, and are no change of its settings.
 OF_ONE_START = ("output_dir", "checkpoint.resume")
@@ -31,14 +32,13 @@ PROBLEMS = "problems"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A saved run is an undamaged checkpoint, with the run's config and progress at that time.
+    """A saved run is an undamaged checkpoint, with the progress from which the run goes on.
 
     `resumption` says on the first rank what the run had done since, and how it had ended.
     """
 
     checkpoint: Path
-    config: TrainConfig
-    progress: Progress[Mapping[str, Any]]
+    progress: Progress
     resumption: Resumption | None
 
 
@@ -56,30 +56,59 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
     have changed, for example because the file of that name holds others now. Raises UserError when there is no such
     checkpoint, or when the run cannot continue with the present config.
     """
-    checkpoint = checkpoint_store(config, collective).whole()
+    ranks, prompts = collective.world_size, Path(config.output_dir) / PROMPTS_FILE
+
+    def check(checkpoint: Path) -> None:
+        _progress(checkpoint, config, ranks)
+        saved_random_state(checkpoint, collective.rank)
+        saved_base(checkpoint)
+
+    checkpoint = checkpoint_store(config, collective).whole(check=check)
     if checkpoint is None:
         raise UserError(
             f"there is no undamaged checkpoint in {Path(config.output_dir) / CHECKPOINTS}: restore one from a copy, or "
             "start anew in another output_dir without checkpoint.resume"
         )
     state, old = read_state(checkpoint), read_config(checkpoint)
+    before, progress = _progress(checkpoint, config, ranks)
     if collective.rank == 0:
         print(f"resuming from {checkpoint.name}")
-        for name, before, after in differences(old, config):
+        for name, then, now in differences(old, config):
             if name != "checkpoint.resume":
-                print(f"  changed since: {name}: {before!r} → {after!r}")
+                print(f"  changed since: {name}: {then!r} → {now!r}")
         if state.get(PROBLEMS, task.identity) != task.identity:
             print("  changed since: the problems, so those of the rounds before may come again or not at all")
     check_resumed(old, config)
     require_base(config, path, checkpoint, collective)
-    try:
-        progress = read_progress(state["progress"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} is damaged: its progress lacks {error}") from error
-    if collective.rank == 0 and progress.step >= config.num_steps:
-        print(f"  it has taken {progress.step} of num_steps={config.num_steps} steps, so none is left: raise num_steps")
+    if collective.rank == 0:
+        _tell_plan(before, progress.plan, ranks)
+        if progress.step >= config.num_steps:
+            steps = f"{progress.step} of num_steps={config.num_steps} steps"
+            print(f"  it has taken {steps}, so none is left: raise num_steps")
+    on_first(collective, lambda: asked_of(read_metrics(prompts), prompts))
     resumption = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
-    return Saved(checkpoint, old, progress, resumption)
+    return Saved(checkpoint, progress, resumption)
+
+
+def _progress(checkpoint: Path, config: TrainConfig, ranks: int) -> tuple[RoundPlan, Progress]:
+    """Returns the plan in a checkpoint, and the progress from which a run with `config` goes on. Raises UserError for
+    a checkpoint that holds no such progress."""
+    state, old = read_state(checkpoint), read_config(checkpoint)
+    try:
+        saved = read_progress(state.get("progress"))
+        if saved.step != step_of(checkpoint) or min(saved.round_index, saved.cursor) < 0:
+            raise ValueError(f"progress.step={saved.step} and its other counts are not those of {checkpoint.name}")
+        return saved.plan, replanned(saved, old, config, build_scheduler(config, ranks), ranks)
+    except ValueError as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: {error}") from error
+
+
+def _tell_plan(before: RoundPlan, now: RoundPlan, ranks: int) -> None:
+    """Prints in which sizes the plan that a run goes on with differs from the saved one."""
+    for name in ("group_size", "refresh_interval", "prompts_per_step"):
+        then, value = getattr(before, name), getattr(now, name)
+        if then != value:
+            print(f"  {name.replace('_', ' ')}: {then} → {value} on {ranks} ranks")
 
 
 def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: int) -> Resumption:
@@ -98,16 +127,43 @@ def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: i
     return Resumption(step, checkpoint.name, reached, *how, changed)
 
 
-def relearn(task: Task, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-    """Passes the outcomes and lengths of the rounds up to `step`, read from `prompts.jsonl`, to the task.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """This type is a line of `prompts.jsonl`, as far as a resumed run reads it. Older versions wrote no lengths."""
+
+    step: float
+    cursor: int
+    prompt_ids: tuple[str, ...]
+    correct: tuple[tuple[int, int], ...]
+    lengths: tuple[float, ...] = ()
+
+
+def asked_of(rows: Iterable[Row], file: str | Path = PROMPTS_FILE) -> list[Asked]:
+    """Returns which prompts a run asked, a round a row of `file`. Raises UserError for a row that is damaged."""
+    return [_asked(row, f"line {number} of {file}") for number, row in enumerate(rows, start=1)]
+
+
+def _asked(row: Row, place: str) -> Asked:
+    present = {field.name: row[field.name] for field in fields(Asked) if field.name in row}
+    try:
+        asked = rebuilt(Asked, present, place)
+    except ValueError as error:
+        raise UserError(f"{error}: delete that line") from error
+    same = len(asked.prompt_ids) == len(asked.correct) == len(asked.lengths or asked.prompt_ids)
+    require(same, f"{place} has not as many prompt_ids as correct and lengths: delete that line")
+    return asked
+
+
+def relearn(task: Task, rounds: Iterable[Asked], step: int) -> None:
+    """Passes the outcomes and lengths of the rounds up to `step` to the task.
 
     An online curriculum is then in the state in which the run was saved, and prompts are dealt to ranks as they would
     have been. The later rounds of a run that was killed are taken again, so they do not count.
     """
-    for row in takewhile(lambda row: row["step"] <= step, rows):
-        task.record_outcomes(by_problem(zip(row["prompt_ids"], row["correct"], strict=True)), row["cursor"])
-        if "lengths" in row:
-            task.record_lengths(dict(zip(map(problem_id, row["prompt_ids"]), row["lengths"], strict=True)))
+    for asked in takewhile(lambda asked: asked.step <= step, rounds):
+        task.record_outcomes(by_problem(zip(asked.prompt_ids, asked.correct, strict=True)), asked.cursor)
+        if asked.lengths:
+            task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
 
 
 def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:
@@ -121,12 +177,8 @@ def resumed(config: TrainConfig, saved: Saved, parts: LoopParts, store: Checkpoi
     parts.learner.load(str(saved.checkpoint))
     store.restore_rng(saved.checkpoint)
     parts.task.cursor = saved.progress.cursor
-    collective = parts.collective
-    progress = replanned(saved.progress, saved.config, config, parts.scheduler, collective.world_size)
-    before, now = saved.progress.plan.prompts_per_step, progress.plan.prompts_per_step
-    if collective.rank == 0 and before != now:
-        print(f"  prompts per step: {before} → {now} on {collective.world_size} ranks")
     # Every rank reads the rounds before from the log that the first one has.
-    rounds = from_first(collective, lambda: read_metrics(Path(config.output_dir) / PROMPTS_FILE))
+    prompts = Path(config.output_dir) / PROMPTS_FILE
+    rounds = from_first(parts.collective, lambda: asked_of(read_metrics(prompts), prompts))
     relearn(parts.task, rounds, saved.progress.step)
-    return progress, parts.scheduler.judge(progress.step, progress.scheduler)
+    return saved.progress, parts.scheduler.judge(saved.progress.step, saved.progress.scheduler)

@@ -22,7 +22,7 @@ from grpo.host.alive import working
 from grpo.host.folder_lock import held
 from grpo.host.output import outlasting, unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
-from grpo.host.terminal import say
+from grpo.host.terminal import Terminal, say
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import end_distributed, init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -162,7 +162,7 @@ class Session:
             profiled = ProfiledRounds(parts.clock, profile_rounds, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
-        facts = {"config": asdict(config), "base": self._base, PROBLEMS: self._problems}
+        facts = {"config": asdict(config), "base": self._base and asdict(self._base), PROBLEMS: self._problems}
         resumed_at = progress.step if config.checkpoint.resume else -1
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)
@@ -204,8 +204,9 @@ class Session:
             self._writer.at_the_end(ending.step, exported)
         if self._first:
             write_ending(self._output, ending)
-            with working("drawing the report"):
-                write_report(self._output, exported)
+            console = Terminal()
+            with console.at_once(), working("drawing the report"):
+                write_report(self._output, exported, console)
 
     def _completion_files(self, step: int) -> list[Observer]:
         """Builds the observer that writes every completion, if `tracking.completions` is "all"."""

@@ -3,21 +3,22 @@ same problems, and checks a checkpoint to start from: its files, and the base of
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.earlier_run import is_checkpoint
-from grpo.config.errors import require
-from grpo.config.folder import EARLIER, LEFT_BEHIND, METRICS_FILE
+from grpo.config.errors import UserError, require
+from grpo.config.folder import EARLIER, LEFT_BEHIND, METRICS_FILE, STATE_FILE
 from grpo.config.saved import read_state
 from grpo.interfaces import Collective
-from grpo.models import check_base, weights_identity
+from grpo.models import WeightsIdentity, check_base, weights_identity
 from grpo.run.checkpoints import require_whole
 from grpo.run.first_rank import on_first
 from grpo.tasks import LoadedTask
 from grpo.telemetry import read_metrics
+from grpo.types.plain import rebuilt
 
 
 def set_aside(output: Path) -> Path | None:
@@ -28,7 +29,7 @@ def set_aside(output: Path) -> Path | None:
     if not ((output / METRICS_FILE).exists() and read_metrics(output / METRICS_FILE)):
         return None
     folder_of_earlier_run = next(
-        folder for number in count(1) if not (folder := output / f"{EARLIER}{number}").exists()
+        folder for number in count(1) if not os.path.lexists(folder := output / f"{EARLIER}{number}")
     )
     folder_of_earlier_run.mkdir()
     for name in LEFT_BEHIND:
@@ -71,11 +72,20 @@ def require_base(config: TrainConfig, path: Path, checkpoint: Path, collective: 
 
     def compare() -> None:
         if base := base_of(config, path):
-            check_base(read_state(checkpoint).get("base"), base, checkpoint)
+            check_base(saved_base(checkpoint), base, checkpoint)
 
     on_first(collective, compare)
 
 
-def base_of(config: TrainConfig, path: Path) -> dict[str, Any] | None:
+def saved_base(checkpoint: Path) -> WeightsIdentity | None:
+    """Returns the identity of the weights that a checkpoint's adapters were trained on, or None if it names none.
+    Raises UserError where it names something else."""
+    try:
+        return rebuilt(WeightsIdentity | None, read_state(checkpoint).get("base"), "base")
+    except ValueError as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: {error}") from error
+
+
+def base_of(config: TrainConfig, path: Path) -> WeightsIdentity | None:
     """Returns the identity of the weights that adapters are trained on, or None for a run without adapters."""
     return weights_identity(config.model, path) if config.model.lora.rank else None

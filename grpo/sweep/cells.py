@@ -12,6 +12,7 @@ from grpo.config.hydra import compose_config
 from grpo.config.run import HardwareConfig
 from grpo.config.sweep import SweepConfig
 from grpo.config.sweep_words import grid, plain
+from grpo.config.unread import unread
 from grpo.config.validate import validate
 
 BUDGETS = ("steps", "samples", "tokens", "seconds")
@@ -51,6 +52,9 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     }
     configs = _composed(variants)
     spending = _budget(sweep, next(iter(configs.values())))
+    if sweep.budget == "steps" and sweep.amount:
+        configs = {name: replace(config, num_steps=sweep.amount) for name, config in configs.items()}
+    variants = _without_unread(variants, configs, common)
     verbs = {name: _verb(config.hardware) for name, config in configs.items()}
     return [
         Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), verbs[name])
@@ -90,6 +94,22 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
             raise UserError(f"the variant {name}: {error}") from error
         configs[name] = config
     return configs
+
+
+def _without_unread(
+    variants: Mapping[str, Sequence[str]], configs: Mapping[str, TrainConfig], common: Sequence[str]
+) -> dict[str, list[str]]:
+    """Returns the variants without those `common` words that have no effect in one of them but in another.
+
+    dynamics=fixed,adaptive may stand beside dynamics.adaptive.largest_group=32. Raises `UserError` for any other word
+    without effect.
+    """
+    messages = {name: unread(words, configs[name]) for name, words in variants.items()}
+    for name, of_variant in messages.items():
+        for word, message in of_variant.items():
+            read_elsewhere = word in common and not all(word in others for others in messages.values())
+            require(read_elsewhere, f"the variant {name}: {message}")
+    return {name: [word for word in words if word not in messages[name]] for name, words in variants.items()}
 
 
 def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:

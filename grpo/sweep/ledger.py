@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo.config import UserError
-from grpo.config.errors import require
+from grpo.config.errors import first_line, require
+from grpo.config.plain_json import parse_json
 from grpo.config.runs_within import is_run
-from grpo.host.disk import write_whole
+from grpo.host.disk import open_own, write_whole
 from grpo.host.terminal import say
 from grpo.sweep.cells import Cell
 
@@ -55,7 +56,10 @@ class Ledger:
         file = self.path(cell) / STATE_FILE
         if not file.exists():
             return State()
-        state = State(**json.loads(file.read_text()))
+        try:
+            state = State(**parse_json(file.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{file} is damaged ({first_line(error)}): remove it, and the run is done again") from error
         return State(INTERRUPTED, seconds=state.seconds) if state.state == RUNNING and self._free(cell) else state
 
     def record(self, cell: Cell, state: State) -> None:
@@ -85,13 +89,20 @@ class Ledger:
 
 
 def open_ledger(folder: Path) -> Ledger:
-    """Opens the ledger of an existing sweep. Raises `UserError` when `folder` holds none."""
+    """Opens the ledger of an existing sweep. Raises `UserError` when `folder` holds none, or a damaged one."""
     file = folder / SWEEP_FILE
     if not file.exists():
         raise UserError(f"{folder} is not the folder of a sweep: it has no {SWEEP_FILE}")
-    saved = json.loads(file.read_text())
-    cells = (Cell(**{**row, "overrides": tuple(row["overrides"])}) for row in saved["cells"])
-    return Ledger(folder, tuple(cells), tuple(saved["command"]))
+    try:
+        saved = parse_json(file.read_text())
+        cells = tuple(Cell(**{**row, "overrides": tuple(row["overrides"])}) for row in saved["cells"])
+        ledger = Ledger(folder, cells, tuple(saved["command"]))
+        strange = [cell.name for cell in cells if cell.name in ("", ".", "..") or Path(cell.name).name != cell.name]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} is damaged ({first_line(error)}): restore it from a copy") from error
+    # A run's folder is made where its name says, and the sweep may come from a stranger.
+    require(not strange, f"{file} is damaged: {strange[:1]} is no name of a run, but a path")
+    return ledger
 
 
 def begin_ledger(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledger:
@@ -135,7 +146,7 @@ def _locked(folder: Path, operation: int, report_failure: bool = False) -> Itera
     """Locks a folder, by `operation` of flock, and yields the lock's descriptor. Raises `BlockingIOError` when it is
     locked and the operation does not wait. On a file system without locks nothing is locked; with `report_failure` a
     line says so."""
-    with (folder / LOCK_FILE).open("w") as file:
+    with open_own(folder / LOCK_FILE, "w") as file:
         try:
             fcntl.flock(file, operation)
         except BlockingIOError:

@@ -9,6 +9,7 @@ problem_selection, split   which problems are taken; which are held out
 curriculum, mixture   in which order they are asked; several sets in one stream
 prompt_stream, dealing, prompt_encoding   prompts without end; which rank gets which; problems as token ids, by the chat
                template
+widest_token   how much text one token can spell
 task           all of this as the `Task` of the loop
 solve_rates    pass rates that a data set brings along
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 Row = Mapping[str, Any]
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def cell(row: Row, column: str) -> Any:
@@ -22,6 +24,15 @@ def cell(row: Row, column: str) -> Any:
     outer, dot, inner = column.partition(".")
     inside = row.get(outer) if dot else None
     return cell(inside, inner) if isinstance(inside, Mapping) else None
+
+
+def whole(text: str) -> bool:
+    r"""Tells whether a text consists of whole characters. Scraped text has halves of them, which no tokenizer reads.
+
+    >>> whole("ünï"), whole("\ud800 broken")
+    (True, False)
+    """
+    return not _HALF.search(text)
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo.config import CurriculumConfig
 from grpo.config.errors import require
-from grpo.tasks.problem_selection import solve_rate
+from grpo.tasks.problem_selection import rated_column, solve_rate
 from grpo.types import Problem
 
 if TYPE_CHECKING:
@@ -204,9 +204,12 @@ def resampled(weights: Floats, count: int, seed: tuple[int, int]) -> Indices:
 
 def check_rates(problems: Iterable[Problem], config: CurriculumConfig) -> None:
     """Raises `UserError` when the curriculum needs pass rates and no problem has one."""
-    column, needed = config.solve_rate_column, config.name in ("weighted", "anneal")
+    if config.name not in ("weighted", "anneal"):
+        return
+    problems = [*problems]
+    column = rated_column(problems, config.solve_rate_column)
     require(
-        not needed or any(solve_rate(problem, column) is not None for problem in problems),
+        any(solve_rate(problem, column) is not None for problem in problems),
         f"task.curriculum.name={config.name} goes by pass rates, and no problem has one in the column {column!r}: name "
         "theirs in task.curriculum.solve_rate_column, or measure them with grpo solve-rates",
     )
@@ -221,7 +224,8 @@ def build_order(problems: Sequence[Problem], config: CurriculumConfig, grouping:
 
     if config.name == "uniform":
         return uniform(len(problems), seed)
-    solve_rates = (solve_rate(problem, config.solve_rate_column) for problem in problems)
+    column = rated_column(problems, config.solve_rate_column)
+    solve_rates = (solve_rate(problem, column) for problem in problems)
     rates = np.array([config.without_solve_rate if rate is None else rate for rate in solve_rates])
     if config.name == "online":
         return Online(rates, config, grouping, seed)

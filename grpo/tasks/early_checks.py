@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo.config import TaskConfig
 from grpo.config.errors import require
 from grpo.tasks.files import require_file, size_of
-from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND, BatchReward
+from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND, BatchReward, carried
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import build_parts
 from grpo.tasks.sources import load_problems
@@ -48,5 +48,6 @@ def check_early(task: TaskConfig, pipeline: str = "off", budgeted: bool = False)
             require(pipeline != "continuous" or not together, NO_ROUND)
             require(not (budgeted and together), IN_TWO_TURNS)
             RemoteRewards(reward.parts)
+            carried(reward.weights)
         if of_set.data.source == "file" and size_of(Path(of_set.data.path)) <= MOST_BYTES:
-            load_problems(of_set.data)
+            load_problems(of_set.data, of_set.reward)

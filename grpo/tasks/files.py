@@ -46,6 +46,8 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {path}, which is not UTF-8 text ({error.reason}): save it as UTF-8.") from error
     except RecursionError as error:
         raise UserError(f"cannot read {path}, whose brackets are nested too deeply: correct the file.") from error
+    except MemoryError as error:
+        raise UserError(f"cannot read {path}, whose rows do not fit into memory: give a smaller file.") from error
     except (ValueError, csv.Error, OSError, EOFError) as error:
         raise UserError(f"cannot read {path}: {first_line(error)}; correct the file.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

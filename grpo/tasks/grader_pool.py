@@ -13,16 +13,24 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from grpo.config import RewardConfig, UserError
-from grpo.tasks.grading_worker import Failure, RawGrade, grade_batch, grade_group, grade_one, start_worker
-from grpo.tasks.own_rewards import TOGETHER, WANTED, BatchReward, Facts, GroupReward
+from grpo.tasks.grading_worker import (
+    FULL_OF_OURS,
+    FULL_OF_OWN,
+    LEFT,
+    RAISED,
+    Failure,
+    RawGrade,
+    grade_batch,
+    grade_group,
+    grade_one,
+    start_worker,
+)
+from grpo.tasks.own_rewards import START_SECONDS, TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.worker_groups import WorkerGroups
 from grpo.types import Problem
 
 logger = logging.getLogger(__name__)
-
-START_SECONDS = 300.0
-"""A worker may take this long to start and to import what the reward parts need."""
 
 MARGIN_SECONDS = 60.0
 """Replacing a killed worker takes less than this. When no answer is finished within its time limit plus this margin,
@@ -73,6 +81,7 @@ class GraderPool:
                 part.require_columns(name, example)
         self.wanted: frozenset[str] = frozenset().union(*(getattr(part, "wanted", ()) for part in parts.values()))
         self._reward, self._answer_name = reward, answer_name
+        self._carried = carried(parts)
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
         self._fruitless, self._ever_graded, self._has_worked = 0, False, set[Callable[..., Any]]()
@@ -140,8 +149,12 @@ class GraderPool:
         return results
 
     def _results(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
-        """Returns the result or failure of each item. Workers that no longer report are killed and replaced once."""
+        """Returns the result or failure of each item. Workers that no longer report are killed and replaced once.
+
+        An item that found too little memory is graded once more, by a fresh worker.
+        """
         results: dict[int, Any] = {}
+        repeated: set[int] = set()
         stalls = breaks = 0
         while True:
             futures = {
@@ -152,15 +165,22 @@ class GraderPool:
             self._wait(futures, items, seconds + MARGIN_SECONDS)
             done = {index: self._result(future) for index, future in futures.items() if future.done()}
             last_try = breaks == MAX_BREAKS
-            results |= {index: result for index, result in done.items() if result is not _BROKEN or last_try}
+            again = {index for index, result in done.items() if isinstance(result, Failure) and result.again} - repeated
+            repeated |= again
+            results |= {
+                index: result
+                for index, result in done.items()
+                if index not in again and (result is not _BROKEN or last_try)
+            }
             if len(results) == len(items):
                 return [results[index] for index in range(len(items))]
-            if len(done) == len(futures):
-                breaks += 1
-            else:
+            if stalled := len(done) < len(futures):
                 stalls += 1
                 self._tell_of_stall(stalls, len(items) - len(results), len(items))
-            self._restart()
+            elif not again:
+                breaks += 1
+            if stalled or not again or not self._pool.active:
+                self._restart()
 
     def _schedule(self, function: Callable[..., Any], item: tuple, seconds: float) -> Future[Any]:
         try:
@@ -219,20 +239,24 @@ class GraderPool:
         from pebble import ProcessPool
 
         context = multiprocessing.get_context("spawn")
-        self._groups_of_workers = WorkerGroups(context)
+        self._groups_of_workers, obstacles = WorkerGroups(context), context.SimpleQueue()
         self._pool = ProcessPool(
             max_workers=self._reward.workers,
             initializer=start_worker,
-            initargs=(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born),
+            initargs=(
+                *(self._reward, self._answer_name, os.getpid(), self._groups_of_workers.born),
+                *(self._carried, obstacles),
+            ),
             context=context,
         )
         try:
             self._pool.schedule(os.getpid).result(timeout=START_SECONDS)
         except Exception as error:
             self.close()
+            why = type(error).__name__ if obstacles.empty() else obstacles.get()
             raise UserError(
-                f"the grading workers do not start ({type(error).__name__}): see their output above; "
-                "is task.reward.memory_gib too small?"
+                f"the grading workers do not start ({why}): is task.reward.memory_gib={self._reward.memory_gib:g} too "
+                "small for what they import?"
             ) from error
 
     def _result(self, future: Future[Any]) -> Any:
@@ -244,6 +268,9 @@ class GraderPool:
             limit = f"grading took longer than task.reward.timeout_seconds={self._reward.timeout_seconds:g}"
             return Failure(limit, outcome="timed_out")
         except ProcessExpired as error:
+            if error.exitcode in (FULL_OF_OURS, FULL_OF_OWN):
+                limit = f"grading needs more memory than task.reward.memory_gib={self._reward.memory_gib:g}"
+                return Failure(limit, outcome="failed" if error.exitcode == FULL_OF_OURS else RAISED, again=True)
             return Failure(f"grading ended its process ({_end(error.exitcode)})")
         except BrokenProcessPool:
             return _BROKEN
@@ -293,7 +320,8 @@ def _example(item: tuple, failure: Failure) -> str:
 def _end(code: int) -> str:
     """Spells out how a process ended, given its exit code.
 
-    >>> _end(3), _end(-11)
-    ('exit code 3', 'SIGSEGV')
+    >>> _end(3), _end(-11), _end(LEFT)
+    ('exit code 3', 'SIGSEGV', 'exit code 0')
     """
+    code = 0 if code == LEFT else code
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import math
 import os
+import pickle
+import re
 import resource
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
@@ -18,6 +22,7 @@ from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
 from grpo.tasks.worker_groups import lead_group
 from grpo.types import Problem
+from grpo.types.imported import given
 
 UNPARSABLE = "unparsable"
 """This outcome says that the problem's own answer cannot be read."""
@@ -25,6 +30,12 @@ UNANSWERED = "unanswered"
 """This outcome says that a server did not answer, which is not the completion's fault."""
 RAISED = "raised"
 """This outcome says that a user's own function raised an exception. It gave no reward then, and not a reward of 0."""
+FULL_OF_OURS, FULL_OF_OWN, LEFT = 95, 96, 97
+"""A worker ends with the first or the second exit code when a part of ours or a user's function lacks memory, since
+what a function has leaked stays. It ends with the third one instead of 0, which pebble takes for no failure."""
+TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
+"""No reward needs these environment variables."""
+_SECRET = re.compile(r"(?i)(key|token|secret|passw(or)?d|credentials?)$")
 MAX_MESSAGE = 200
 LARGEST = 1e6
 
@@ -34,7 +45,7 @@ class RawGrade:
     """A raw grade holds the value of each reward part, before weights, and the further numbers that parts returned.
 
     All values are 0 unless `outcome` is ``"graded"``. The other outcomes are ``"timed_out"`` (worker killed),
-    ``"failed"`` (not enough memory, or an exception of a part of ours), ``"unparsable"`` (the problem's own answer
+    ``"failed"`` (an exception of a part of ours, or the worker's end), ``"unparsable"`` (the problem's own answer
     cannot be read), ``"unanswered"`` (a server did not answer) and ``"raised"`` (an exception of a user's function).
     """
 
@@ -48,13 +59,15 @@ class Failure:
 
     `what` says what happened, in the same words for each failure of a kind, so that the kinds can be counted.
     `message` may quote a completion. `by_reward` is False when the worker died, lacked memory or stack, or took too
-    long, since that is the answer's fault rather than the reward's.
+    long, since that is the answer's fault rather than the reward's. `again` says that the answer may get a grade in
+    another process.
     """
 
     what: str
     message: str = ""
     by_reward: bool = False
     outcome: str = "failed"
+    again: bool = False
 
     @property
     def consequence(self) -> str:
@@ -67,12 +80,21 @@ _parts: dict[str, Part] = {}
 """The reward's parts, in a worker process only. `start_worker` sets them."""
 
 
-def start_worker(reward: RewardConfig, answer_name: str, parent: int, born: SimpleQueue[int]) -> None:
+def start_worker(
+    reward: RewardConfig,
+    answer_name: str,
+    parent: int,
+    born: SimpleQueue[int],
+    carried: Mapping[str, bytes],
+    obstacles: SimpleQueue[str],
+) -> None:
     """Runs first in each worker: limits its memory, ties its life to the trainer's and builds the reward's parts.
 
-    Puts the number of its process group into `born`.
+    Puts the number of its process group into `born`. `carried` are functions that the trainer's process has pickled.
+    Puts into `obstacles` what keeps the worker from starting, and ends it.
     """
     born.put(lead_group())
+    _protect(reward)
     # pebble's own SIGTERM handler needs the interpreter, which a long computation in C may never give back.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
@@ -80,9 +102,41 @@ def start_worker(reward: RewardConfig, answer_name: str, parent: int, born: Simp
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     # A reward that starts Python itself finds modules as usual (see `grpo.host.imports.look_here_last`).
     os.environ.pop("PYTHONSAFEPATH", None)
-    limit = int(reward.memory_gib * 2**30)
+    limit, unlimited = int(reward.memory_gib * 2**30), resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited))
+    try:
+        given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})
+        _parts.update(build_parts(reward, answer_name))
+    except BaseException as error:
+        resource.setrlimit(resource.RLIMIT_AS, (unlimited, unlimited))
+        obstacles.put(f"{type(error).__name__}: {error}")
+        os._exit(1)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    _parts.update(build_parts(reward, answer_name))
+
+
+def _protect(reward: RewardConfig) -> None:
+    """Keeps secrets out of the worker's environment, control characters out of its prints, and its exit code above 0.
+
+    A user's function may need a key of its own, such as that of a service that it asks. Parts of ours need none.
+    """
+    own = any(":" in name for name in reward.weights)
+    for name in [*os.environ]:
+        if name in TRACKERS or (not own and _SECRET.search(name)):
+            del os.environ[name]
+    sys.stdout, sys.stderr = (_Plain(stream.buffer, "utf-8", "backslashreplace") for stream in (sys.stdout, sys.stderr))
+    worker, leave = os.getpid(), os._exit
+    # A process that the reward forks may end with 0.
+    os._exit = lambda code: leave(code or (LEFT if os.getpid() == worker else 0))
+
+
+class _Plain(io.TextIOWrapper):
+    """This stream writes lines of text with their control characters escaped, since a completion may be printed."""
+
+    def write(self, text: str) -> int:
+        plain = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+        written = super().write(plain)
+        self.flush()
+        return written
 
 
 def _die_with(parent: int) -> None:
@@ -101,7 +155,9 @@ def grade_one(completion: str, answer: str, metadata: Mapping[str, Any], facts: 
         more = (facts,) if isinstance(part, CompletionReward) else ()
         try:
             values |= numbers(name, part(completion, answer, metadata, *more))
-        except (MemoryError, RecursionError):
+        except MemoryError:
+            os._exit(FULL_OF_OURS if name in REWARDS else FULL_OF_OWN)
+        except RecursionError:
             raise
         except UnparsableAnswer:
             return RawGrade(dict.fromkeys(_parts, 0.0), UNPARSABLE)
@@ -119,7 +175,9 @@ def grade_group(completions: Sequence[str], problem: Problem, facts: Facts = NOT
             try:
                 for own, reward in zip(values, part(completions, problem, facts), strict=True):
                     own |= numbers(name, reward)
-            except (MemoryError, RecursionError):
+            except MemoryError:
+                os._exit(FULL_OF_OWN)
+            except RecursionError:
                 raise
             except BaseException as error:
                 return _raised(name, error)
@@ -135,7 +193,9 @@ def grade_batch(*groups: tuple[Sequence[str], Problem, Facts]) -> list[list[RawG
                 for of_group, rewards in zip(values, part(groups), strict=True):
                     for own, reward in zip(of_group, rewards, strict=True):
                         own |= numbers(name, reward)
-            except (MemoryError, RecursionError):
+            except MemoryError:
+                os._exit(FULL_OF_OWN)
+            except RecursionError:
                 raise
             except BaseException as error:
                 return _raised(name, error)

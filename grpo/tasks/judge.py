@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.config import RewardServerConfig, UserError
+from grpo.config.task import REFERENCE
 
 MAX_EXCERPT = 200
 
@@ -26,11 +27,20 @@ class Judge:
             raise UserError(f"{pattern} has {self._pattern.groups} groups; it needs one")
 
     def request(self, question: str, answer: str, completion: str) -> Mapping[str, Any]:
-        """Returns the request that asks for a score. Names in braces inside the inserted texts are not filled."""
+        """Returns the request that asks for a score. Names in braces inside the inserted texts are not filled.
+
+        Without an answer, the lines about a reference answer are left out.
+        """
         texts = {"{question}": question, "{answer}": answer, "{completion}": completion}
-        text = re.sub("|".join(map(re.escape, texts)), lambda place: texts[place[0]], self._server.prompt)
+        prompt = self._server.prompt if answer else self._server.prompt.replace(REFERENCE, "")
+        text = re.sub("|".join(map(re.escape, texts)), lambda place: texts[place[0]], prompt)
         message = {"role": "user", "content": text}
         return {"model": self.model, "messages": [message], "temperature": 0.0, **self._server.options}
+
+    @property
+    def needs_answers(self) -> bool:
+        """Returns whether the judge compares completions with the problem's answer whatever the data have."""
+        return "{answer}" in self._server.prompt.replace(REFERENCE, "")
 
     def score(self, answer: Mapping[str, Any]) -> float:
         """Returns the last score in the judge's reply, divided by the scale.

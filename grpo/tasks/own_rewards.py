@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import first_line
 from grpo.types import Problem, RolloutGroup
-from grpo.types.imported import imported
+from grpo.types.imported import given, imported
+
+START_SECONDS = 300.0
+"""A module of rewards may take this long to be imported, here and in a worker that starts."""
 
 Function = Callable[..., Any]
 
@@ -64,10 +71,18 @@ def reward_facts(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class CompletionReward:
-    """A completion reward calls a function of one completion with the arguments in `names`, its parameters."""
+    """A completion reward calls a function of one completion with the arguments in `names`, its parameters.
+
+    `needed` are the parameters without a default.
+    """
 
     function: Function
     names: frozenset[str]
+    needed: frozenset[str]
+
+    @property
+    def needs_answers(self) -> bool:
+        return "answer" in self.needed
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -83,6 +98,10 @@ class TogetherReward:
     """This adapter calls an async function of one completion for all completions of a group concurrently."""
 
     part: CompletionReward
+
+    @property
+    def needs_answers(self) -> bool:
+        return self.part.needs_answers
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -115,6 +134,10 @@ class GroupReward:
     needed: frozenset[str]
     wanted: frozenset[str]
 
+    @property
+    def needs_answers(self) -> bool:
+        return self.answer_name in self.needed
+
     def __call__(self, completions: Sequence[str], problem: Problem, facts: Facts) -> Sequence[Any]:
         """Returns the function's rewards, one for each completion; None counts as 0.
 
@@ -125,7 +148,7 @@ class GroupReward:
         chat = bool(problem.messages)
         contents = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
         prompt = [dict(message) for message in problem.messages] if chat else problem.question
-        columns = {**problem.metadata, self.answer_name: problem.answer, "prompts": prompt}
+        columns = {**self._columns(problem), "prompts": prompt}
         # A column of the data has its name before a fact.
         arguments = dict(facts) | {name: facts[fact] for name, fact in _TRL_NAMES.items() if fact in facts}
         arguments |= {name: [value] * len(completions) for name, value in columns.items()} | {GROUP: contents}
@@ -134,12 +157,16 @@ class GroupReward:
 
     def require_columns(self, path: str, problem: Problem) -> None:
         """Raises UserError when a parameter without a default is neither a column of the problem nor a fact."""
-        columns = {*problem.metadata, self.answer_name}
-        if missing := self.needed - columns - {GROUP, "prompts", *FACTS, *_TRL_NAMES}:
+        columns = self._columns(problem)
+        if missing := self.needed - columns.keys() - {GROUP, "prompts", *FACTS, *_TRL_NAMES}:
             raise UserError(
                 f"task.reward.parts: {path!r} takes {', '.join(sorted(missing))}, which the data have no column for; "
-                f"they have {', '.join(sorted(columns))}."
+                f"they have {', '.join(sorted(columns)) or 'no further column'}."
             )
+
+    def _columns(self, problem: Problem) -> Mapping[str, Any]:
+        """Returns the problem's columns by name. The answer is one of them, unless the data have no answers."""
+        return {**problem.metadata, self.answer_name: problem.answer} if problem.answer else problem.metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +179,7 @@ class BatchReward:
 
     function: Function
     wanted = frozenset(FACTS)
+    needs_answers = False
 
     def __call__(self, groups: Sequence[tuple[Sequence[str], Problem, Facts]]) -> Sequence[Sequence[Any]]:
         arguments = [
@@ -223,7 +251,7 @@ def own_reward(path: str, answer_name: str) -> Part:
         return _verl(_synchronous(function), None if any_name else frozenset(plain))
     known_names = frozenset(name for name in plain if name in (*_OURS, *FACTS))
     if "completion" in known_names and needed <= known_names:
-        part = CompletionReward(function, known_names)
+        part = CompletionReward(function, known_names, needed)
         return TogetherReward(part) if inspect.iscoroutinefunction(function) else part
     try:
         inspect.signature(function).bind("completion", "answer", {})
@@ -256,8 +284,49 @@ def _synchronous(function: Function) -> Function:
     return lambda *arguments, **options: asyncio.run(function(*arguments, **options))
 
 
+def carried(names: Iterable[str]) -> dict[str, bytes]:
+    """Pickles those of the named functions that only this process has, for its own grading workers.
+
+    The pickles go from this process to its workers, and nothing else is ever unpickled there. Raises UserError for a
+    function that cannot be pickled.
+    """
+    pickled = {}
+    for name in names:
+        if name in given:
+            import cloudpickle
+
+            try:
+                pickled[name] = cloudpickle.dumps(given[name])
+            except Exception as error:  # whatever the function refers to may raise anything
+                raise UserError(
+                    f"the reward {name} cannot be sent to the grading processes ({first_line(error)}): what it uses "
+                    "must be possible to pickle, or put it into a .py file and import it from there"
+                ) from error
+    return pickled
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    """Raises TimeoutError in the main thread when what it does takes longer than `START_SECONDS`."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"it takes longer than {START_SECONDS:g} s, so find out what it waits for")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def _imported(path: str) -> Function:
     try:
-        return imported(path)
+        with _deadline():
+            return imported(path)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise UserError(f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {error}.") from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo.config import SelectionConfig, UserError
 from grpo.tasks.columns import cell, conversation
+from grpo.tasks.solve_rates import LLAMA_COLUMN, MEASURED_COLUMN
 from grpo.types import Problem
 
 _NUMBER = r"[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -114,12 +115,24 @@ def solve_rate(problem: Problem, column: str) -> float | None:
     return rate
 
 
+def rated_column(problems: Sequence[Problem], column: str) -> str:
+    """Returns the column that holds the pass rates: `column`, or that of `grpo solve-rates` if `column` is Big-Math's
+    and no problem has a rate there.
+
+    >>> rated_column([Problem("p", "1 + 1?", "2", {"llama8b_solve_rate": None, "solve_rate": 0.5})], LLAMA_COLUMN)
+    'solve_rate'
+    """
+    if column != LLAMA_COLUMN or any(solve_rate(problem, column) is not None for problem in problems):
+        return column
+    return MEASURED_COLUMN if any(MEASURED_COLUMN in problem.metadata for problem in problems) else column
+
+
 def _checks(
     config: SelectionConfig, problems: Sequence[Problem], overlaps: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[Problem], bool]]]:
     """Yields the configured checks, cheap ones first, as pairs (reason to leave a problem out, test for passing)."""
     low, high = config.solve_rate
-    column = config.solve_rate_column
+    column = rated_column(problems, config.solve_rate_column)
     if (low, high) != (0.0, 1.0) or config.without_solve_rate == "drop":
         _require_column(problems, column, "solve_rate_column")
         if config.without_solve_rate == "drop":

@@ -9,13 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.config import PromptConfig, UserError
-from grpo.tasks.columns import cell, written
+from grpo.config.errors import first_line
+from grpo.tasks.columns import cell, whole, written
+from grpo.tasks.widest_token import widest_token
 from grpo.types import Problem
 
 QUESTION = "{question}"
 
 MAX_ADDED_TOKENS = 8
 """A tokenizer adds fewer special tokens than this to a text."""
+
+HUGE = 2**16
+"""A question of more characters than this is not tokenized if its length alone shows that it is too long."""
 
 BATCH = 4096
 """This many prompts are tokenized in one call."""
@@ -25,7 +30,7 @@ _TELLTALE = """ q<&>"'\\ {{1}} {%2%}\n """.strip()
 
 _MARK = "SYSTEM-TEXT-GOES-HERE"
 
-_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+_PLACE = re.compile(r"\{([A-Za-z_][\w.]*|\d+)\}")
 
 
 class PromptEncoder:
@@ -79,7 +84,9 @@ class PromptEncoder:
         """
         limit = self._config.max_tokens or math.inf
         unsure = [problem for problem in problems if self._bound(problem) > limit]
-        longer = {
+        longer = {problem.problem_id for problem in unsure if self._is_beyond(problem, limit)}
+        unsure = [problem for problem in unsure if problem.problem_id not in longer]
+        longer |= {
             problem.problem_id
             for start in range(0, len(unsure), BATCH)
             for problem, length in self._lengths(unsure[start : start + BATCH])
@@ -95,8 +102,10 @@ class PromptEncoder:
             )
         return kept, tuple(problem.problem_id for problem in dropped)
 
-    def longest(self, problems: Sequence[Problem]) -> int:
-        """Returns the number of tokens of the longest prompt."""
+    def longest(self, problems: Sequence[Problem], most: float = math.inf) -> int:
+        """Returns the number of tokens of the longest prompt, or `most` + 1 where a huge one has more than `most`."""
+        if any(self._is_beyond(problem, most) for problem in problems):
+            return int(most) + 1
         longest = 0
         in_order = sorted(problems, key=self._bound, reverse=True)
         for start in range(0, len(in_order), BATCH):
@@ -107,10 +116,16 @@ class PromptEncoder:
     def text(self, problem: Problem) -> str:
         """Returns the prompt as text, before tokenization.
 
-        Raises `UserError` for a conversation that cannot be written without a chat template.
+        Raises `UserError` for a conversation that cannot be written without a chat template, and for half a character,
+        which a column in the template may hold.
         """
         config = self._config
         question = filled(config.template, problem)
+        if not whole(question):
+            raise UserError(
+                f"{problem.problem_id}: its prompt holds half a character, which no tokenizer reads: correct that row, "
+                "or take its column out of task.prompt.template"
+            )
         examples = [(filled(config.template, Problem("", asked, "")), answer) for asked, answer in config.examples]
         if not config.chat:
             if len(problem.messages) > 1:
@@ -136,6 +151,16 @@ class PromptEncoder:
         """
         countable = problem.question.isascii() and len(problem.messages) <= 1
         return len(problem.question) + self._frame if countable else math.inf
+
+    def _is_beyond(self, problem: Problem, limit: float) -> bool:
+        """Tells whether the length of a huge ASCII question shows already that its prompt exceeds `limit` tokens."""
+        length = len(problem.question.strip())
+        is_huge = length > HUGE and math.isfinite(limit) and math.isfinite(self._bound(problem))
+        return is_huge and length > limit * self._widest
+
+    @functools.cached_property
+    def _widest(self) -> float:
+        return widest_token(self._tokenizer)
 
     @functools.cached_property
     def _frame(self) -> float:
@@ -173,9 +198,16 @@ class PromptEncoder:
                 **self._config.chat_template_kwargs,
             )
         except Exception as error:  # a template is code of the model's author and may raise anything
+            # A template refuses a prompt by jinja2's own `raise_exception`, and anything else is its own fault.
+            if type(error).__name__ == "TemplateError":
+                raise UserError(
+                    f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or "
+                    "task.prompt.examples."
+                ) from error
+            line = f" in line {error.lineno}" if hasattr(error, "lineno") else ""
             raise UserError(
-                f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or "
-                "task.prompt.examples."
+                f"the chat template of {self._tokenizer.name_or_path} is broken{line} ({type(error).__name__}: "
+                f"{first_line(error)}): correct chat_template.jinja there, or chat_template in tokenizer_config.json"
             ) from error
 
     def _written_system(self) -> str:

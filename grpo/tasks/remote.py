@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ MAX_CACHED = 100_000
 """At most this many answers of a server are cached; the oldest one is dropped first."""
 FRUITLESS = 32
 """When this many requests in succession have failed, the run ends."""
+LARGEST_ANSWER = 4 * 2**20
+"""Not more bytes than these are read of an answer."""
 RETRIED = (408, 409, 425, 429)
 """After these HTTP statuses a request is repeated, as after every status from 500 on."""
 
@@ -155,10 +158,9 @@ class _RemotePart:
 
     def _named(self, text: Any) -> str:
         """Returns a text, such as a server's answer, with the place holder in place of the key, for a message."""
-        message = str(text)
-        for form in {self._key, quote(self._key, safe="")} - {""}:
-            message = message.replace(form, PLACE)
-        return message
+        # An address may quote any of the key's characters.
+        forms = (f"(?:{re.escape(sign)}|(?i:{quoted(sign)}))" for sign in self._key)
+        return re.sub("".join(forms), lambda _: PLACE, str(text)) if self._key else str(text)
 
     def _grade(self, answer: Mapping[str, float] | _Failed) -> RawGrade:
         return RawGrade({self.name: 0.0}, answer.outcome) if isinstance(answer, _Failed) else RawGrade(answer)
@@ -227,7 +229,7 @@ class _RemotePart:
         try:
             headers = {"Content-Type": "application/json"}
             async with session.post(self._keyed(self._url), data=body.encode(), headers=headers) as response:
-                return response.status, await response.text(errors="replace")
+                return response.status, await _text_of(response)
         except TimeoutError:
             return None, f"no answer within {self._server.seconds:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -240,7 +242,7 @@ class _RemotePart:
         url = f"{self._base}/models"
         try:
             async with session.get(self._keyed(url)) as response:
-                text = await response.text(errors="replace")
+                text = await _text_of(response)
                 return json.loads(text)["data"][0]["id"]
         except (aiohttp.ClientError, OSError) as error:
             reason = self._named(f"{type(error).__name__}: {error}")
@@ -250,3 +252,24 @@ class _RemotePart:
             raise UserError(
                 f"reward part {self.name!r}: {url} answered {answer}, which names no model: set server.model"
             ) from error
+
+
+async def _text_of(response: Any) -> str:
+    """Reads a response. Raises aiohttp's ClientPayloadError for one that is too large, also if it was packed."""
+    import aiohttp
+
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > LARGEST_ANSWER:
+            raise aiohttp.ClientPayloadError(f"its answer has more than {LARGEST_ANSWER >> 20} MiB")
+    return content.decode(errors="replace")
+
+
+def quoted(sign: str) -> str:
+    """Returns a character as an address quotes it.
+
+    >>> quoted("="), quoted("ü")
+    ('%3D', '%C3%BC')
+    """
+    return "".join(f"%{byte:02X}" for byte in sign.encode())

@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo.config import RewardConfig, UserError
+from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
 from grpo.config.task import REMOTE, remote_kind
 from grpo.tasks.extraction import EXTRACTORS, extract
+from grpo.tasks.judge import Judge
 from grpo.tasks.own_rewards import Part, own_reward
 from grpo.tasks.verification import exact, mathematics, number, value
 
@@ -102,6 +103,23 @@ def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, 
     if config.extract not in EXTRACTORS:
         raise UserError(f"task.reward.extract is {config.extract!r}; choose one of {', '.join(EXTRACTORS)}.")
     return {name: _part(name, config, answer_name) for name in config.weights if not remote_kind(name)}
+
+
+def needing_answers(config: RewardConfig, answer_name: str) -> str:
+    """Returns the name of the reward's first part that needs the answer of each problem, or "" when none does.
+
+    A function of the user's own needs it when it takes the answer as an argument without a default.
+    """
+    needs = {part.name: _needs_answers(part, config, answer_name) for part in config.parts}
+    return next((name for name, needed in needs.items() if needed), "")
+
+
+def _needs_answers(part: RewardPartConfig, config: RewardConfig, answer_name: str) -> bool:
+    if kind := remote_kind(part.name):
+        return kind == "judge" and Judge(part.name, part.server or RewardServerConfig()).needs_answers
+    if part.name in REWARDS:
+        return part.name in EXTRACTING
+    return getattr(_part(part.name, config, answer_name), "needs_answers", True)
 
 
 def _part(name: str, config: RewardConfig, answer_name: str) -> Part:

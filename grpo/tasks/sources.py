@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.config import DataConfig, UserError
+from grpo.config import DataConfig, RewardConfig, UserError
 from grpo.tasks.arithmetic import arithmetic_problems
 from grpo.tasks.columns import (
     Row,
@@ -21,10 +22,14 @@ from grpo.tasks.columns import (
     likely,
     other_parts,
     text_of,
+    whole,
 )
 from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
+from grpo.tasks.rewards import needing_answers
 from grpo.types import Problem
+
+logger = logging.getLogger(__name__)
 
 NUM_LISTED = 5
 MAX_SOURCES = 64
@@ -36,12 +41,14 @@ class SourceReport:
 
     `unusable` holds the ids of rows without a usable question or answer; `repeated` holds the ids of a
     generator's repeated questions. `first` shows the question and answer of the first row that cannot be used.
+    `no_answers` says why the problems have no answers, if they have none.
     """
 
     num_rows: int
     unusable: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     first: str = ""
+    no_answers: str = ""
 
     def __str__(self) -> str:
         parts = [f"{self.num_rows} rows"]
@@ -52,8 +59,10 @@ class SourceReport:
         return parts[0] + (": " if parts[1:] else "") + " and ".join(parts[1:])
 
 
-def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
+def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple[list[Problem], SourceReport]:
     """Loads a source's problems in the source's order. Returns the problems and a report of the rows left out.
+
+    Data may lack the column of answers if no part of `reward` needs an answer. Without `reward`, they may not.
 
     Every column that is neither question nor answer goes into a problem's metadata. Ids come from
     `id_column`; without one they are ``"<file or data set>-<row>"``, with rows counted from 0.
@@ -63,6 +72,8 @@ def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     if data.source not in SOURCES:
         raise UserError(f"task.data.source is {data.source!r}; choose one of {', '.join(SOURCES)}.")
     problems, report = SOURCES[data.source](data)
+    if report.no_answers:
+        _require_no_need(report.no_answers, data, reward)
     if not problems:
         raise UserError(
             f"no usable problem in {data.path or data.source}: {report}; check task.data.question_column and "
@@ -79,6 +90,19 @@ def load_problems(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     return problems, report
 
 
+def _require_no_need(why: str, data: DataConfig, reward: RewardConfig | None) -> None:
+    """Raises `UserError` if a part of the reward, or of one source's reward, needs the answers that are not there."""
+    rewards = [reward, *map(reward.of, reward.by_source)] if reward else []
+    name = (data.answer_column or "").rpartition(".")[2]
+    part = next(filter(None, (needing_answers(of_source, name) for of_source in rewards)), "")
+    if part or not reward:
+        needed_by = f"the reward part {part!r} needs" if part else "the reward needs"
+        raise UserError(
+            f"{why}, and {needed_by} an answer: name the answers' column, or choose task.reward.parts that need none, "
+            "such as a function f(completions, **columns)."
+        )
+
+
 def listed(ids: tuple[str, ...]) -> str:
     """Joins the first few ids with commas, for a message."""
     return ", ".join(ids[:NUM_LISTED]) + (", …" if len(ids) > NUM_LISTED else "")
@@ -86,6 +110,8 @@ def listed(ids: tuple[str, ...]) -> str:
 
 def _from_file(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     path = Path(data.path)
+    if data.split != DataConfig.split:
+        logger.warning("task.data.split=%s is not read: splits are those of the hub, and %s has none", data.split, path)
     return _problems_of_rows(read_rows(path, "task.data.path")[: data.limit or None], path.stem, data)
 
 
@@ -143,32 +169,33 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
     if not rows:
         raise UserError(f"{data.path} has no rows.")
     columns = columns_of(rows)
-    for key in ("question_column", "answer_column", "id_column", "choices_column", "source_column"):
+    for key in ("question_column", "id_column", "choices_column", "source_column"):
         name = getattr(data, key)
-        if name not in columns and (name or key in ("question_column", "answer_column")):
-            raise UserError(
-                f"{data.path} has no column {name!r} (task.data.{key}); it has {', '.join(columns)}"
-                f"{foreign_format(columns, data.question_column) or likely(columns, key)}."
-            )
+        if name not in columns and (name or key == "question_column"):
+            raise UserError(f"{_lacking(data, key, columns)}.")
+    answered = data.answer_column and data.answer_column in columns
+    no_answers = "" if answered else _lacking(data, "answer_column", columns)
     if data.question_column == data.answer_column:
         raise UserError(
             f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."
         )
     pattern = _answer_pattern(data.answer_pattern)
-    answered = ((cell(row, data.answer_column), cell(row, data.choices_column)) for row in rows)
-    kind = kind_of(answered) if data.choices_column and not data.answer_pattern else ""
+    answers = [None if no_answers else cell(row, data.answer_column) for row in rows]
+    with_choices = zip(answers, (cell(row, data.choices_column) for row in rows), strict=True)
+    kind = kind_of(with_choices) if data.choices_column and not data.answer_pattern else ""
     problems, unusable, first = [], [], ""
-    for index, row in enumerate(rows):
+    for index, (row, own_answer) in enumerate(zip(rows, answers, strict=True)):
         # A column without a name, such as the index that pandas writes, is not the ids' when none is named.
         row_id = (text_of(cell(row, data.id_column)) if data.id_column else "") or f"{stem}-{index}"
         messages, question = conversation(cell(row, data.question_column))
-        match = pattern.search(text_of(cell(row, data.answer_column)))
+        match = pattern.search(text_of(own_answer))
         answer = (match.group(1) or "").strip() if match else ""
         if data.choices_column:
             answer = letter_of(answer, cell(row, data.choices_column), kind)
-        if not question or not answer:
+        texts = (question, answer, *(message["content"] for message in messages))
+        if not question or not (answer or no_answers) or not all(map(whole, texts)):
             unusable.append(row_id)
-            first = first or _shown(row, data)
+            first = first or _shown(row, own_answer, data)
             continue
         used = {data.question_column, data.answer_column, data.id_column}
         metadata = {name: value for name, value in row.items() if name not in used}
@@ -179,18 +206,25 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             f"task.data.source_column={data.source_column!r} has {len(sources)} values, and each would get numbers of "
             f"its own; name a column with at most {MAX_SOURCES}."
         )
-    return problems, SourceReport(len(rows), unusable=tuple(unusable), first=first)
+    return problems, SourceReport(len(rows), unusable=tuple(unusable), first=first, no_answers=no_answers)
 
 
-def _shown(row: Row, data: DataConfig) -> str:
+def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
+    """Returns a message about a column that the data lack, with the columns that they have."""
+    name = getattr(data, key)
+    hint = foreign_format(columns, data.question_column) or likely(columns, key)
+    lack = f"{data.path} has no column {name!r} (task.data.{key})" if name else f"task.data.{key} names no column"
+    return f"{lack}; {data.path if not name else 'it'} has {', '.join(columns)}{hint}"
+
+
+def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     """Returns a message with the question and answer of an unusable row, and the forms that can be used."""
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     return (
-        f" The first has the question {cell(row, data.question_column)!r:.80} and the answer "
-        f"{cell(row, data.answer_column)!r:.80}; "
+        f" The first has the question {cell(row, data.question_column)!r:.80} and the answer {answer!r:.80}; "
         "a question is text, or chat messages that end with the user's, and an answer is text or a number, true or "
-        "false."
+        "false, without halves of characters (U+D800 to U+DFFF)."
     )
 
 

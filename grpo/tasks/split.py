@@ -32,8 +32,10 @@ def split(problems: Sequence[Problem], held_out_fraction: float) -> tuple[list[P
     train = [problem for problem in problems if hashes[problem.problem_id] >= held_out_fraction]
     held_out = [problem for problem in problems if hashes[problem.problem_id] < held_out_fraction]
     if not train or (held_out_fraction > 0 and not held_out):
+        distinct = len({*hashes.values()})
+        equal = f" with {distinct} different question{'s' * (distinct > 1)}" if distinct < len(hashes) else ""
         raise UserError(
             f"task.data.held_out_fraction {held_out_fraction} leaves {len(train)} problems for training and "
-            f"{len(held_out)} held out, of {len(problems)}: set it to 0, change it, or use more problems"
+            f"{len(held_out)} held out, of {len(problems)}{equal}: set it to 0, change it, or use more problems"
         )
     return train, sorted(held_out, key=lambda problem: (hashes[problem.problem_id], problem.problem_id))

@@ -11,6 +11,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig, UserError
+from grpo.tasks.columns import columns_of
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
@@ -127,8 +128,8 @@ class VerifiableTask:
 class LoadedTask:
     """A loaded task holds a task's usable problems in memory, by the names of its sets.
 
-    `longest` holds the number of tokens of each set's longest prompt, for sets whose `prompt.max_tokens` is 0 and is
-    derived from that number.
+    `longest` holds the number of tokens of each set's longest prompt, as far as it is not beyond all limits, for sets
+    whose `prompt.max_tokens` is 0 and is derived from that number.
     """
 
     config: TaskConfig
@@ -145,11 +146,14 @@ class LoadedTask:
         return digest.hexdigest()
 
 
-def loaded_task(config: TaskConfig, tokenizer: Any) -> LoadedTask:
-    """Loads the problems of a task. Raises `UserError` for data that cannot be loaded. Logs the problems left out."""
+def loaded_task(config: TaskConfig, tokenizer: Any, room: float = math.inf) -> LoadedTask:
+    """Loads the problems of a task. The model has room for prompts of `room` tokens.
+
+    Raises `UserError` for data that cannot be loaded. Logs the problems left out.
+    """
     problems = {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     longest = {
-        name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name])
+        name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name], room)
         for name, of_set in config.all_sets.items()
         if not of_set.prompt.max_tokens
     }
@@ -244,7 +248,9 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
 
     With `set_name`, each problem gets that name as its source, and as a prefix of its id.
     """
-    problems, report = load_problems(config.data)
+    problems, report = load_problems(config.data, config.reward)
+    if report.no_answers:
+        logger.warning("task %s: its problems have no answers, and no part of the reward needs one", config.name)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
     problems, left_out = select(problems, config.data.selection)
@@ -262,8 +268,7 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
         raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
     if unreadable:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
-    for name in unfilled(config.prompt.template, problems):
-        logger.warning("task %s: no problem has a column %r, so {%s} stays in the prompt", config.name, name, name)
+    _require_columns(config, problems)
     _require_sources(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable]
     if contradictory := _contradictory(config, usable):
@@ -274,6 +279,18 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
     if not set_name:
         return usable
     return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
+
+
+def _require_columns(config: TaskConfig, problems: Sequence[Problem]) -> None:
+    """Raises `UserError` for a name in the template's braces that is no column, or is the answers' column."""
+    for name in unfilled(config.prompt.template, problems):
+        if name == config.data.answer_column:
+            raise UserError(f"task.prompt.template shows {{{name}}}, the column of the answers: take it out.")
+        columns = ", ".join(["question", *columns_of(problem.metadata for problem in problems)])
+        raise UserError(
+            f"task.prompt.template has {{{name}}}, and no problem has a column {name!r}: name one of {columns}, or "
+            f"write {{ {name} }} with blanks if it is to stay as it is."
+        )
 
 
 def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:

@@ -21,13 +21,15 @@ FORMS = {
 }
 NOTHING = "I am not sure."
 """This completion holds no answer."""
+MADE_UP = "42"
+"""This answer stands for a wrong one where no other problem has one."""
 
 
 def trial(
     config: TaskConfig, max_tokens: int, count: int, problems: Mapping[str, Sequence[Problem]] | None = None
 ) -> list[ScoredGroup]:
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
-    one, and none.
+    one, and none. A problem without an answer gets two: some answer, and none.
 
     The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
     `max_tokens` is the limit of a completion. `problems` are the problems of each set, if they are loaded already.
@@ -40,7 +42,8 @@ def trial(
     for name, of_set in of_sets.items():
         for problem in of_set[:count]:
             form = FORMS[config.all_sets[name].reward.of(problem.source).extract]
-            groups.append(_group(problem, _wrong(problem, of_set), form))
+            answers = (problem.answer, _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
+            groups.append(_group(problem, [*(form % answer for answer in answers), NOTHING]))
             shown.append(problem)
     stream = PromptStream(shown, lambda problem: (0,), uniform(len(shown), 0))
     with VerifiableTask(stream, (), lambda problem: (0,), gradings) as task:
@@ -48,16 +51,16 @@ def trial(
 
 
 def tells_apart(scored: Sequence[ScoredGroup]) -> bool:
-    """Returns whether the right answers of a trial have a higher mean reward than the wrong ones."""
-    return sum(group.rewards[0] for group in scored) > sum(group.rewards[1] for group in scored)
+    """Returns whether the right answers of a trial, if it has any, have a higher mean reward than the wrong ones."""
+    answered = [group.rewards for group in scored if group.group.prompt.problem.answer]
+    return not answered or sum(rewards[0] for rewards in answered) > sum(rewards[1] for rewards in answered)
 
 
-def _group(problem: Problem, wrong: str, form: str) -> RolloutGroup:
-    texts = (form % problem.answer, form % wrong, NOTHING)
+def _group(problem: Problem, texts: Sequence[str]) -> RolloutGroup:
     completions = tuple(Completion((0,), (0.0,), text, truncated=False) for text in texts)
     return RolloutGroup(Prompt(problem, (0,)), completions, 0, 0)
 
 
 def _wrong(problem: Problem, problems: Sequence[Problem]) -> str:
-    made_up = "43" if "42" in problem.answer else "42"
+    made_up = "43" if MADE_UP in problem.answer else MADE_UP
     return next((other.answer for other in problems if other.answer != problem.answer), made_up)

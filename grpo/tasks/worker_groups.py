@@ -8,10 +8,17 @@ from contextlib import suppress
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+MARK = "GRPO_GRADING_WORKER"
+"""This environment variable holds the process id of the worker that has started a program."""
+
 
 def lead_group() -> int:
-    """Makes this worker the leader of a process group, in which everything that it starts stays. Returns its number."""
+    """Makes this worker the leader of a process group, in which what it starts stays. Returns the group's number.
+
+    A program that leaves the group, as by setsid, is known by an environment variable.
+    """
     os.setpgid(0, 0)
+    os.environ[MARK] = str(os.getpid())
     return os.getpid()
 
 
@@ -30,6 +37,20 @@ class WorkerGroups:
             self._groups.discard(group)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
+            for process in _marked(group):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGKILL)
+
+
+def _marked(worker: int) -> list[int]:
+    """Returns the processes that carry the mark of a worker in their environment."""
+    mark, marked = f"{MARK}={worker}".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        # Processes end meanwhile, and those of other users cannot be read.
+        with suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                marked.append(int(environment.parent.name))
+    return marked
 
 
 def _ended(worker: int) -> bool:

@@ -9,7 +9,7 @@ profiler              traces of chosen rounds
 Where they go:
 json_lines, completions     files of JSON lines; completions as rows
 trackers, outage      Weights & Biases, TensorBoard, MLflow; a run goes on when one of them fails
-console               the line of each round on the terminal
+console, notebook     the line of each round on the terminal; its row of a table below a notebook's cell
 code_version          which code ran
 ending, resumptions   how a run ended; where it was resumed
 foreign_files         reads TensorBoard's files and Parquet
@@ -41,6 +41,7 @@ from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker, Row, read_json_lines, read_metrics
 from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
+from grpo.telemetry.notebook import NotebookDisplay, in_notebook
 from grpo.telemetry.outage import Outlasting
 from grpo.telemetry.phases import Phases
 from grpo.telemetry.profiler import ProfiledRounds
@@ -61,6 +62,7 @@ __all__ = [
     "Ending",
     "JsonLines",
     "JsonlTracker",
+    "NotebookDisplay",
     "Outlasting",
     "Phases",
     "ProfiledRounds",
@@ -76,6 +78,7 @@ __all__ = [
     "flatten",
     "forget_ending",
     "forget_resumptions",
+    "in_notebook",
     "is_graded",
     "kind_of",
     "peak_memory",

@@ -125,15 +125,15 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     A round's rows come from its Parquet files where the run wrote them, otherwise from samples.jsonl. Raises
     `UserError` when the run has written neither.
     """
-    import pyarrow.parquet as pq
-    from pyarrow import ArrowInvalid
-
     files: dict[int, list[Path]] = defaultdict(list)
     for path, step in sorted(completions_in(output / COMPLETIONS_FOLDER)):
         files[step].append(path)
     if not files and not (output / SAMPLES_FILE).exists():
         refuse_several(output)
         raise UserError(f"{output} has no {SAMPLES_FILE}: give the folder of a run that has finished a round")
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowInvalid
+
     samples: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in read_metrics(output / SAMPLES_FILE) if (output / SAMPLES_FILE).exists() else ():
         samples[row["step"]].append(row)

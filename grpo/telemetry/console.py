@@ -31,6 +31,8 @@ class Field(NamedTuple):
     least: float = 0.0
 
 
+# A line on a narrow terminal ends with this where fields are left out.
+MORE = "…"
 # A line leaves out metrics that the round did not measure. On a narrow terminal it leaves out the last fields too.
 FIELDS = (
     Field("reward", "reward/mean", "{:.2f}", "mean reward of the round's completions"),
@@ -128,20 +130,24 @@ class RunDisplay:
         costs = [f"ETA {self._time_to_go(step)}", *_costs(metrics)]
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
-            numbers, costs = _fitting(numbers, self._console.width), []
+            whole = len(shown) == len(available) and len("  ".join(numbers)) <= self._console.width
+            numbers = numbers if whole else _fitting(numbers, self._console.width - len(MORE) - 2)
             # A shorter line does not bring a field back, since columns that come and go are hard to read.
             self._left_out |= {field.label for field in shown[len(numbers) - 1 :]}
-        self._explain(shown[: len(numbers) - 1])
+            costs = [] if whole else [MORE]
+        self._explain(shown[: len(numbers) - 1], costs == [MORE])
         self.note("  ".join(numbers + costs))
 
-    def _explain(self, shown: Sequence[Field]) -> None:
-        """Prints the meaning of each field that is shown for the first time."""
+    def _explain(self, shown: Sequence[Field], more: bool) -> None:
+        """Prints the meaning of each field that is shown for the first time, and of the mark for those left out."""
         new = [field for field in shown if field.label not in self._explained]
         if new and not self._explained:
             self.note("Each line is a round: the model writes completions, they are graded, and it learns from them.")
         for field in new:
             self.note(f"  {field.label:<8}{field.meaning}")
-        self._explained |= {field.label for field in new}
+        if more and MORE not in self._explained:
+            self.note(f"  {MORE:<8}there are more numbers, for which this terminal is too narrow: see metrics.jsonl")
+        self._explained |= {field.label for field in new} | ({MORE} if more else set())
 
     def note(self, text: str) -> None:
         """Prints `text` unchanged above the bar."""

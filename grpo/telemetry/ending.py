@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.folder import END_FILE, LOCK_FILE, METRICS_FILE
+from grpo.config.plain_json import read_object
 from grpo.host import ranks
 from grpo.host.disk import FULL, room, write_whole
 from grpo.telemetry.json_lines import read_metrics
+from grpo.types.plain import rebuilt
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
 # The errors of torch's connections between ranks on CPUs hold one of the first. Those that hold one of the second say
@@ -45,8 +47,8 @@ def forget_ending(folder: Path) -> None:
 def read_ending(folder: Path) -> Ending | None:
     """Returns how the run ended, or None without a readable end.json: the run goes on, was killed, or is older."""
     try:
-        return Ending(**json.loads((folder / END_FILE).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        return rebuilt(Ending, read_object(folder / END_FILE), END_FILE)
+    except (UserError, ValueError):
         return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
@@ -18,6 +17,8 @@ from typing import Any, NamedTuple
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
+from grpo.config.plain_json import parse_json
+from grpo.host.disk import open_own
 
 Row = Mapping[str, Any]
 """A row is one line of a log: values by their names."""
@@ -34,12 +35,12 @@ class JsonLines:
     def __init__(self, path: Path, resume_step: float | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if resume_step is None or not path.exists():
-            self._file = path.open("w", encoding="utf-8")
+            self._file = open_own(path, "w", encoding="utf-8")
             return
         lines = list(takewhile(lambda line: line.row["step"] <= resume_step, _rows(path)))
+        self._file = open_own(path, "a", encoding="utf-8")
         # The file is truncated, not rewritten, so that neither a full disk nor a kill loses the lines that are kept.
-        os.truncate(path, sum(line.size for line in lines))
-        self._file = path.open("a", encoding="utf-8")
+        self._file.truncate(sum(line.size for line in lines))
         if lines and not lines[-1].whole:
             self._file.write("\n")
 
@@ -84,6 +85,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
     Raises `UserError` when there is no such file, when any other line is damaged, and when a row has no step.
     """
+    # A pipe or a device in its place would be read for ever.
+    require(Path(path).is_file() or not Path(path).exists(), f"{path} is no plain file: put the file itself there")
     return [line.row for line in _rows(Path(path))]
 
 
@@ -118,8 +121,8 @@ def _lines(path: Path) -> list[_Line]:
     with _uncollected():
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
+                row = parse_json(line)
+            except ValueError:
                 if number < len(lines):
                     raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
                 continue

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo.config.errors import UserError
 from grpo.config.folder import RESUMPTIONS_FILE
 from grpo.telemetry.json_lines import JsonLines, read_metrics
+from grpo.types.plain import rebuilt
 
 KILLED = "killed"
 
@@ -46,4 +48,7 @@ def forget_resumptions(folder: Path) -> None:
 def read_resumptions(folder: Path) -> list[Resumption]:
     """Returns the resumptions of a run in their order. A run of an earlier version, which left no file, has none."""
     path = folder / RESUMPTIONS_FILE
-    return [Resumption(**row) for row in read_metrics(path)] if path.exists() else []
+    try:
+        return [rebuilt(Resumption, row, "a line") for row in read_metrics(path)] if path.exists() else []
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): delete that line") from error

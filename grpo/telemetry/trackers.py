@@ -18,6 +18,7 @@ from typing import Any
 from grpo.config import TrackingConfig, UserError
 from grpo.config.errors import first_line
 from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
+from grpo.config.plain_json import read_object
 from grpo.config.saved import flat
 from grpo.config.start import run_name
 from grpo.host.disk import write_whole
@@ -280,7 +281,7 @@ def _fenced(text: str) -> str:
 def _code(directory: str | Path) -> Any:
     """Returns the contents of `code.json`, or None when there is no such file."""
     file = Path(directory, CODE_FILE)
-    return json.loads(file.read_text()) if file.exists() else None
+    return read_object(file) if file.exists() else None
 
 
 def _package(name: str, without: str) -> ModuleType:

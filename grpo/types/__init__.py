@@ -8,6 +8,7 @@ rounds      a round's plan, groups and statistics; the verdict on the run
 weights     in which forms weights travel, and what adapted weights consist of
 values      a mean, an interval, and when numbers count as equal
 machine     what was measured of a machine
+plain       rebuilds dataclasses from JSON
 imported    finds functions that users wrote
 
 An axis has one meaning in every shape of the project:

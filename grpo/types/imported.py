@@ -8,10 +8,15 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+GIVEN = "given"
+"""The path ``"given:NAME"`` leads to a function that exists in this process only, such as one of a notebook's cell."""
+given: dict[str, Any] = {}
+"""These functions were given to this process as objects, by their paths."""
+
 
 @functools.cache
 def imported(path: str) -> Any:
-    """Returns the function at ``"package.module:function"`` or ``"file.py:function"``.
+    """Returns the function at ``"package.module:function"`` or ``"file.py:function"``, or the one in `given`.
 
     Raises TypeError if the object there is not callable, and passes on any error of the import. A run imports each path
     once; two functions of one file are two paths, so the file is executed twice.
@@ -19,7 +24,11 @@ def imported(path: str) -> Any:
     >>> imported("math:sqrt")(9.0)
     3.0
     """
+    if path in given:
+        return given[path]
     module_name, _, function_name = path.rpartition(":")
+    if module_name == GIVEN:
+        raise ImportError("it was given in Python, as an object that this process lacks: give it to Trainer again")
     module = _of_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     function = getattr(module, function_name)
     if not callable(function):

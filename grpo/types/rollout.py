@@ -18,7 +18,8 @@ class Problem:
 
     `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``). `messages`
     are the chat messages (``{"role": …, "content": …}``) that ask the question, if the data set has any; `question` is
-    then the text of the last message. `source` names the problem's origin in a task with several sources.
+    then the text of the last message. `source` names the problem's origin in a task with several sources. `answer` is
+    "" in data without answers, where no part of the reward needs one.
     """
 
     problem_id: str

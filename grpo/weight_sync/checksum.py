@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 IN_ORDER = "in order: "
 """Begins the keys of checksums that are weighed by place; the others are sums over a tensor group."""
 
+WEIGHTS = 2**16 - 1
+"""There are this many weights of columns. A pattern of sixteen bits times a weight fits 32 bits, also with its sign."""
+
 DECAY = ".A"
 """The end of the name by which vLLM calls the decay of a state-space layer, in float32 always."""
 
@@ -52,6 +55,7 @@ def placed_sum(tensor: Tensor) -> int:
     """Sums the bit patterns, each weighted by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
 
     A vector counts as one row. With more than two dimensions, the last one is the columns and all others the rows.
+    No two of 65,535 columns have one weight, so two of their numbers in a row that change places always change the sum.
     """
     return both_sums(tensor)[1]
 
@@ -61,13 +65,32 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
     import torch
 
     rows = _rows_of_bits(tensor)
-    # These factors have fifteen bits, so that their product with a pattern of sixteen fits thirty-two.
-    by_column = (_mixed(torch.arange(rows.shape[1], device=rows.device)) >> 40 & 0x7FFF) | 1
-    by_row = _mixed(torch.arange(len(rows), device=rows.device) + 2**20)
-    plain, weighed = _row_sums(rows, by_column)
+    weights = column_weights(min(rows.shape[1], WEIGHTS), rows)
+    plain, placed = [], []
+    # Columns beyond the number of weights count as those of further rows.
+    for index, block in enumerate(rows.split(WEIGHTS, dim=1)):
+        by_row = _mixed(torch.arange(len(rows), device=rows.device) + index * len(rows))
+        sums, weighed = _row_sums(block, weights[: block.shape[1]])
+        plain.append(sums.sum())
+        placed.append((weighed * by_row).sum())
     # A device is waited for once.
-    plain_sum, placed = torch.stack([plain.sum(), (weighed * by_row).sum()]).tolist()
-    return plain_sum, placed
+    plain_sum, placed_sum = torch.stack([*plain, *placed]).view(2, -1).sum(1).tolist()
+    return plain_sum, placed_sum
+
+
+def column_weights(count: int, like: Tensor) -> Tensor:
+    """Returns `count` numbers from 1 to `WEIGHTS`, no two of them alike, [columns] int64 on the device of `like`.
+
+    They look random, because what differs from column to column by a rule would cancel in a sum by a rule.
+    """
+    import torch
+
+    numbers = torch.arange(1, count + 1, device=like.device)
+    # Each step can be undone within sixteen bits, and leaves 0 to 0.
+    for factor in (0x9E3B, 0x85EB):
+        numbers = numbers * factor & WEIGHTS
+        numbers = numbers ^ (numbers >> 7)
+    return numbers
 
 
 def _row_sums(rows: Tensor, by_column: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,14 +20,18 @@ FLOAT32_MISMATCH, ROUNDED_MISMATCH = 0.02, 0.5
 TOLD_MISMATCH = 0.1
 # What to try where the mismatch is too large.
 IN_FLOAT32 = (
-    "both compute in float32, so rounding is not why; use rollout.engine=transformers where vLLM's version of this "
-    "model is another, or set weight_sync.max_mismatch to what may be learned from nevertheless"
+    "both compute in float32, so rounding is not why; use {engine}, or set weight_sync.max_mismatch to what may be "
+    "learned from nevertheless"
 )
 WITH_ROUNDING = (
     "compare rollout.precision with learner.precision, leave out a kv_cache_dtype in rollout.engine_args, and try "
-    "model.head_precision=float32 or rollout.engine=transformers to see whether it is vLLM's version of this model; "
-    "weight_sync.max_mismatch sets the limit"
+    "model.head_precision=float32 or {engine}; weight_sync.max_mismatch sets the limit"
 )
+# The engine that the run does not use, by the one that it uses.
+OTHER_ENGINE = {
+    True: "rollout.engine=transformers to see whether it is vLLM's version of this model",
+    False: "rollout.engine=vllm to see whether it is how transformers samples this model",
+}
 
 
 def in_float32(config: TrainConfig) -> bool:
@@ -70,13 +74,21 @@ class CheckedSync:
     """Implements `interfaces.WeightSync`, bucket by bucket, never through disk. The sampler decides how a bucket
     travels."""
 
-    def __init__(self, max_mismatch: float, probe: Probe | None = None, float32: bool = False, after_each: bool = True):
+    def __init__(
+        self,
+        max_mismatch: float,
+        probe: Probe | None = None,
+        float32: bool = False,
+        after_each: bool = True,
+        by_vllm: bool = True,
+    ):
         """`max_mismatch` is the limit in nats a token. With `after_each` the `probe` is sampled after each refresh,
         and otherwise after the first only. Without a probe after a refresh, the first step that follows must be on
-        samples of the refreshed weights. `float32` says that both sides compute in float32."""
+        samples of the refreshed weights. `float32` says that both sides compute in float32, and `by_vllm` which engine
+        samples."""
         self._max_mismatch = max_mismatch
         self._probe = probe
-        self._float32 = float32
+        self._advice = (IN_FLOAT32 if float32 else WITH_ROUNDING).format(engine=OTHER_ENGINE[by_vllm])
         self._after_each = after_each and probe is not None
         self._told = False
 
@@ -86,7 +98,8 @@ class CheckedSync:
         are sampled ahead need a probe after each refresh, since their samples are of older weights."""
         float32 = in_float32(config)
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
-        return cls(config.weight_sync.max_mismatch or allowed, probe, float32, config.pipeline != "off")
+        limit, by_vllm = config.weight_sync.max_mismatch or allowed, config.rollout.engine != "transformers"
+        return cls(limit, probe, float32, config.pipeline != "off", by_vllm)
 
     def begin(self, learner: Learner, sampler: Sampler) -> None:
         """Refreshes the sampler for the first time, and probes it. So a model that sampler and learner compute
@@ -136,12 +149,11 @@ class CheckedSync:
         if not mismatch <= self._max_mismatch:
             raise WeightSyncError(
                 f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
-                f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; "
-                + (IN_FLOAT32 if self._float32 else WITH_ROUNDING)
+                f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; " + self._advice
             )
         if mismatch > TOLD_MISMATCH and not self._told and ranks.rank() == 0:
             self._told = True
             say(
                 f"grpo: step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own "
-                f"tokens, where rounding to bfloat16 makes hundredths: {WITH_ROUNDING}"
+                f"tokens, where rounding to bfloat16 makes hundredths: {self._advice}"
             )

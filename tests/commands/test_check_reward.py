@@ -43,3 +43,15 @@ def test_every_extraction_finds_the_answers_of_a_trial(extract, words):
     assert [grade.correct for group in scored for grade in group.grades] == [True, False, False] * 2
     assert tells_apart(scored)
     assert set(FORMS) == set(EXTRACTORS)
+
+
+def test_a_problem_without_an_answer_gets_some_answer_and_none_graded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Write about rain."}\n')
+    (tmp_path / "own.py").write_text("def f(completions, **columns): return [len(text) for text in completions]\n")
+    words = ["task=trl", f"task.data.path={tmp_path}/prompts.jsonl"]
+    assert main(["check-reward", *words, f"task.reward.parts=[{{name: '{tmp_path}/own.py:f'}}]"]) == 0
+    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines() if line[:1] == "│"]
+    assert rows[0] == [*("Write", "about", "rain.", "The", "answer", "is"), r"\boxed{42}.", "25", "f", "25", "right"]
+    assert rows[1] == ["I", "am", "not", "sure.", "14", "f", "14", "right"]
+    assert len(rows) == 2

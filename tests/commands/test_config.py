@@ -1,5 +1,6 @@
 """`grpo config` explains every key and every choice, and configs/README.md says the same."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -123,7 +124,37 @@ def test_all_words_have_to_be_there(capsys):
 
 def test_a_word_that_is_nowhere_is_one_line(capsys):
     assert main(["config", "colour"]) == WRONG_USE
-    assert capsys.readouterr().err == "grpo: no key and no choice contains 'colour': `grpo config` prints all of them\n"
+    assert (
+        capsys.readouterr().err
+        == "grpo: no key and no choice contains 'colour': `grpo config all` prints all of them\n"
+    )
+
+
+def test_without_words_sections_and_groups_are_shown_and_how_to_ask_further(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["config"]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) < 200
+    assert re.search(r"objective\.kl +│ 6 +│ The KL term keeps the policy near a", printed)
+    assert "smollm2_135m (default)" in " ".join(printed.replace("│", " ").split())
+    assert "grpo config lora             every key and choice with this word" in printed
+    assert "learner.zero_stage" not in printed
+
+
+def test_all_prints_every_key_and_choice(capsys):
+    assert main(["config", "all"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*KEYS, *CHOICES))
+
+
+def test_a_name_of_another_framework_leads_to_the_key_or_to_what_there_is_instead(capsys):
+    assert main(["config", "per_device_eval_batch_size"]) == 0
+    assert "rollout.max_concurrent" in capsys.readouterr().out
+    assert main(["config", "push_to_hub"]) == WRONG_USE
+    assert capsys.readouterr().err == (
+        "grpo: no key and no choice contains 'push_to_hub': `grpo export RUN DIRECTORY upload=USER/NAME` sends a model "
+        "to the hub\n"
+    )
 
 
 def test_bars_between_choices_do_not_break_a_row_of_the_page():

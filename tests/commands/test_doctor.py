@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import sys
 import sysconfig
 
 import pytest
 
 from grpo.commands import doctor
+from grpo.host import environment
 
 
 @pytest.fixture
@@ -119,10 +121,60 @@ def test_a_vllm_of_another_version_and_two_of_them_are_told(vllm, cpu, told, mon
 
 @pytest.mark.parametrize(("remedy", "code"), [("", 0), ("free some", 1)])
 def test_the_doctor_ends_with_1_where_something_is_to_be_done(remedy, code, monkeypatch, capsys):
-    for part in ("_machine", "_packages", "_vllm", "_torch", "_embedded_model"):
+    for part in ("_machine", "_packages", "_vllm", "_torch", "_embedded_model", "_services"):
         monkeypatch.setattr(doctor, part, lambda: [doctor.Check("memory", "9 GiB"), doctor.Check("disk", "", remedy)])
     assert doctor.run() == code
     assert (remedy or "fine") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hidden", "remedy"),
+    [
+        ("", "CUDA_VISIBLE_DEVICES='' hides them: unset or correct it"),
+        (None, "restart the container or the machine; if that does not help, install torch and driver again"),
+    ],
+)
+def test_gpus_that_only_nvidia_smi_sees_are_counted(hidden, remedy, monkeypatch, tmp_path):
+    stand_in(monkeypatch, tmp_path, "echo 'GPU 0: H100 (UUID: a)'; echo 'GPU 1: H100 (UUID: b)'")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    row = doctor._unseen(doctor._num_gpus(), doctor.Check("NVIDIA driver", "580.65.06"))
+    assert row == doctor.Check("GPUs", "none that torch sees, of 2 that nvidia-smi sees", remedy)
+
+
+def test_the_way_to_call_grpo_is_told_where_the_path_does_not_lead_to_it(monkeypatch, tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("python", "grpo", "activate"):
+        (folder / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    for path, said in (
+        (str(folder), f"{folder}/grpo, on the PATH"),
+        ("/nowhere", f"not on the PATH: source {folder}/activate, or call {folder}/grpo"),
+    ):
+        monkeypatch.setattr(environment, "GIVEN_PATH", path)
+        assert doctor._called() == said
+    (folder / "grpo").unlink()
+    (folder / "activate").unlink()
+    assert doctor._called() == f"not on the PATH: call {folder}/python -m grpo.cli"
+
+
+def test_logins_and_the_cache_of_models_are_shown(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.1")
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    rows = {row.what: row for row in doctor._services()}
+    assert rows["Hugging Face hub"].there == "no token: gated models and uploads need one (hf auth login)"
+    assert rows["W&B"].there == "no key: tracking=wandb needs one (wandb login)"
+    assert rows["cache of models"].there.startswith(f"{tmp_path}/hub, ")
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password k\n")
+    rows = {row.what: row for row in doctor._services()}
+    assert (rows["Hugging Face hub"].there, rows["W&B"].there) == ("a token is there", "a key is there")
 
 
 def stand_in(monkeypatch, folder, script):

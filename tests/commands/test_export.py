@@ -2,11 +2,13 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from safetensors.numpy import save_file
 
 from grpo.cli import main
 from grpo.config import ModelConfig, TrainConfig
@@ -76,7 +78,7 @@ class Hub:
 def exported(monkeypatch, tmp_path):
     """Replaces the export by one that writes a single file, and returns the words of a `grpo export` command."""
 
-    def write(place, directory, dtype, adapter):
+    def write(place, directory, dtype, adapter, trust_remote_code):
         directory.mkdir()
         (directory / "model.safetensors").write_bytes(bytes(2048))
         return place
@@ -84,6 +86,23 @@ def exported(monkeypatch, tmp_path):
     monkeypatch.setattr("grpo.run.exporting.export_checkpoint", write)
     monkeypatch.setattr("grpo.commands.export.to_export", lambda *_: None)
     return ["export", "run", f"{tmp_path}/model"]
+
+
+@pytest.mark.parametrize("words", [[], ["model.trust_remote_code=true"]])
+def test_code_that_a_checkpoint_trusts_runs_only_if_this_command_does_too(words, tmp_path, capsys):
+    base, checkpoint, witness = tmp_path / "base", tmp_path / "step-00000004", tmp_path / "witness"
+    for folder in (base, checkpoint):
+        folder.mkdir()
+    (base / "config.json").write_text('{"model_type": "strange", "auto_map": {"AutoConfig": "its_own.Config"}}')
+    (base / "its_own.py").write_text(f"open({str(witness)!r}, 'w').close()\nraise ValueError('its code ran')\n")
+    save_file({}, base / "model.safetensors")
+    saved = TrainConfig(model=ModelConfig(path=str(base), trust_remote_code=True))
+    saved.learner.precision = "float32"
+    (checkpoint / "state.json").write_text(json.dumps({"config": asdict(saved)}))
+    with suppress(ValueError):
+        main(["export", str(checkpoint), str(tmp_path / "out"), *words])
+    assert witness.exists() == bool(words)
+    assert words or "set model.trust_remote_code=true" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "private"), [([], True), (["public=true"], False)])

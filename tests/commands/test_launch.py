@@ -56,10 +56,10 @@ def started(process, seats=3):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         processes = psutil.Process(process.pid).children(recursive=True)
-        if len(processes) == 2 * seats:  # a tether and its command each
+        if len(processes) == 3 * seats:  # the two processes of a tether and its command each
             return processes
         time.sleep(0.05)
-    raise AssertionError(f"{len(processes)} processes instead of {2 * seats}")
+    raise AssertionError(f"{len(processes)} processes instead of {3 * seats}")
 
 
 def gone(processes):
@@ -100,6 +100,14 @@ def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 3: the disk is full"
+
+
+def test_what_an_earlier_start_said_is_not_said_again(tmp_path):
+    """Both starts write into one log."""
+    launch(tmp_path, FAIL).communicate(timeout=60)
+    _, said = launch(tmp_path, "raise ValueError('no such port')", DEAF).communicate(timeout=60)
+    assert said.splitlines()[-1] == "grpo: learner-0 on 127.0.0.1 ended with 1: ValueError: no such port"
+    assert "grpo: the disk is full" in (tmp_path / "run" / "logs" / "learner-0.log").read_text()
 
 
 @pytest.mark.slow
@@ -158,14 +166,14 @@ def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
     printed, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "saved" in printed
-    assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 2: step 7 could not be written"
+    assert said.splitlines()[-1] == "grpo: step 7 could not be written (learner-1 on 127.0.0.1 ended with 2)"
 
 
 def code_of_ranks(folder, program, number=signal.SIGTERM):
     """Asks torchrun to stop once both of its ranks are under way. Returns how many ranks have saved, and torchrun's
     exit code."""
     (folder / "rank.py").write_text("import os, time\n" + program)
-    torchrun = ["grpo.launch.torchrun", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=30"]
+    torchrun = ["grpo.launch.torchrun", "--nproc-per-node=2", "--shutdown-timeout=30"]
     process = warm.Process(["-m", *torchrun, folder / "rank.py"], warm.TORCHRUN, stdout=subprocess.PIPE)
     # Both write into one pipe, and a line's end may come after the other's line.
     under_way = 0

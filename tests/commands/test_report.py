@@ -1,11 +1,14 @@
 """These tests check `grpo report` of one run, finished or interrupted."""
 
 import json
+import sys
+from contextlib import redirect_stderr
 
 import pytest
 
 from grpo.cli import main
 from grpo.config import UserError
+from grpo.host import alive
 from grpo.telemetry import FAILED, Ending, write_ending
 from grpo.trainer import Result
 from tests.report.runs import write_run
@@ -63,6 +66,17 @@ def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp
     (tmp_path / "metrics.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 2
     assert "the server did not answer; it has finished no round" in capsys.readouterr().err
+
+
+def test_signs_of_life_come_before_the_report_and_not_within_it(tmp_path, capsys, monkeypatch):
+    write_run(tmp_path / "x", rounds=3)
+    monkeypatch.setattr(alive, "TOLD_AFTER", (0.0, 0.01, 0.02, 0.03))
+    with redirect_stderr(sys.stdout):
+        assert main(["report", str(tmp_path / "x")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    signs = [line.startswith("grpo: ") for line in lines]
+    assert signs.index(False) == signs.count(True) >= 4
+    assert lines[signs.count(True)].startswith("x: ") and lines[-2].startswith("curves ")
 
 
 @pytest.mark.parametrize("pause", ["0", "-1", "nan", "inf"])

@@ -189,7 +189,7 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
     assert "50 problems × 8 samples: mean pass rate 47.5%, 20.0% never and 10.0% always solved" in printed
     assert "recommended: dynamics.group_size=" in printed
     page = (tmp_path / "solve_rates.html").read_text()
-    assert page.count("<svg") == 3 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
+    assert page.count("<svg") == 4 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
     assert_well_made(page)
 
 
@@ -200,7 +200,7 @@ def test_rates_of_a_sample_each_recommend_nothing(tmp_path, capsys):
     printed, page = capsys.readouterr().out, (tmp_path / "solve_rates.html").read_text()
     said = "Too few samples to say which problems are worth training on: 1 of each problem."
     assert said in printed and said in page and "evaluation.samples_per_problem=8" in page
-    assert "recommended" not in printed and "Recommended" not in page and page.count("<svg") == 1
+    assert "recommended" not in printed and "Recommended" not in page and page.count("<svg") == 2
     assert "30 problems × 1 sample" in page and "0% of the problems are worth" not in page
 
 

@@ -29,6 +29,13 @@ SECRET = "s3cr3t"
         (f"tracking.mlflow='https://me:{SECRET}@mlflow.example'", "export MLFLOW_TRACKING_USERNAME"),
         (f"tracking.mlflow='postgresql://me:{SECRET}@db/mlflow'", "PGPASSWORD"),
         (f"rollout.servers.urls=['http://me:{SECRET}@a:8000']", "rollout.servers.urls.0 holds a key"),
+        (f"tracking.mlflow='https://{SECRET}@mlflow.example'", "export MLFLOW_TRACKING_USERNAME"),
+        (f"task.reward.parts=[{{name: http, server: {{url: 'http://{SECRET}@a/s'}}}}]", "server.key_variable"),
+        (f"task.reward.parts=[{{name: http, server: {{url: 'http://a/s?k={SECRET}-long'}}}}]", "write {key}"),
+        (
+            f"task.reward.parts=[{{name: judge, server: {{url: 'http://a', options: {{x: 'Bearer sk-{SECRET}'}}}}}}]",
+            "options.x holds a key",
+        ),
         (f"+rollout.engine_args.hf_token={SECRET}", "export HF_TOKEN"),
         (f"+task.data.options.password={SECRET}", "give it by an environment variable"),
         (f"task.data.path='https://a.example/p.jsonl?X-Amz-Signature={SECRET}'", "download the file, and name it here"),
@@ -38,6 +45,13 @@ def test_a_key_or_password_is_refused_without_being_repeated(word, told):
     with pytest.raises(UserError) as refused:
         compose_config([word])
     assert told in str(refused.value) and SECRET not in str(refused.value)
+
+
+def test_a_word_that_cannot_be_read_is_repeated_without_its_key():
+    with pytest.raises(UserError) as refused:
+        compose_config([f"task.data.path=https://a.example/p.jsonl?X-Amz-Signature={SECRET}&y=2"])
+    assert str(refused.value).startswith("cannot read 'task.data.path=https://a.example/p.jsonl?X-Amz-Signature=…&y=2'")
+    assert SECRET not in str(refused.value)
 
 
 def test_a_key_of_the_environment_does_not_slip_in(monkeypatch):
@@ -54,6 +68,8 @@ def test_what_is_no_secret_is_let_through():
     config.task.data.options = {"key": "answer", "signature": "f(x)", "tokens": 3}
     config.task.prompt.template = "What is the key? {question}"
     config.task.data.path = "me@host:problems.jsonl"
+    refuse_credentials(config)
+    config.tracking.mlflow = "postgresql://me@db/x?k=5"
     refuse_credentials(config)
     compose_config(["task.reward.parts=[{name: http, server: {url: 'http://a/s?v=2&key={key}', key_variable: K}}]"])
     assert ("model.config.pad_token", "<pad>") in list(_texts(asdict(config)))

@@ -66,6 +66,7 @@ def test_a_checkpoint_brings_its_model_and_adapters_but_no_code_of_its_own(check
         ({}, {"rank": 8}, "rank 8, .* has no adapters: .*`grpo export .*step-00000004 DIRECTORY`"),
         ({"rank": 4}, {"rank": 8}, "has adapters of rank 4, alpha 32 on all-linear: leave out model.lora"),
         ({"rank": 4}, {"rank": 4, "alpha": 1.0}, "asks for rank 4, alpha 1 on"),
+        ({"rank": 4}, {"alpha": 8.0}, "asks for rank 0, alpha 8 on"),
     ],
 )
 def test_other_adapters_than_those_of_the_start_are_refused(saved, given, said, checkpoint):

@@ -68,9 +68,9 @@ def test_sampling_gets_vllms_own_settings_and_training_refuses_what_changes_prob
         check_training(config("+rollout.sampling.extra={min_p: 0.1}"))
 
 
-def test_an_entry_without_a_plus_is_told_where_it_belongs():
-    with pytest.raises(UserError, match=r"put a \+ before it: '.rollout.engine_args={NAME: VALUE}'"):
-        config("rollout.engine_args={kv_cache_dtype: fp8}")
+def test_an_entry_without_a_plus_is_the_entry_with_one():
+    for word in ("rollout.engine_args={kv_cache_dtype: fp8}", "+rollout.engine_args={kv_cache_dtype: fp8}"):
+        assert config(word).rollout.engine_args == {"kv_cache_dtype": "fp8"}
 
 
 @pytest.mark.parametrize(
@@ -175,3 +175,22 @@ def test_where_the_names_of_arguments_cannot_be_read_none_is_refused(vllm, monke
     elsewhere = None if vllm == "not installed" else SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(known_arguments, "find_spec", lambda name: elsewhere)
     check_engine_arguments(config("+rollout.engine_args={anything: 1}").rollout)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "rollout.sampling.top_p=0.9",
+        "rollout.sampling.top_k=5",
+        "rollout.sampling.stop=[Question]",
+        "evaluation.top_p=0.9",
+        "evaluation.top_k=5",
+    ],
+)
+def test_what_transformers_cannot_sample_is_refused_by_the_words_alone(word):
+    key, value = word.split("=")
+    with pytest.raises(UserError, match=rf"^{key}=\W*{value.strip('[]')}\W* is vLLM's, and rollout.engine is transf"):
+        check_pass_through(compose_config(["experiment=tiny", "rollout=transformers", word]))
+    check_pass_through(config(word))
+    off = ["rollout.sampling.top_p=1", "evaluation.top_p=1", "evaluation.top_k=0", "rollout.sampling.stop=[]"]
+    check_pass_through(compose_config(["experiment=tiny", "rollout=transformers", *off]))

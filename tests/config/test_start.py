@@ -118,7 +118,7 @@ def test_a_folder_of_runs_names_the_newest_ones(tmp_path):
     runs = [run_in(tmp_path / name, seconds) for seconds, name in enumerate("cadb")]
     assert runs_within(tmp_path) == runs
     expected = f"{tmp_path} is no run, but holds 4: give one of them, the newest first {tmp_path}/b, {tmp_path}/d, "
-    with pytest.raises(UserError, match=re.escape(f"{expected}{tmp_path}/a, and 1 older ones")):
+    with pytest.raises(UserError, match=re.escape(f"{expected}{tmp_path}/a, and 1 older one") + "$"):
         refuse_several(tmp_path)
     for folder in (runs[0], tmp_path / "none", runs[0] / "checkpoints"):
         refuse_several(folder)

@@ -530,3 +530,72 @@ def test_every_finding_has_a_meaning_and_every_meaning_a_finding():
     told = {name.split(" ")[0] if name.startswith("clipped") else name for name in findings_module.MEANINGS}
     assert named == told
     assert all(meaning.endswith(".") for meaning in findings_module.MEANINGS.values())
+
+
+def short(**series):
+    """Returns the log of a short run. In names of metrics "__" stands for a slash."""
+    steps = np.arange(1, len(next(iter(series.values()))) + 1.0)
+    logged_series = {name.replace("__", "/"): Series(steps, np.array(values)) for name, values in series.items()}
+    return RunLog(history_of_values(steps, np.array(series["pass_rate"])), logged_series)
+
+
+BROKEN = {
+    "pass_rate": [0.375, 0.0, 0.0, 0.0],
+    "completions__truncated_fraction": [0.02, 1.0, 1.0, 1.0],
+    "policy__sampler_entropy": [1.76, 0.0, 0.0, 0.0],
+    "learner__learning_rate": [0.5] * 4,
+    "completions__num_sampled": [128.0] * 4,
+}
+
+
+def test_a_step_that_broke_the_model_is_told_with_its_learning_rate_and_not_the_token_limit():
+    [finding] = [one for one in diagnose(short(**BROKEN)) if one.severity != NOTE]
+    assert (finding.name, finding.severity) == ("broken by a step", "critical")
+    assert finding.evidence == (
+        "38% of answers were right in the rounds to step 1 and none since; of the completions 2% were cut off before "
+        "and 100% since; the entropy was 1.8 nats per token before and is 0 since"
+    )
+    assert "a tenth of learner.learning_rate (it was 0.5)" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pass_rate": [0.375, 0.0, 0.0, 0.02]},
+        {"completions__truncated_fraction": [0.6, 1.0, 1.0, 1.0], "policy__sampler_entropy": [1.0] * 4},
+        {"completions__num_sampled": [4.0] * 4},
+        {"pass_rate": [0.0] * 4},
+    ],
+    ids=["it solves again", "its completions are as before", "few completions", "it never solved any"],
+)
+def test_what_one_step_need_not_have_done_is_not_said_to_be_broken_by_a_step(changes):
+    assert setbacks.broken(short(**BROKEN | changes), RULE) is None
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.88, "critical"), (0.05, "warning")])
+def test_a_reward_that_raises_is_told_in_a_short_run_too(share, severity):
+    rates = [0.5, 0.25, 0.5]
+    log = short(pass_rate=rates, reward__mean=rates, completions__raised_fraction=[share] * 3)
+    [finding] = [finding for finding in diagnose(log) if finding.name == "grading fails"]
+    assert (finding.severity, finding.remedy[:3]) == (severity, "fix")
+    assert finding.evidence.startswith(f"{share:.0%} of answers are in groups for which the reward function raised")
+
+
+def test_a_training_pass_rate_far_above_the_held_out_one_is_told():
+    log = steady(0.46 + 0.03 * (-1.0) ** np.arange(28))
+    held_out = Series(np.array([0.0, 28.0]), np.array([0.02, 0.09]))
+    finding = progress.memorized(replace(log, held_out=held_out, held_out_error=0.04), RULE)
+    assert (finding.name, finding.severity) == ("training above held-out", NOTE)
+    assert finding.evidence.startswith(
+        "46.0% of answers are right in training and 9.0% on held-out problems, a difference of 37 points ["
+    )
+    assert finding.evidence.endswith("before training it was 47 points, so the model had seen these problems before")
+    # Few problems, another framework's evaluations, a curriculum and a small difference tell nothing.
+    for changes in (
+        {"held_out_error": 0.2},
+        {"framework": "TRL"},
+        {"changing_prompts": True},
+        {"held_out": Series(held_out.steps, np.array([0.02, 0.38]))},
+    ):
+        told = replace(log, **{"held_out": held_out, "held_out_error": 0.04} | changes)
+        assert progress.memorized(told, RULE) is None, changes

@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,17 @@ def test_the_curves_of_many_draws_are_those_of_each_alone(law):
     alone = np.array([law.predict(free, steps, *held) for free in draws])
     assert np.isfinite(alone).all() and len(np.unique(alone, axis=0)) > 200
     np.testing.assert_array_equal(law.predict(draws, steps, *held), alone)
+
+
+def test_the_draws_of_a_long_curve_need_little_memory():
+    """All curves at once would be 400 × 3000 numbers of 8 bytes, sixteen times over."""
+    fit = fit_law(oscillator_law(0.9), measured(oscillating(3000, stiffness=0.01)))
+    tracemalloc.start()
+    try:
+        assert fit.draws.shape == (400, 4)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_draw_leaves_the_likelihood_of_its_law():

@@ -47,6 +47,17 @@ def test_a_round_with_rewards_is_warned_only_of_what_holds_for_all_completions()
     assert list(told) == ["completions/truncated_fraction"]
 
 
+def test_a_round_without_reward_after_a_good_one_is_blamed_on_the_step_between_them():
+    before = {"step": 1.0, "reward/mean": 0.4, "pass_rate": 0.4, "completions/truncated_fraction": 0.0}
+    after = NOTHING | {"step": 2.0, "pass_rate": 0.0, "completions/truncated_fraction": 1.0}
+    told = warnings(after, before | {"learner/learning_rate": 0.5})["no reward"]
+    assert told.startswith(
+        "40% of answers were right in the rounds to step 1 and none since; of the completions 0% were"
+    )
+    assert "a tenth of learner.learning_rate" in told and "max_tokens" not in told
+    assert "raise rollout.sampling.max_tokens" in warnings(after, before | {"pass_rate": 0.0})["no reward"]
+
+
 @pytest.mark.parametrize(
     ("share", "remedy"), [("unanswered", "look after the server"), ("raised", "mend the function")]
 )

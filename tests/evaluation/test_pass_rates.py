@@ -1,4 +1,4 @@
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from grpo.evaluation.pass_rates import (
     geometric_ratio,
     holm,
     mean_interval,
-    paired_difference,
+    paired_change,
     pass_at_k,
     pass_at_k_interval,
     ratio_p_value,
@@ -85,7 +85,7 @@ def test_pass_at_k_interval_has_the_mean_over_problems():
 def test_pairing_by_problem_narrows_the_change():
     difficulty = np.linspace(0, 0.8, 40)
     gains = np.tile([0.1, 0.2], 20)
-    change = paired_difference(difficulty, difficulty + gains)
+    change = paired_change(difficulty, difficulty + gains).interval
     assert change.value == pytest.approx(0.15)
     # The gains' standard error is 0.05 / √40 = 0.0079; the difficulties' alone would give 0.037.
     assert change.high - change.low == pytest.approx(2 * 1.96 * 0.0079, rel=0.1)
@@ -93,17 +93,59 @@ def test_pairing_by_problem_narrows_the_change():
 
 def test_exchanging_before_and_after_changes_the_sign():
     before, after = [0.0, 0.5, 0.25, 1.0], [0.5, 1.0, 0.5, 0.75]
-    assert paired_difference(before, after).value == 0.25
-    assert paired_difference(after, before).value == -0.25
+    gain, loss = paired_change(before, after), paired_change(after, before)
+    assert gain[0].value == 0.25 and loss[0].value == -0.25
+    assert gain[1:] == (3, 1, loss.p) and loss[1:3] == (1, 3)
 
 
 def test_no_change_anywhere_is_no_change():
-    assert paired_difference([0.5, 1.0], [0.5, 1.0]) == Interval(0.0, 0.0, 0.0)
+    assert paired_change([0.5] * 6, [0.5] * 6) == (Interval(0.0, 0.0, 0.0), 0, 0, 1.0)
 
 
 def test_rates_that_are_not_pairs_are_refused():
     with pytest.raises(ValueError, match="2 and 1"):
-        paired_difference([0.0, 1.0], [1.0])
+        paired_change([0.0, 1.0], [1.0])
+
+
+def test_a_paired_change_by_hand():
+    # Of the eight choices of signs only two of each side reach as far: none turned, or the third alone.
+    few = paired_change([0.5, 0.5, 0.5], [1.0, 1.0, 0.25])
+    assert (few.better, few.worse, few.p) == (2, 1, 0.5)
+    assert few.interval == Interval(0.25, -1.0, 1.0), "three problems never decide anything"
+    # Of 64 choices the measured one and its opposite are the farthest. A 40th of 64 is 1.6, so one mean lies outside.
+    six = paired_change([0.0] * 6, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert (six.p, six.interval.low, six.interval.high) == (2 / 64, 0.1, 0.6)
+
+
+@pytest.mark.parametrize("count", [5, 8, 13, 14, 40])
+def test_the_interval_of_a_paired_change_excludes_0_exactly_where_the_test_finds_a_change(count):
+    random, seen = np.random.default_rng(0), set()
+    for gain in (0.0, 0.2, 0.4):
+        for _ in range(40):
+            before, after = random.binomial(4, 0.3, count) / 4, random.binomial(4, 0.3 + gain, count) / 4
+            change = paired_change(before, after)
+            assert (change.p < 0.05) == (not change.interval.low <= 0 <= change.interval.high)
+            assert change.interval.low <= change.interval.value <= change.interval.high
+            seen.add(change.p < 0.05)
+    assert seen == ({True, False} if count > 5 else {False})
+
+
+def test_a_change_is_found_where_there_is_none_in_no_more_than_one_of_twenty_cases():
+    """All outcomes of seven problems are gone through that got better and worse equally easily, or stayed the same."""
+    for moved in (0.1, 0.3, 0.5):
+        found = 0.0
+        for outcome in product((-1.0, 0.0, 1.0), repeat=7):
+            if paired_change([0.0] * 7, outcome).p < 0.05:
+                found += np.prod([moved if change else 1 - 2 * moved for change in outcome])
+        assert found <= 0.05
+
+
+def test_of_many_problems_the_interval_of_a_paired_change_is_that_of_their_standard_error():
+    differences = np.random.default_rng(0).normal(0.1, 0.3, 400)
+    interval = paired_change(np.zeros(400), differences).interval
+    error = differences.std(ddof=1) / 400**0.5
+    assert interval.low == pytest.approx(differences.mean() - 1.96 * error, abs=0.1 * error)
+    assert interval.high == pytest.approx(differences.mean() + 1.96 * error, abs=0.1 * error)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +189,7 @@ def test_a_crossed_difference_by_hand():
 def test_a_crossed_difference_is_wider_than_one_over_problems_alone_when_seeds_differ():
     cells = np.repeat([[0.2], [-0.1], [0.3], [0.0]], 50, axis=1) + np.random.default_rng(1).normal(0, 0.1, (4, 50))
     crossed, p = crossed_difference(cells)
-    alone = paired_difference(np.zeros(50), cells.mean(0))
+    alone = paired_change(np.zeros(50), cells.mean(0)).interval
     assert crossed.value == pytest.approx(alone.value)
     assert crossed.high - crossed.low > 3 * (alone.high - alone.low)
     assert p > 0.05

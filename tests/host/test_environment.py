@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from grpo.cli import main
 from grpo.host import environment
 
 # It takes 160 MiB twice, in pieces of 40 MiB, as a learner's steps do, and prints the pages that the second time costs.
@@ -35,6 +36,22 @@ def pages(**variables):
 def test_freed_memory_is_kept_for_the_next_step_unless_the_user_has_set_how_much():
     assert pages() < 1_000
     assert pages(MALLOC_TRIM_THRESHOLD_="131072") > 10_000
+
+
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "", "2.5"])
+def test_a_number_of_threads_that_is_none_is_one_line(threads, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert main(["config", "clip_low"]) == 2
+    assert capsys.readouterr().err == (
+        f"grpo: the environment variable OMP_NUM_THREADS={threads!r} is no number of threads: unset or correct it\n"
+    )
+
+
+def test_a_terminal_that_does_not_know_its_width_shows_tables_all_the_same(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4, 2")
+    monkeypatch.setenv("COLUMNS", "0")
+    assert main(["config", "clip_low"]) == 0
+    assert "objective.clip_low" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

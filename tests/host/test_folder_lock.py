@@ -91,3 +91,23 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written to"):
         refuse_held(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["run.lock", "metrics.jsonl", "prompts.jsonl", "samples.jsonl", "resumptions.jsonl"])
+def test_a_folder_in_which_a_log_is_a_link_is_refused_and_one_behind_a_link_is_not(tmp_path, name):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.write_text("mine")
+    run.mkdir()
+    (run / name).symlink_to(victim)
+    with pytest.raises(UserError, match=f"run/{name} is a link, and nothing is written through links"):
+        refuse_held(run)
+    assert victim.read_text() == "mine"
+    (run / name).unlink()
+    (tmp_path / "through").symlink_to(run, target_is_directory=True)
+    refuse_held(tmp_path / "through")
+
+
+def test_a_pipe_in_place_of_a_log_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(UserError, match="metrics.jsonl is no plain file"):
+        refuse_held(tmp_path)

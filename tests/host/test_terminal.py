@@ -106,7 +106,7 @@ def test_the_last_word_of_a_log_is_no_sign_of_life_and_a_log_may_be_gone(tmp_pat
 def test_a_lone_surrogate_does_not_make_a_page_fail(tmp_path):
     samples = [{"question": "\ud800", "answer": "1", "completions": []}]
     values = {"name": "x", "verdict": ["\ud800 said"], "mood": "good", "numbers": [], "notes": [], "tables": {}}
-    values |= {"pictures": [], "samples": samples, "meanings": {}, "compared": "two variants"}
+    values |= {"pictures": [], "samples": samples, "meanings": {}, "compared": "two variants", "run_links": []}
     write_page("contrast.html", tmp_path / "page.html", **values)
     assert r"\ud800 said" in (tmp_path / "page.html").read_text(encoding="utf-8")
 

@@ -22,7 +22,7 @@ DEAF = "import signal; signal.signal(15, signal.SIG_IGN)\n" + WAIT
 
 def tethered(program, grace=20, silent=0):
     command = [sys.executable, "-m", "grpo.host.tether", str(grace), str(silent), sys.executable, "-c", program]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     process.stdin.write(json.dumps({"SECRET": "s3cret"}).encode() + b"\n")
     process.stdin.flush()
     return process
@@ -117,7 +117,7 @@ def test_what_is_stopped_is_told_once_and_again_when_it_is_stopped_again():
         assert process.stdout.read() == ""
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", ["", "outer", "inner", "command"])
 def test_a_private_folder_is_nobody_elses_and_is_removed(killed):
     program = "import os; print(os.environ['FOLDER'], oct(os.stat(os.environ['FOLDER']).st_mode), flush=True)\n"
     command = [sys.executable, "-m", "grpo.host.tether", "1", "0", sys.executable, "-c"]
@@ -129,9 +129,12 @@ def test_a_private_folder_is_nobody_elses_and_is_removed(killed):
         assert mode == "0o40700"
         if killed:
             assert process.stdout.readline() == "here\n" and Path(folder).exists()
-            psutil.Process(process.pid).children()[0].kill()
+            outer = psutil.Process(process.pid)
+            inner, command = below(process, 2)
+            {"outer": outer, "inner": inner, "command": command}[killed].kill()
+            assert not psutil.wait_procs([inner, command], timeout=20)[1]
         process.wait(20)
-    assert process.returncode == (128 + signal.SIGKILL if killed else 0)
+    assert process.returncode == {"": 0, "outer": -signal.SIGKILL}.get(killed, 128 + signal.SIGKILL)
     assert not Path(folder).exists()
 
 
@@ -148,13 +151,29 @@ def test_sockets_fit_into_a_private_folder_wherever_temporary_files_are_kept(tmp
         assert process.wait(20) == 0
 
 
-def test_killed_itself_it_leaves_nothing():
-    process = tethered(DEAF)
-    process.stdout.readline()
-    children = psutil.Process(process.pid).children()
-    process.kill()
-    assert len(children) == 1
-    assert not psutil.wait_procs(children, timeout=20)[1]
+def below(process, count):
+    """Returns the processes below this one, once there are `count` of them."""
+    deadline = time.monotonic() + 20
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < count:
+        assert time.monotonic() < deadline, children
+        time.sleep(0.05)
+    assert len(children) == count
+    return children
+
+
+@pytest.mark.parametrize("killed", ["outer", "inner", "group of the outer"])
+def test_killed_itself_it_leaves_nothing(killed):
+    """As vLLM's engine does, a child of the command has a session of its own and no eye on its parent."""
+    engine = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
+    process = tethered(f"import subprocess, sys; {engine}\n" + DEAF, grace=1)
+    assert {process.stdout.readline() for _ in range(2)} == {b"here\n"}
+    inner, *children = below(process, 3)
+    if killed == "group of the outer":
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        (process if killed == "outer" else inner).send_signal(signal.SIGKILL)
+    assert not psutil.wait_procs([inner, *children], timeout=20)[1]
+    assert process.wait(20) == (128 + signal.SIGKILL if killed == "inner" else -signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -165,9 +184,6 @@ def test_a_starter_that_is_killed_takes_the_command_along():
         stdout=subprocess.PIPE,
     )  # fmt: skip
     tether = psutil.Process(int(starter.stdout.readline()))
-    deadline = time.monotonic() + 20
-    while not (children := tether.children()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    children = below(tether, 2)
     starter.kill()
-    assert len(children) == 1
     assert not psutil.wait_procs([tether, *children], timeout=20)[1]

@@ -12,7 +12,7 @@ class Part:
 
     def __init__(self, role, *codes):
         self.seat = SimpleNamespace(role=role, name=f"{role}-0", machine=SimpleNamespace(name="here"))
-        self.log, self.orders, self._codes = None, [], list(codes)
+        self.log, self.begin, self.orders, self._codes = None, 0, [], list(codes)
         self.process = SimpleNamespace(poll=lambda: self._codes.pop(0) if len(self._codes) > 1 else self._codes[0])
 
     def ask_to_stop(self):
@@ -30,7 +30,7 @@ def waited(monkeypatch):
     """Returns the exit code of a run of these parts, which nobody asks to stop."""
     monkeypatch.setattr(supervise, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(supervise, "unread", lambda: False)
-    monkeypatch.setattr(supervise, "last_word", lambda log: "no room")
+    monkeypatch.setattr(supervise, "last_word", lambda log, begin: "no room")
     return lambda *parts: supervise.wait(parts, SimpleNamespace(count=0))
 
 

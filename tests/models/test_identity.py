@@ -6,7 +6,7 @@ import os
 import pytest
 
 from grpo.config import ModelConfig, UserError
-from grpo.models import check_base, weights_identity
+from grpo.models import WeightsIdentity, check_base, weights_identity
 
 
 def model_of(folder, content):
@@ -19,7 +19,7 @@ def model_of(folder, content):
 def test_the_same_weights_are_the_same_base_wherever_they_are(tmp_path):
     first, copy, other = (model_of(tmp_path / name, text) for name, text in (("a", b"x"), ("b", b"x"), ("c", b"y")))
     saved = weights_identity(ModelConfig(path="a", revision="v1"), first)
-    assert saved == {"path": "a", "revision": "v1", "sha256": {"model.safetensors": hashlib.sha256(b"x").hexdigest()}}
+    assert saved == WeightsIdentity("a", "v1", {"model.safetensors": hashlib.sha256(b"x").hexdigest()})
     check_base(saved, weights_identity(ModelConfig(path="b"), copy), first)
     check_base(None, weights_identity(ModelConfig(path="c"), other), first)
     with pytest.raises(UserError, match=r"on a at v1, but c now holds other .* set model and model.revision=v1 as"):
@@ -34,7 +34,7 @@ def test_a_file_of_the_hubs_cache_is_known_by_its_name_there(tmp_path):
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").symlink_to(blob)
     identity = weights_identity(ModelConfig(path="some/model"), snapshot)
-    assert identity == {"path": "some/model", "revision": "0123abc", "sha256": {"model.safetensors": "a" * 64}}
+    assert identity == WeightsIdentity("some/model", "0123abc", {"model.safetensors": "a" * 64})
 
 
 def test_weights_that_were_replaced_are_another_base_in_the_same_process_too(tmp_path):

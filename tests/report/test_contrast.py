@@ -3,22 +3,36 @@
 import json
 import re
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from scipy import stats
 
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
-from grpo.report.contrast import contrast, not_below, over_seeds
-from grpo.report.contrast_page import SHEET_INCHES, conclusion, courses, differently_asked, samples, write_contrast
-from grpo.report.contrast_panels import PANELS, differences
+from grpo.evaluation.pass_rates import crossed_difference
+from grpo.report.contrast import _level, contrast, not_below, over_seeds
+from grpo.report.contrast_page import (
+    SHEET_INCHES,
+    conclusion,
+    courses,
+    differently_asked,
+    numbers,
+    samples,
+    write_contrast,
+)
+from grpo.report.contrast_panels import PANELS, differences, learning
 from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, settings
 from grpo.report.finished_runs import load
+from grpo.report.page import picture
 from grpo.report.style import STYLE
+from grpo.sweep.cells import Cell
+from grpo.sweep.ledger import DONE, State, begin_ledger
 from grpo.telemetry import FINISHED, INTERRUPTED, KILLED, Ending, Resumption, add_resumption, write_ending
 from grpo.types import Interval
 from tests.report.structure import assert_well_made
@@ -148,6 +162,9 @@ def test_a_better_variant_is_told_from_one_that_is_the_same(runs, compared):
     assert against["worse"].p < 0.01 and against["worse"].difference.value == pytest.approx(-0.2, abs=0.05)
     assert against["same"].p > 0.05
     assert against["same"].difference.low < 0 < against["same"].difference.high
+    for one in against.values():
+        assert (one.p < 0.05) == (not one.difference.low <= 0 <= one.difference.high)
+        assert (one.tokens_p < 0.05) == (not one.tokens.low <= 1 <= one.tokens.high)
     first, last = (np.mean([run.held_out[index] for run in runs[:5]]) for index in (0, -1))
     assert compared.level == pytest.approx(first + 0.75 * (last - first))
     # Three quarters of the way to .5 at twice the speed: half of the tokens.
@@ -282,6 +299,22 @@ def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path,
     assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
 
 
+def test_a_sweep_names_its_variants_without_what_they_share(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("run normalization=grpo lr=0.001", "run normalization=dr_grpo lr=0.001")
+    cells = [Cell(f"{index}-seed0", name, 0, ()) for index, name in enumerate(names)]
+    ledger = begin_ledger(tmp_path / "dial", cells, ["grpo"])
+    for cell, final in zip(cells, (0.5, 0.8), strict=True):
+        ledger.path(cell).rmdir()
+        write_run(ledger.path(cell), final, 0)
+        ledger.record(cell, State(DONE))
+    assert main(["report", str(tmp_path / "dial")]) == 0
+    printed = capsys.readouterr().out
+    assert "dr_grpo" in printed and "normalization" not in printed
+    text = (tmp_path / "dial" / "report.md").read_text()
+    assert "| grpo | 1 |" in text and "| dr_grpo | 1 |" in text and "minus grpo" in text
+
+
 def test_runs_in_folders_of_their_start_are_seeds_of_the_folder_around_them_or_variants(tmp_path, capsys):
     folders = [
         write_run(tmp_path / name / f"2026-11-23_19-02-1{seed}-4711", final, seed)
@@ -355,3 +388,69 @@ def test_seconds_are_those_of_rounds_whatever_ran_beside_them_or_came_between(tm
     beside = {"time/round_seconds": 3.0, "time/wait_seconds": 1.0, "time/learn_seconds": 2.0, "time/save_seconds": 9.0}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row | beside) + "\n" for row in lines))
     assert load(folder, "run").spent["seconds"].tolist() == [0, 30, 60, 90]
+
+
+def test_a_line_over_seconds_ends_where_its_runs_end_on_average_however_quick_one_was(runs):
+    """The second of two seeds took twice as long."""
+    fast, slow = [run for run in runs if run.variant == "base"][:2]
+    slow = replace(slow, rows=[row | {"time/sample_seconds": 4.0} for row in slow.rows])
+    figure = Figure()
+    axes = figure.add_subplot()
+    learning("seconds")(axes, contrast([fast, slow]))
+    line = next(line for line in axes.lines if line.get_label() == "base")
+    seconds, rates = line.get_data()
+    assert seconds.tolist() == [0, 30, 60, 90], "the means of 0, 20, 40, 60 and of 0, 40, 80, 120"
+    assert rates[-1] == pytest.approx((fast.held_out[-1] + slow.held_out[-1]) / 2)
+
+
+def test_rounds_of_a_comparison_tell_whole_steps_with_their_own_values(compared):
+    values = json.loads(picture(partial(PANELS[5], contrast=compared))["values"])
+    assert [point[2] for point in values["series"][0]["points"]] == [str(step) for step in range(1, 31)]
+    steps = json.loads(picture(partial(learning("steps"), contrast=compared))["values"])
+    assert [point[2] for point in steps["series"][0]["points"]] == ["0", "10", "20", "30"]
+
+
+def test_the_second_number_says_what_the_best_is_ahead_of_also_where_the_best_is_the_first(compared):
+    first, *others = compared.variants
+    lead = numbers(replace(compared, variants=(first, *others), best="better"))[1]
+    assert lead.name == "points above base" and lead.value.startswith("+")
+    worse = next(variant for variant in others if variant.name == "worse")
+    lead = numbers(replace(compared, variants=(first, worse), best="base"))[1]
+    assert lead.name == "points above worse" and float(lead.value) == pytest.approx(20, abs=5)
+    assert lead.note.startswith("95 % interval +1")
+    assert numbers(replace(compared, variants=(first,)))[1].name == "change, in percentage points"
+
+
+def test_a_comparison_links_to_the_reports_of_its_runs(compared, tmp_path):
+    folder = compared.base.runs[0].folder
+    (folder / "report.html").write_text("<nav></nav>")
+    write_contrast(compared, folder.parent)
+    assert f'<a href="{folder.name}/report.html">{folder.name}</a>' in (folder.parent / "report.html").read_text()
+    assert '<a href="../report.html">' in (folder / "report.html").read_text()
+
+
+def test_curves_that_hide_each_other_are_one_line_with_both_names(compared):
+    first, *_ = compared.variants
+    twin = replace(first, name="twin", against=compared.variants[1].against)
+    axes = Figure().add_subplot()
+    learning("steps")(axes, replace(compared, variants=(first, twin)))
+    assert axes.get_legend_handles_labels()[1] == ["base = twin"] and axes.get_legend()
+
+
+def test_the_interval_of_one_of_several_differences_is_corrected_as_its_p_value_is(runs, compared):
+    alone = contrast([run for run in runs if run.variant in ("base", "worse")]).variants[1].against
+    among = compared.variants[3].against
+    width, wider = (one.difference.high - one.difference.low for one in (alone, among))
+    factor = among.p / alone.p
+    assert factor == pytest.approx(2) or factor == pytest.approx(3)
+    # Five seeds leave four degrees of freedom.
+    expected = stats.t.ppf(1 - 0.025 / factor, 4) / stats.t.ppf(0.975, 4)
+    assert wider / width == pytest.approx(expected)
+
+
+def test_a_difference_that_the_correction_leaves_open_has_an_interval_with_0():
+    cells = np.array([[0.06], [0.10], [0.02], [0.09], [0.05]]) + np.linspace(-0.2, 0.2, 30)
+    _, p = crossed_difference(cells)
+    for corrected_p in (p, min(1.0, 10 * p), min(1.0, 40 * p)):
+        interval, _ = crossed_difference(cells, _level(p, corrected_p))
+        assert (corrected_p < 0.05) == (not interval.low <= 0 <= interval.high)

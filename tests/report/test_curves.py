@@ -8,7 +8,8 @@ from matplotlib.image import imread
 
 from grpo.config import UserError
 from grpo.report import page, plot_run
-from grpo.report.curves import Curves, draw_cache, draw_pass_rate, draw_sources, draw_time, panels_of
+from grpo.report.curves import Curves, draw_cache, draw_equal_groups, draw_pass_rate, draw_sources, draw_time, panels_of
+from grpo.report.small_charts import small_charts
 from grpo.report.style import drawn, smooth
 
 ROUNDS = [
@@ -104,3 +105,48 @@ def test_a_cache_that_sufficed_is_said_to_have():
 def test_a_run_without_rounds_says_so(tmp_path):
     with pytest.raises(UserError, match="first round"):
         plot_run([], [EVALUATION], tmp_path / "run.png")
+
+
+def test_a_round_tells_its_own_value_beside_the_mean_of_its_neighbours():
+    rounds = [{"step": step, "pass_rate": step % 2 / 1.0} for step in range(1, 31)]
+    points = told(draw_pass_rate, rounds)["pass rate in training"]
+    assert points[9] == ["10", "0.0% (mean 40.0%)"] and points[10] == ["11", "100.0% (mean 60.0%)"]
+
+
+def test_a_line_that_would_hide_another_is_drawn_once_under_both_names():
+    rounds = [{"step": step, "pass_rate": 0.25 * step, "reward/mean": 0.25 * step + 1e-9} for step in (1, 2, 3)]
+    assert list(told(draw_pass_rate, rounds)) == ["pass rate in training = mean reward in training"]
+    axes = Figure().add_subplot()
+    assert "The mean reward is the same number" in draw_pass_rate(axes, Curves(rounds, []))
+    silent = [{"step": 1, "groups/silent_fraction": 0.5, "groups/all_wrong_fraction": 0.5}]
+    assert list(told(draw_equal_groups, silent)) == ["all rewards equal = all wrong"]
+
+
+def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass_rate():
+    numbers = {"policy/loss": 0.1, "learner/learning_rate": 3e-7, "policy/reference_kl": 0.0, "pass_rate": 0.5}
+    parts = {"reward/part/math": 0.5, "reward/part/rewards.py:short": 0.2}
+    run = Curves([{"step": step, **numbers, **parts} for step in (1, 2)], [])
+    panels, notes = small_charts(run)
+    pictures = [page.picture(partial(panel, run=run), page.SMALL_INCHES) for panel in panels]
+    assert [picture["title"] for picture in pictures] == ["Reward: short", "Loss", "Learning rate"]
+    assert notes == ["The part math of the reward is the pass rate.", "Always 0 was: KL to the reference."]
+    [rate] = json.loads(pictures[2]["values"])["series"]
+    assert rate["points"][0][2:] == ["1", "3·10⁻⁷"]
+
+
+def test_a_last_chart_without_a_neighbour_has_a_row_of_its_own():
+    def panel(axes):
+        axes.plot([1, 2], [1, 2])
+        axes.set_title("t")
+        return ""
+
+    shapes = {
+        (number, first): [one["only"] for one in page.pictures([panel] * number, first)]
+        for number, first in ((1, False), (2, True), (3, True), (3, False))
+    }
+    assert shapes == {
+        (1, False): ["wide", "narrow"],
+        (2, True): ["wide", "narrow", "wide", "narrow"],
+        (3, True): ["wide", "narrow", "", ""],
+        (3, False): ["", "", "wide", "narrow"],
+    }

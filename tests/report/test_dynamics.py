@@ -1,5 +1,7 @@
 import json
 import re
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ from grpo.dynamics.identify import LawFit
 from grpo.dynamics.laws import History, Law
 from grpo.dynamics.replay import statistics_of
 from grpo.report.dynamics import analysed, write_fit
-from grpo.report.dynamics_panels import draw_gradient_mass, draw_reward, panels
-from grpo.report.dynamics_tables import forecast_numbers, shape_of
+from grpo.report.dynamics_panels import _within_0_and_1, draw_gradient_mass, draw_reward, draw_silent, panels
+from grpo.report.dynamics_tables import _law_row, forecast_numbers, shape_of, summary_lines
 from grpo.report.logs import counts_of, num_completions, read_log
+from grpo.report.page import picture
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.telemetry import KILLED, Resumption, add_resumption
 from grpo.types import Mean
@@ -36,8 +39,8 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     page = (tmp_path / "dynamics.html").read_text()
     said = "The run was resumed after step 40: it had been killed"
     assert said in printed and said in page
-    # The first chart is there twice: over the whole width, and for a phone.
-    assert page.count("<figure") == 7
+    # The first chart is there twice, over the whole width and for a phone, and so is the last one, which is alone.
+    assert page.count("<figure") == 8
     assert_well_made(page)
     assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
 
@@ -82,6 +85,15 @@ def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
     assert "forecast for step 300" in printed and "more than 0.02 with probability" in printed
     # From the last round's policy, at step 29, to step 300.
     assert all(f"│  {step} │" in printed for step in (" 29", " 95", "162", "234", "300"))
+
+
+def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with_an_exponent(tmp_path, capsys):
+    write_run(tmp_path, 30)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=3"]) == 2
+    message = f"last_step=3 does not lie after the last step of {tmp_path}, which is 29: give a later one"
+    assert message in capsys.readouterr().err
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=6e1"]) == 0
+    assert "forecast for step 60" in capsys.readouterr().out
 
 
 def test_held_out_points_are_forecast_with_the_gap_to_training(tmp_path, capsys):
@@ -166,13 +178,13 @@ def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 6 of 28 checks could be made, and they found no problem; a change of less than " in printed
+    assert "diagnosis: 6 of 30 checks could be made, and they found no problem; a change of less than " in printed
     assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
     assert (
         "if training goes on, the pass rate at step 60 will be between " in printed
         and "% (with 90 % certainty)" in printed
     )
-    assert "22 of 28 checks need what the log lacks: lengths, mean rewards, " in printed
+    assert "24 of 30 checks need what the log lacks: lengths, held-out scores, mean rewards, " in printed
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
@@ -235,11 +247,12 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     # 128 prompts × (100 + 4 × 500) tokens fit 372 times into 1e8.
     assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=372" in printed
     page = (tmp_path / "plan.html").read_text()
-    assert "G = 4 and τ = 1 are proposed." in page and "num_steps=372" in page and "silent groups" in page
+    assert "Proposed: G = 4 completions of each prompt, and τ = 1 step on them." in page and "num_steps=372" in page
+    assert "silent groups" in page and ">4 (proposed)<" in page and "τ = 1: only training shows" in page
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
     assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
-    assert "7" in re.findall(r'<th scope="row">(\d+)</th>', (tmp_path / "plans" / "plan.html").read_text())
+    assert "7 (proposed)" in re.findall(r'<th scope="row">([^<]+)</th>', (tmp_path / "plans" / "plan.html").read_text())
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
     assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
@@ -273,7 +286,7 @@ def test_logs_of_trl_are_read(tmp_path, capsys):
     assert log.held_out.values.tolist() == [0.25, 0.5]
     assert len(log.history) == 60 and 0.01 < log.history.errors[0] < 0.05
     assert main(["dynamics", "fit", str(tmp_path / "checkpoint-60" / "trainer_state.json")]) == 0
-    assert "plateau 0.6" in capsys.readouterr().out
+    assert re.search(r"plateau (59|60|61)\.\d%", capsys.readouterr().out)
 
 
 def test_logs_of_verl_are_read_and_diagnosed(tmp_path, capsys):
@@ -400,3 +413,74 @@ def test_rounds_of_which_nothing_could_be_graded_are_no_points_of_the_curve(tmp_
     assert means["completions/length_mean"] == Mean(25_600, 256) and means["prompts/length_mean"] == Mean(640, 32)
     assert statistics_of(rows[0], counts_of(rows[0]), {}, 0).means["completions/length_mean"] == Mean(25_600, 256)
     assert not {"unstable", "prompts too hard"} & {finding.name for finding in diagnose(log)}
+
+
+def points_of(panel, analysis):
+    values = json.loads(picture(partial(panel, analysis=analysis))["values"])
+    return {one["name"]: [point[2:] for point in one["points"]] for one in values["series"]}
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_rounds_have_the_steps_of_the_log_in_every_chart(tmp_path, interval):
+    write_run(tmp_path, 30)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"step": interval * row["step"], "plan/refresh_interval": interval, "staleness/mean": (interval - 1) / 2}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluations = [{"step": step, "pass@1": {"value": 0.5, "low": 0.4, "high": 0.6}} for step in (0, 30 * interval)]
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    drawn = points_of(draw_reward, analysis)
+    rounds = drawn["rounds, with standard errors"]
+    assert [step for step, _ in rounds] == [f"{row['step']:,}" for row in rows]
+    assert all(text.startswith(f"{row['pass_rate']:.1%} ") for (_, text), row in zip(rounds, rows, strict=True))
+    assert drawn["held out, 95 % interval"][-1][0] == rounds[-1][0] == f"{30 * interval}"
+    ahead = drawn["forecast, 90 % interval"]
+    assert (ahead[0][0], ahead[-1][0]) == (f"{30 * interval}", "200")
+    parts = [step for step, _ in points_of(draw_silent, analysis)["expected from the difficulty"]]
+    assert parts[0] == f"{interval} to {5 * interval}" and parts[-1] == f"{26 * interval} to {30 * interval}"
+    texts = [step for series in drawn.values() for step, _ in series]
+    assert not [step for step in texts if "." in step], "no step is a fraction"
+
+
+def test_error_bars_of_a_round_stay_within_0_and_100_percent():
+    low, high = _within_0_and_1([0.05, 0.5, 1.0], [0.1, 0.1, 0.1])
+    assert low.tolist() == [0.05, 0.1, 0.1] and high.tolist() == [0.1, 0.1, 0.0]
+
+
+def test_the_shape_of_a_curve_is_not_told_where_the_data_do_not_decide_it(tmp_path):
+    path = tmp_path / "log.jsonl"
+    luck = 0.05 * np.random.default_rng(0).standard_normal(36)
+    rows = [{"step": step, "pass_rate": 0.4 + 0.005 * step + luck[step - 1]} for step in range(1, 37)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    analysis = analysed(read_log(path), path)
+    shape = forecast_numbers(analysis.identification, analysis.ahead)[2]
+    assert analysis.identification.reason.startswith("not identified yet: the curve runs straight")
+    assert shape.value == "not clear yet" and shape.note.startswith(
+        "the curve runs straight, so where it levels off is"
+    )
+    assert "plateau" not in shape.note
+
+
+def test_constants_of_laws_have_digits_that_a_run_can_tell():
+    steps = np.arange(36.0)
+    names = ("floor", "plateau", "width_steps", "middle_step", "stiffness")
+    law = Law("any", names, lambda *_: steps, lambda history: [[]], lambda free: free)
+    history = History(steps, steps / 36, np.full(36, 0.1), np.ones(36), np.zeros(36))
+    fit = LawFit(law, history, np.array([2.37e-11, 0.5, 7.0, 8.04e4, 1e-9]), np.zeros((5, 5)), 1.0, np.zeros(36))
+    told = "floor 0.0%, plateau 50.0%, width steps 7, middle step beyond 350, stiffness 1·10⁻⁹"
+    assert _law_row(fit)[1] == told
+
+
+def test_no_plateau_is_told_beside_a_forecast_that_goes_beyond_it(tmp_path):
+    write_run(tmp_path, 100)
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    assert analysis.identification.identified
+    told = []
+    for shift in (0.0, 0.15):
+        ahead = replace(analysis.ahead, value=analysis.ahead.value + shift)
+        shape = forecast_numbers(analysis.identification, ahead)[2].note
+        told.append((shape, summary_lines(analysis.identification, ahead)[1]))
+    assert "it levels off at " in told[0][0] and ", plateau " in told[0][1]
+    assert "the forecast goes beyond its plateau" in told[1][0] and "levels off" not in told[1][0]
+    assert "the forecast goes beyond its law's plateau, so where it ends is open" in told[1][1]

@@ -82,7 +82,8 @@ def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
         "findings": [],
         "nothing": "",
     }
-    values |= {"pictures": [page.picture(bars_and_line)], "tables": {}, "groups": groups, "about_groups": "",
+    values |= {"pictures": [page.picture(bars_and_line)], "small_pictures": [], "facts": [("what", "value")],
+               "tables": {}, "groups": groups, "about_groups": "",
                "settings": [("key", "value"), (attack, attack)], "meanings": {}}  # fmt: skip
     page.write_page("run.html", tmp_path / "page.html", **values)
     text = (tmp_path / "page.html").read_text()

@@ -9,9 +9,11 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
+from grpo.dynamics.findings import Finding
 from grpo.report.course import how_often, resumed_at, resumptions_table, standing
 from grpo.report.logs import run_config
-from grpo.report.run_page import about, run_tables, settings, shown_groups
+from grpo.report.run_facts import about, run_facts
+from grpo.report.run_page import run_tables, settings, shown_groups
 from grpo.report.run_report import write_report
 from grpo.report.summary import comparable
 from grpo.report.verdict import judge
@@ -55,16 +57,26 @@ def test_a_run_that_learned_is_said_to_have_with_what_it_took():
     verdict = judge(metrics(0.2, 0.4), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
     assert verdict.mood == "good"
     assert verdict.lines[0].startswith("The model learned: it now solves 65.0% of the held-out problems at the first")
-    assert "24 got better and 0 worse (sign test, p < 0.001)" in verdict.lines[1]
+    assert "24 got better and 0 worse (randomization test, p < 0.001)" in verdict.lines[1]
     assert [number.value for number in verdict.numbers] == ["65.0%", "+40.0", "6 s"]
 
 
 def test_of_a_handful_of_problems_it_is_said_that_they_are_too_few():
-    """Three of eight problems were flipped by chance. A bootstrap of so few would exclude 0."""
+    """Three of eight problems were flipped by chance: two of eight choices of their signs reach as far."""
     verdict = judge(metrics(0.2), [evaluation(0, [0.0] * 8), evaluation(1, [1.0] * 3 + [0.0] * 5)])
     assert verdict.mood == "unsure" and verdict.lines[0].startswith("No clear change")
     assert "8 problems are too few to say more" in verdict.lines[1]
-    assert verdict.numbers[1].note == "3 better, 0 worse"
+    assert "Of 8 problems 3 got better and 0 worse (randomization test, p = 0.25)" in verdict.lines[2]
+    assert verdict.numbers[1].note == "95 % interval 0.0 to +100.0"
+
+
+def test_verdict_and_interval_never_disagree():
+    """A bootstrap's interval would be +1.9 to +21.2, beside a sign test of p = .125."""
+    before, after = [0.0] * 12 + [0.5], [0.25] * 5 + [0.5] + [0.0] * 6 + [0.25]
+    verdict = judge(metrics(0.2), [evaluation(0, before), evaluation(1, after)])
+    assert verdict.mood == "unsure" and "Chance alone may explain the difference." in verdict.lines[0]
+    assert "6 got better and 1 worse (randomization test, p = 0.11)" in verdict.lines[2]
+    assert verdict.numbers[1].note == "95 % interval 0.0 to +25.0"
 
 
 def test_an_evaluation_before_the_last_step_is_said_to_be_one():
@@ -115,6 +127,18 @@ def test_of_a_run_resumed_with_other_problems_those_evaluations_are_compared_tha
 def test_a_run_whose_weights_never_changed_learned_nothing_whatever_chance_says():
     verdict = judge(metrics(0.2, 0.9, norm=0.0), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 30)])
     assert verdict.mood == "bad" and verdict.lines[0].startswith("Nothing was learned")
+
+
+def test_a_verdict_names_the_cause_that_the_diagnosis_found_and_promises_none():
+    still = metrics(0.2, 0.2, norm=0.0)
+    assert judge(still, []).lines == ["Nothing was learned: no optimizer step changed the weights."]
+    raised = Finding("grading fails", "critical", "88% of answers raised", "fix it")
+    assert judge(still, [], [raised]).lines[1].startswith("The cause: some answers are never graded, so nothing can")
+    sides = [evaluation(0, [0.25] * 8), evaluation(2, [0.0] * 4 + [0.25] * 4)]
+    verdict = judge(metrics(0.2, 0.0), sides, [raised])
+    assert verdict.mood == "bad" and "Chance" not in verdict.lines[0] and verdict.lines[1].startswith("The cause: ")
+    note = Finding("on the plateau", "note", "", "")
+    assert "The cause" not in " ".join(judge(metrics(0.2, 0.0), sides, [note]).lines)
 
 
 def test_without_held_out_problems_the_training_curve_is_judged_once_it_is_long_enough():
@@ -241,6 +265,24 @@ def test_a_page_names_the_model_and_the_problems_of_its_run():
     )
     assert about({"model": {"source": "tiny", "path": ""}}) == "model tiny"
     assert about({}) == ""
+
+
+def test_a_page_tells_how_its_run_was_started_as_far_as_it_is_known(tmp_path):
+    config = {"seed": 7, "device": "cpu", "hardware": {"learner_nodes": 2, "ranks_per_node": 4}}
+    assert run_facts(tmp_path, config) == [
+        ("what", "value"),
+        ("seed", "7"),
+        ("processes that learn", "8 (device=cpu)"),
+    ]
+    start = {"command": "grpo train seed=7", "time": "2026-11-25 13:00:00+00:00", "user": "ada", "host": "box"}
+    code = {"versions": {"torch": "2.13"}, "commit": "abc", "changed": True, "start": start | {"processors": "2 cores"}}
+    (tmp_path / "code.json").write_text(json.dumps(code))
+    facts = dict(run_facts(tmp_path, {"seed": 0}))
+    assert facts["command"] == "grpo train seed=7" and facts["seed"] == "0" and facts["machine"] == "2 cores"
+    assert facts["started or last resumed"] == "2026-11-25 13:00:00+00:00, by ada on box"
+    assert (facts["versions"], facts["commit of grpo"]) == ("torch 2.13", "abc, with changes (code.patch)")
+    (tmp_path / "code.json").write_text('{"vers')
+    assert run_facts(tmp_path, {}) == [("what", "value")]
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
+import html
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -108,11 +110,12 @@ def test_what_cannot_be_predicted_is_one_line(run, capsys, words, message):
 
 
 @pytest.mark.slow
-def test_the_budget_that_a_refusal_names_is_accepted(run, capsys):
+def test_the_budget_that_a_refusal_names_is_accepted_and_the_page_may_lie_elsewhere(run, tmp_path, capsys):
     words = ["dynamics", "whatif", str(run), "dynamics.group_size=4,32"]
     assert main([*words, "tokens=1e12"]) == 2
     most = capsys.readouterr().err.rpartition("tokens=")[2].strip()
-    assert main([*words, f"tokens={most}"]) == 0
+    assert main([*words, f"tokens={most}", f"output={tmp_path}/pages"]) == 0
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["whatif.html", "whatif.png"]
 
 
 def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):
@@ -122,3 +125,11 @@ def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):
     write_run(tmp_path / "short", 3)
     assert main(["dynamics", "whatif", str(tmp_path / "short"), "dynamics.group_size=4"]) == 2
     assert "has 3 rounds; a prediction needs at least 6" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
+    assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4", "steps=37"]) == 0
+    charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())
+    told = [point[2] for one in json.loads(html.unescape(charts[0]))["series"] for point in one["points"]]
+    assert "37" in told and not [step for step in told if "." in step]

@@ -25,6 +25,17 @@ def test_a_server_that_exits_while_starting_shows_the_end_of_its_log(tmp_path):
         asyncio.run(replica.wait(30))
 
 
+def test_a_server_that_exits_when_it_is_started_again_shows_what_this_start_has_printed(tmp_path):
+    process = ServerProcess([], {}, tmp_path / "server-0.log")
+    for said in ("the port is taken", "the memory is full"):
+        process._command = [sys.executable, "-c", f"print({said!r}); raise SystemExit(3)"]
+        process.restart()
+        process._process.wait(30)
+    with pytest.raises(UserError) as caught:
+        process.check()
+    assert str(caught.value).splitlines()[1:] == ["the memory is full"]
+
+
 def test_a_server_that_is_killed_has_ended_with_the_processes_below_it(tmp_path):
     process = ServerProcess([], {}, tmp_path / "logs" / "server-0.log")
     below = ["sh", "-c", "trap '' TERM; sleep 600 & echo $! > child; wait"]

@@ -195,6 +195,27 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
 
 
 @pytest.mark.slow
+def test_a_server_that_comes_back_with_another_model_is_refused_in_one_line_and_not_in_every_round(model, capsys):
+    returning = StandIn("/update_weights", cut)
+    with serving(returning) as first, serving(StandIn()) as second:
+        config = TrainConfig()
+        config.rollout.servers.urls, config.rollout.servers.request_seconds = [first, second], 12.0
+        sampler = ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone())
+        refresh(sampler, 1)
+        refresh(sampler, 2)
+        returning.serves = StandIn.serves | {"hidden_size of the model": 1}
+        for version in (3, 4, 5):
+            assert len(refresh(sampler, version)) == 1
+        returning.serves, returning._route = StandIn.serves, ""
+        assert len(refresh(sampler, 6)) == 2
+        lost, refused, back = [line for line in capsys.readouterr().err.splitlines() if first in line]
+        assert lost.startswith(f"grpo: the vLLM server at {first} was lost: ")
+        assert refused.startswith(f"grpo: the vLLM server at {first} does not run what this run needs: hidden_size")
+        assert back == f"grpo: the vLLM server at {first} is back"
+        sampler.close()
+
+
+@pytest.mark.slow
 def test_weights_that_no_server_could_ever_load_are_a_models_matter_and_not_a_lost_servers(model):
     def sampler_of(*servers):
         config = TrainConfig()

@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
 from grpo.config import UserError
 from grpo.config.saved import read_config, read_state
-from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole
+from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole, saved_random_state
 from grpo.types import Progress, RoundPlan
 from tests.fakes import SingleRank, on_ranks
 
@@ -118,8 +119,9 @@ def test_a_file_outside_the_checkpoint_is_none_of_its_own(store, tmp_path):
     checkpoint = store.save(5, write("x"), {})
     (tmp_path / "elsewhere").write_text("")
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    with (checkpoint / "SHA256SUMS").open("a") as file:
-        file.write(f"{empty}  ../../elsewhere\n")
+    # Checksums of older versions, which this one reads, end without a line that seals them.
+    *lines, _ = (checkpoint / "SHA256SUMS").read_text().splitlines()
+    (checkpoint / "SHA256SUMS").write_text("\n".join([*lines, f"{empty}  ../../elsewhere"]))
     with pytest.raises(UserError, match="elsewhere is damaged"):
         require_whole(checkpoint, SingleRank())
 
@@ -129,11 +131,89 @@ def test_other_tools_can_check_a_checkpoint(store):
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=checkpoint, check=True)
 
 
-def test_a_checkpoint_without_checksums_is_taken_and_told(store, capsys):
+def newest_of_two(store):
+    store.save(5, write("good"), {})
+    newest = store.save(10, learner_files, {})
+    return newest, newest / "SHA256SUMS"
+
+
+def learner_files(folder):
+    (Path(folder) / "learner").mkdir()
+    for name in ("learner/weights.pt", "learner/optimizer.pt", "reference.safetensors"):
+        (Path(folder) / name).write_text(name)
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (slice(1), "has no checksum in SHA256SUMS"),
+        (slice(1, None), "SHA256SUMS is damaged"),
+        (slice(1, None, 2), "SHA256SUMS is damaged"),
+        (slice(0), "SHA256SUMS is damaged"),
+    ],
+)
+def test_a_list_of_checksums_that_has_lost_lines_is_damaged_itself(store, capsys, keep, said):
+    newest, sums = newest_of_two(store)
+    assert store.whole() == newest and capsys.readouterr().err == ""
+    sums.write_text("".join(sums.read_text().splitlines(keepends=True)[keep]))
+    assert store.whole().name == "step-00000005"
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_read_and_not_listed_is_damage_and_a_note_is_none(store, capsys):
+    newest, _ = newest_of_two(store)
+    (newest / "notes.txt").write_text("the one for the paper")
+    assert store.whole() == newest
+    (newest / "learner" / "another.pt").write_text("x")
+    assert store.whole().name == "step-00000005"
+    assert f"{newest}/learner/another.pt has no checksum in SHA256SUMS" in capsys.readouterr().err
+    # So is a folder of them that lies elsewhere.
+    (newest / "learner" / "another.pt").rename(newest / "another.pt")
+    (newest / "learner" / "more").symlink_to(newest.parent, target_is_directory=True)
+    assert store.whole().name == "step-00000005"
+
+
+@pytest.mark.parametrize("sums_left", ["none", "unsealed"])
+def test_a_checkpoint_that_may_have_lost_files_is_taken_only_if_no_other_is_beyond_doubt(store, capsys, sums_left):
+    newest, sums = newest_of_two(store)
+    *lines, _ = sums.read_text().splitlines(keepends=True)
+    if sums_left == "none":
+        sums.unlink()
+        fact, risk = "has no SHA256SUMS", "its files are loaded unchecked"
+    else:
+        # A reference that was lost together with its line leaves no trace.
+        sums.write_text("".join(line for line in lines if "reference" not in line))
+        (newest / "reference.safetensors").unlink()
+        fact, risk = "has a SHA256SUMS without the last line that seals it", "files that it lacks go unnoticed"
+    assert store.whole().name == "step-00000005"
+    taken = "so step-00000005 is taken instead, all of whose files are checked"
+    assert capsys.readouterr().err == f"grpo: {newest} {fact}, {taken}\n"
+    shutil.rmtree(newest.parent / "step-00000005")
+    assert store.whole() == newest
+    assert capsys.readouterr().err == f"grpo: {newest} {fact}: {risk}\n"
+    require_whole(newest, SingleRank())
+    assert capsys.readouterr().err == f"grpo: {newest} {fact}: {risk}\n"
+
+
+def test_the_checkpoint_before_one_that_a_run_cannot_go_on_from_is_taken(store, capsys):
+    newest, _ = newest_of_two(store)
+
+    def check(checkpoint):
+        if checkpoint == newest:
+            raise UserError(f"{checkpoint}/state.json is damaged: progress.step must be a whole number, not 'x'")
+
+    assert store.whole(check=check).name == "step-00000005"
+    said = "state.json is damaged: progress.step must be a whole number, not 'x'; trying the checkpoint before it"
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_no_state_of_a_random_generator_is_one_line(store):
     checkpoint = store.save(5, write("x"), {})
-    (checkpoint / "SHA256SUMS").unlink()
-    assert store.whole() == checkpoint
-    assert "has no SHA256SUMS: its files are loaded unchecked" in capsys.readouterr().err
+    for other in (torch.zeros(3, dtype=torch.uint8), torch.get_rng_state().float(), {"state": 1}):
+        torch.save(other, checkpoint / "rng-0.pt")
+        with pytest.raises(UserError, match=r"rng-0\.pt is damaged: it holds no state of torch's random generator"):
+            saved_random_state(checkpoint, 0)
+    assert saved_random_state(checkpoint, 1) is None
 
 
 def test_ranks_share_the_checksums_and_agree_on_what_is_damaged(tmp_path):
@@ -149,8 +229,9 @@ def test_ranks_share_the_checksums_and_agree_on_what_is_damaged(tmp_path):
 
     [(newest, whole), other] = on_ranks(2, save)
     assert whole == newest == other[1]
-    # Of each rank three shards and a generator, and the state.
-    assert len((newest / "SHA256SUMS").read_text().splitlines()) == 2 * 4 + 1
+    # Of each rank three shards and a generator, the state, and the line that seals the others.
+    lines = (newest / "SHA256SUMS").read_text().splitlines()
+    assert len(lines) == 2 * 4 + 1 + 1 and lines[-1].startswith("# 9 files; SHA-256 of the lines above: ")
     (newest / "shard-b-1").write_text("B")
     by_rank = on_ranks(2, lambda collective: CheckpointStore(tmp_path / "checkpoints", 2, collective).whole())
     assert [path.name for path in by_rank] == ["step-00000005"] * 2
@@ -181,6 +262,20 @@ def test_memory_that_runs_out_is_not_told_as_a_full_disk(store):
 
     with pytest.raises(UserError, match=r"no memory left .* lower learner.micro_batch_tokens"):
         store.save(5, gather, {})
+
+
+@pytest.mark.parametrize("name", [".writing-00000005", ".removing-step-00000001", "step-00000005"])
+@pytest.mark.parametrize("leads_to", ["kept", "nowhere"])
+def test_a_link_in_the_folder_is_no_obstacle_and_what_it_leads_to_stays(store, tmp_path, name, leads_to):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "mine").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / name).symlink_to(tmp_path / leads_to, target_is_directory=True)
+    store.save(5, write("x"), {})
+    store.save(6, write("x"), {})
+    assert names(tmp_path) == ["step-00000005", "step-00000006"]
+    assert store.whole(5).resolve() == tmp_path / "checkpoints" / "step-00000005"
+    assert (tmp_path / "kept" / "mine").exists()
 
 
 def test_odd_names_in_the_folder_are_left_alone(store, tmp_path):
@@ -220,6 +315,38 @@ def test_progress_is_read_as_it_was_saved_by_this_version_or_an_older_one():
     # An older version kept its verdict in the plan: it is judged anew on resume.
     older = {**values, "plan": {**values["plan"], "stop": True, "rollback": True, "good_step": 3, "reason": "why"}}
     assert read_progress(older) == progress
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"step": "x"}, "progress.step must be a whole number, not 'x'"),
+        ({"step": True}, "progress.step must be a whole number, not True"),
+        ({"cursor": 2**63}, "progress.cursor must be a whole number, not 9223372036854775808"),
+        ({"scheduler": []}, r"progress.scheduler must be keys and values, not \[\]"),
+        ({"plan": None}, "progress.plan must be keys and values, not None"),
+        ({"plan": {"group_size": 8}}, "progress.plan lacks refresh_interval"),
+        ({"later": 1}, "progress has 'later', which this version does not know"),
+    ],
+)
+def test_progress_of_another_kind_is_named(changes, said):
+    values = asdict(Progress(3, 6, 24, RoundPlan(8, 2, 4), {"spent": {}}))
+    with pytest.raises(ValueError, match=said):
+        read_progress(values | changes)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 101 + "1" + "}" * 101, '["' + "]" * 90, "NaN", "\x00"])
+def test_a_state_that_is_no_json_object_is_one_line(tmp_path, text):
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(UserError, match=r"^[^\n]*state.json is damaged[^\n]*$"):
+        read_state(tmp_path)
+
+
+def test_a_configuration_that_is_nested_deep_is_one_line(tmp_path):
+    nested = '{"config": {"learner": {"deepspeed": ' + '{"a":' * 90 + "1" + "}" * 93
+    (tmp_path / "state.json").write_text(nested)
+    with pytest.raises(UserError, match=r"state\.json is damaged: in its configuration a value is nested too deep"):
+        read_config(tmp_path)
 
 
 def test_a_checkpoint_without_a_configuration_is_one_line(tmp_path):

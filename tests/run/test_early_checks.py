@@ -12,7 +12,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import ModelConfig, UserError
 from grpo.host.disk import require_writable
-from grpo.host.network import require_free
+from grpo.host.ports import require_held
 from grpo.models import check_early
 from tests.tasks.test_early_checks import said
 
@@ -92,8 +92,26 @@ def test_a_port_that_is_taken_is_named_before_a_server_starts():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"servers.port={port} cannot be used at 127.0.0.1 .*choose another"):
-            require_free("127.0.0.1", [port], "rollout.servers")
-    require_free("127.0.0.1", [port], "rollout.servers")
+            require_held("127.0.0.1", [port], "rollout.servers")
+    require_held("127.0.0.1", [port], "rollout.servers")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=tiny", "rollout=vllm", "+rollout.engine_args.max_model_length=8"],
+        ["experiment=tiny", "task=file", "task.data.path=none.jsonl"],
+        ["experiment=tiny", "model=huggingface", "model.path=/none"],
+        ["experiment=tiny", "evaluation.suite=[none]"],
+        ["experiment=tiny", "rollout=vllm_server", "rollout.servers.host=192.0.2.1"],
+    ],
+)
+def test_what_ranks_on_this_machine_would_refuse_the_launcher_refuses_at_once(words, tmp_path, capsys):
+    words.append(f"output_dir={tmp_path}/run")
+    assert (main(["train", *words]), main(["launch", *words])) == (2, 2)
+    by_rank, by_launcher = capsys.readouterr().err.splitlines()
+    assert by_launcher == by_rank
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(capsys):
@@ -112,7 +130,7 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
         (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
-        ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… must be below 2^63"),
+        ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… is too large: give at most 18 digits"),
         (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
     ],
 )

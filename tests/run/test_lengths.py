@@ -69,7 +69,8 @@ def test_problems_longer_than_the_model_teach_a_tiny_one_nothing(tmp_path):
     file.write_text(json.dumps({"problem": long, "answer": "1"}))
     with pytest.raises(
         UserError,
-        match="=64, since the tiny model reads each character as a token: for such problems leave out experiment=tiny",
+        match="=64, since the tiny model reads each character as a token: the shortest has a question of 1599, an "
+        "answer of 1 and 0 of task.prompt.template; for such problems leave out experiment=tiny",
     ):
         warm_start_examples(config)
 

@@ -1,10 +1,12 @@
 """These tests check which learner an evaluation builds, how long its ranks wait, and when it is ended."""
 
+import json
 import threading
+from dataclasses import asdict, replace
 
 import pytest
 
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import measured_model
@@ -16,11 +18,35 @@ from tests.fakes import ScriptedSampler, ScriptedTask
 def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_share_them():
     here, saved = TrainConfig().learner, TrainConfig().learner
     saved.precision, saved.zero_stage, saved.sequence_parallel, saved.hpz_partition_size = "bfloat16", 3, 4, 8
+    saved.offload_optimizer = saved.offload_states = True
+    # DeepSpeed would write where a stranger's checkpoint says.
+    saved.deepspeed = {"csv_monitor": {"enabled": True, "output_path": "/elsewhere", "job_name": "x"}}
+    here.sequence_parallel, here.deepspeed = 2, {"communication_data_type": "fp32"}
     learner = saved_learner(here, saved)
-    assert (learner.precision, learner.zero_stage) == ("bfloat16", 3)
-    assert (learner.sequence_parallel, learner.hpz_partition_size) == (1, 0)
-    here.sequence_parallel = 2
-    assert saved_learner(here, saved).sequence_parallel == 2
+    held = {"precision": "bfloat16", "zero_stage": 3, "offload_optimizer": True, "offload_states": True}
+    assert learner == replace(here, **held)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (("learner", "precision"), "float8", "learner.precision='float8' is unknown: choose one of"),
+        (("learner", "zero_stage"), 7, "learner.zero_stage=7 is unknown: choose one of"),
+        (
+            ("model", "config"),
+            {"attn_implementation": "a/b"},
+            "model.config.attn_implementation is set by the run itself",
+        ),
+    ],
+)
+def test_what_a_checkpoint_brings_is_checked_as_words_are(keys, value, said, tmp_path):
+    folder, saved = tmp_path / "step-00000004", asdict(TrainConfig())
+    folder.mkdir()
+    saved[keys[0]][keys[1]] = value
+    (folder / "state.json").write_text(json.dumps({"config": saved}))
+    config = compose_config(["experiment=tiny", "device=cpu", f"model.path={folder}"])
+    with pytest.raises(UserError, match=said):
+        candidate(config, [config.task])
 
 
 @pytest.mark.parametrize("words", [{"path": "given"}, {"path": "given", "start": "runs/x"}])
@@ -36,11 +62,12 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     for name, value in words.items():
         setattr(config.model, name, value)
     monkeypatch.setenv("WORLD_SIZE", "1" if config.model.start else "2")
-    for name in ("resolve", "load_tokenizer"):
-        monkeypatch.setattr(measured_model.models, name, lambda *arguments: "path")
-    for name in ("check_spread", "check_cpu_heads"):
+    monkeypatch.setattr(measured_model, "model_folder", lambda *arguments, **named: "path")
+    monkeypatch.setattr(measured_model.models, "load_tokenizer", lambda *arguments: "tokenizer")
+    for name in ("check_spread", "check_cpu_heads", "check_vocabulary"):
         monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
     monkeypatch.setattr(measured_model, "described", lambda model: model)
+    monkeypatch.setattr(measured_model, "room_for_prompts", lambda *arguments: 0)
     monkeypatch.setattr(measured_model, "fit_lengths", lambda config, *arguments: (config, []))
     monkeypatch.setattr(measured_model, "check_start", lambda *arguments: None)
     monkeypatch.setattr(measured_model, "init_distributed", join)

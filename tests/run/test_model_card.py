@@ -57,3 +57,30 @@ def test_the_card_tells_maxrl_from_dr_grpo():
     config = compose_config([])
     config.normalization.exponent, config.normalization.mean_exponent = 0.0, 1.0
     assert "| normalization | dial, exponents 0 of σ and 1 of the mean |" in card(config, 3, [], {})
+
+
+def test_the_card_names_the_file_the_base_and_its_license_and_asks_a_problem_of_the_data(tmp_path):
+    words = ["model=smollm2_135m", "task=file", f"task.data.path={tmp_path}/sums.jsonl"]
+    problems = [{"question": "x" * 1001}, {"question": 'How "many"?'}]
+    text = card(compose_config(words), 6, [evaluation(4, 0.5, per_problem=problems)], {})
+    assert "\nbase_model: HuggingFaceTB/SmolLM2-135M-Instruct\nlicense: apache-2.0\n" in text
+    assert "# smollm2, trained with GRPO on sums.jsonl\n" in text
+    assert "Its base is HuggingFaceTB/SmolLM2-135M-Instruct. The base's license, apache-2.0, applies." in text
+    program = re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1]
+    assert r'question = "How \"many\"?' in program and "3 + 4" not in text
+
+
+def test_the_base_in_a_folder_of_the_hubs_cache_has_its_name_on_the_hub(tmp_path):
+    folder = tmp_path / "models--owner--Some-Model" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# A model\n")
+    text = card(compose_config(["model=huggingface", f"model.path={folder}", "task=gsm8k"]), 6, [], {})
+    assert "\nbase_model: owner/Some-Model\nlicense: mit\n" in text and "on the problems of gsm8k." in text
+    (folder / "README.md").write_text("no header\nlicense: mit\n")
+    text = card(compose_config(["model=huggingface", f"model.path={folder}"]), 6, [], {})
+    assert "\nlicense: " not in text and "The base's license applies." in text
+
+
+def test_several_sets_are_named_together():
+    words = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=trl", "task.sets.b.data.path=x/p.jsonl"]
+    assert "trained with GRPO on arithmetic, p.jsonl\n" in card(compose_config(words), 6, [], {})

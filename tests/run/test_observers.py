@@ -19,7 +19,7 @@ from grpo.run.exporting import Exporter
 from grpo.run.going_back import GoingBack
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.records import Recorder, RecordFiles
-from grpo.run.resume import relearn
+from grpo.run.resume import asked_of, relearn
 from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks
 
@@ -140,13 +140,14 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
     assert told.lengths == [{"p0": 2.0, "p1": 2.0}, {"p2": 2.0}]
     assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     # A run that was killed after its second round, and resumed after its first, takes the second one again.
-    relearn(read, noted.rows, step=1)
+    relearn(read, asked_of(noted.rows), step=1)
     assert (read.learned, read.lengths) == (told.learned[:1], told.lengths[:1])
-    relearn(read, noted.rows[1:], step=2)
+    relearn(read, asked_of(noted.rows[1:]), step=2)
     assert (read.learned, read.lengths) == (told.learned, told.lengths)
     # Runs of earlier versions have no lengths.
     older = Lessons()
-    relearn(older, [{name: value for name, value in row.items() if name != "lengths"} for row in noted.rows], step=2)
+    rows = [{name: value for name, value in row.items() if name != "lengths"} for row in noted.rows]
+    relearn(older, asked_of(rows), step=2)
     assert (older.learned, older.lengths) == (told.learned, [])
 
 

@@ -7,7 +7,11 @@ from transformers import LlamaConfig, Mamba2Config
 
 from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
-from grpo.run.preflight import check_cpu_heads, check_deepspeed, check_spread, check_vllm
+from grpo.config.hydra import compose_config
+from grpo.models.tiny import character_tokenizer
+from grpo.run.preflight import check_cpu_heads, check_deepspeed, check_spread, check_vllm, check_vocabulary
+from grpo.tasks import LoadedTask
+from grpo.types import Problem
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -27,6 +31,18 @@ def test_heads_that_vllms_cpu_build_does_not_compute_are_refused_before_anything
     for config in (LlamaConfig(**SMALL, head_dim=32), Mamba2Config(num_heads=8, head_dim=16, hidden_size=64)):
         config.save_pretrained(tmp_path)
         check_cpu_heads(settings, tmp_path)
+
+
+def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_one_runs_in_it(monkeypatch):
+    config = TrainConfig()
+    config.rollout.engine = "vllm"
+    monkeypatch.setattr("grpo.run.preflight.vllm_version", lambda: "0.32.0")
+    check_vllm(config)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(UserError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1 gives vLLM's engine a process of its own"):
+        check_vllm(config)
+    config.rollout.engine = "vllm_server"
+    check_vllm(config)
 
 
 def test_a_setting_that_deepspeed_does_not_know_is_refused_before_anything_starts():
@@ -107,3 +123,34 @@ def test_an_engine_of_several_ranks_has_no_shards_that_cannot_be_compared(model,
     config.rollout.tensor_parallel = 2
     with pytest.raises(UserError, match=f"has {kinds}, whose shards cannot be compared"):
         check_spread(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "stop", "prompt", "told"),
+    [
+        (102, 1, "1 + 2 =", ""),
+        (166, 1, "1 + 2 =", ""),
+        # Only "{", "|", "}" and "~" are beyond the rows, and no prompt has them.
+        (98, 1, "1 + 2 =", ""),
+        (98, 1, "~2 =", "the prompt of problem p1 has token 101"),
+        (8, 1, "1 + 2 =", "the model has embeddings of tokens up to 7: the prompt of problem p0 has token"),
+    ],
+)
+def test_a_prompt_with_a_token_that_the_model_lacks_is_told_before_anything_loads(rows, stop, prompt, told, tmp_path):
+    LlamaConfig(**SMALL | {"vocab_size": rows}, eos_token_id=stop).save_pretrained(tmp_path)
+    tokenizer = character_tokenizer()
+    config = compose_config(["experiment=tiny"])
+    problems = [Problem(f"p{index}", text, "3") for index, text in enumerate(("1 =", prompt))]
+    tasks = [LoadedTask(config.task, {"": problems}, {})]
+    if not told:
+        return check_vocabulary(config, tmp_path, tokenizer, tasks)
+    with pytest.raises(UserError, match=told):
+        check_vocabulary(config, tmp_path, tokenizer, tasks)
+
+
+def test_an_end_token_that_the_model_lacks_is_told_before_anything_loads(tmp_path):
+    LlamaConfig(**SMALL | {"vocab_size": 101}, eos_token_id=None).save_pretrained(tmp_path)
+    tokenizer = character_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(101)
+    with pytest.raises(UserError, match=r"no completion could end, since that needs token \[101\]"):
+        check_vocabulary(compose_config(["experiment=tiny"]), tmp_path, tokenizer, [])

@@ -16,6 +16,8 @@ if wish.exists():
     if wish.read_text() == "fail":
         print("grpo: the disk is full")
         sys.exit(2)
+    if wish.read_text() == "crash":
+        raise ValueError("no such port")
     time.sleep(60)
 distance = math.log10(float(words.get("learner.learning_rate", "1e-3"))) + 3
 with (folder / "evaluations.jsonl").open("w") as file:

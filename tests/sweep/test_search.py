@@ -16,7 +16,7 @@ from grpo.sweep.ledger import DONE, RUNNING, State, open_ledger
 from grpo.sweep.search import _distribution
 
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
-RATE = "learner.learning_rate=tag(log,interval(1e-6,1.0))"
+RATE = "learner.learning_rate=tag(log,interval(1e-6,0.4))"
 
 
 def words(output, trials, *more):
@@ -106,7 +106,7 @@ def test_a_search_that_was_cut_goes_on_with_the_same_trials(tmp_path):
 
 @pytest.mark.slow
 def test_trials_of_a_batch_run_side_by_side_and_one_that_fails_scores_nothing(tmp_path, capsys):
-    (tmp_path / "trial000-learning_rate-0.001963-seed0.wish").write_text("fail")
+    (tmp_path / "trial000-learning_rate-0.001187-seed0.wish").write_text("fail")
     assert main(words(tmp_path, 4, "batch=2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")) == 0
     assert len(runs(tmp_path)) == 4
     assert capsys.readouterr().out.count("0.000") == 1
@@ -129,7 +129,7 @@ def test_a_trial_that_another_search_is_at_is_left_to_it(tmp_path, capsys):
     ledger.record(ledger.cells[0], State(RUNNING))
     with ledger.lock(ledger.cells[0]):
         assert main(words(tmp_path, 1)) == 2
-    assert "another search is at trial000-learning_rate-0.001963-seed0 in" in capsys.readouterr().err
+    assert "another search is at trial000-learning_rate-0.001187-seed0 in" in capsys.readouterr().err
     assert [times for _, times in runs(tmp_path).values()] == [1]
 
 

@@ -3,7 +3,9 @@ last ones."""
 
 import errno
 import fcntl
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,9 @@ import pytest
 
 from benchmarks.runs import command
 from grpo.cli import main
+from grpo.commands.sweep import ledger_table
 from grpo.config import UserError
+from grpo.host.terminal import Terminal
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, State, begin_ledger, open_ledger
 from tests import warm
@@ -56,6 +60,40 @@ def test_every_cell_is_run_once_with_its_overrides(words):
 
 
 @pytest.mark.slow
+def test_each_run_is_told_with_its_log_its_pass_rate_and_the_time_to_go(words, capfd):
+    assert main(["sweep", *words]) == 0
+    told = capfd.readouterr().out.splitlines()
+    folder = words[3].partition("=")[2]
+    assert told[1] == f"grpo-seed0 runs, and its log is {folder}/cells/grpo-seed0/log.txt"
+    assert re.fullmatch(r"1 of 4 done · grpo-seed0 done after \d s · pass@1 100.0% · about 1 min to go", told[2])
+    assert re.fullmatch(r"4 of 4 done · dr_grpo-seed1 done after \d s · pass@1 100.0%", told[8])
+
+
+@pytest.mark.slow
+def test_variants_of_an_earlier_sweep_in_the_folder_are_refused_and_further_ones_are_not(words, tmp_path, capsys):
+    assert main(["sweep", *words]) == 0
+    (tmp_path / "three.yaml").write_text(f"{PRESET[:-1]}, maxrl: [normalization=maxrl]}}")
+    assert main(["sweep", f"sweep={tmp_path}/three.yaml", *words[1:]]) == 0
+    assert len(states(words)) == 6
+    assert main(["sweep", *words]) == 2
+    assert capsys.readouterr().err == (
+        f"grpo: {words[3].partition('=')[2]} holds a sweep with other variants, such as 'maxrl': choose another "
+        "output_dir, or name its variants too\n"
+    )
+    assert len(states(words)) == 6
+
+
+def test_a_table_on_eighty_columns_tells_variants_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["run normalization=grpo learning_rate=0.0003", "run normalization=dr_grpo learning_rate=0.0003"]
+    cells = [Cell(f"{index}-seed0", name, 0, ()) for index, name in enumerate(names)]
+    output = io.StringIO()
+    Terminal(file=output).print(ledger_table(begin_ledger(tmp_path / "dial", cells, ["grpo"])))
+    rows = [line.split("│")[1].strip() for line in output.getvalue().splitlines() if line.startswith("│")]
+    assert rows == ["grpo", "dr_grpo"]
+
+
+@pytest.mark.slow
 def test_a_cell_of_several_ranks_is_launched(words):
     assert main(["sweep", *words[:1], "seeds=1", *words[2:], "hardware.ranks_per_node=2"]) == 0
     (line,) = ran(words, "grpo-seed0")
@@ -72,9 +110,13 @@ def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(
     assert after["dr_grpo-seed0"].why == "exit code 2, the disk is full"
     assert after["dr_grpo-seed1"].state == DONE
     assert "the disk is full" in capsys.readouterr().out
+    # Both starts write into one log.
+    (output / "dr_grpo-seed0.wish").write_text("crash")
+    assert main(["sweep", *words]) == 1
+    assert states(words)["dr_grpo-seed0"].why == "exit code 1, ValueError: no such port"
     (output / "dr_grpo-seed0.wish").unlink()
     assert main(["sweep", *words]) == 0
-    assert [len(ran(words, name)) for name in after] == [1, 2, 1, 1]
+    assert [len(ran(words, name)) for name in after] == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("word", ["--config-dir=mine", "--cfg", "mine.yaml"])

@@ -1,5 +1,7 @@
 """Files of problems that are odd are read as meant, or are refused in one line that says what to do."""
 
+import subprocess
+import sys
 from datetime import date
 from decimal import Decimal
 
@@ -116,3 +118,23 @@ def test_a_name_with_blanks_is_hinted_at_in_quotes(write_rows):
     path = write_rows([{" problem ": "1 + 1 =", "answer": "2"}])
     with pytest.raises(UserError, match='perhaps task.data.question_column=" problem " is meant'):
         load_problems(DataConfig(path=path))
+
+
+def test_rows_that_do_not_fit_into_memory_are_one_line(tmp_path):
+    """The file has 2 KiB and unpacks to 30 cells of 64 MiB."""
+    pyarrow.parquet.write_table(
+        pyarrow.table({"problem": ["x" * 2**26] * 30}), tmp_path / "bomb.parquet", compression="gzip"
+    )
+    code = (
+        "import resource, sys, pathlib\n"
+        "import pyarrow.parquet\n"
+        "from grpo.config import UserError\n"
+        "from grpo.tasks.files import read_rows\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "try: read_rows(pathlib.Path(sys.argv[1]), 'task.data.path')\n"
+        "except UserError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "bomb.parquet"], capture_output=True, text=True)
+    assert done.stdout == (
+        f"cannot read {tmp_path}/bomb.parquet, whose rows do not fit into memory: give a smaller file.\n"
+    )

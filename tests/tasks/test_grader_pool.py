@@ -4,11 +4,12 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+from pebble import ProcessExpired
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
 from grpo.tasks import grader_pool, grading_worker
@@ -39,7 +40,7 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
         grades = pool.grade([(text, "5", {}) for text in texts])
         pool.grade([("raise", "5", {}), ("5", "5", {})])
     assert outcomes(grades) == [
-        "graded", "timed_out", "timed_out", "raised", "failed", "failed", "failed", "raised",
+        "graded", "timed_out", "timed_out", "raised", "raised", "failed", "failed", "raised",
         "raised", "failed", "graded",
     ]  # fmt: skip
     assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 10
@@ -49,7 +50,7 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
         "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'; they get no reward",
         f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise); {left_out}",
         f"reward part '{name}' raised SystemExit for 1 answer, for example 'exit' (enough); {left_out}",
-        "grading ended in MemoryError for 1 answer, for example 'hog'; they get no reward",
+        f"grading needs more memory than task.reward.memory_gib=2 for 1 answer, for example 'hog'; {left_out}",
         "grading ended in RecursionError for 1 answer, for example 'recurse' (maximum recursion depth exceeded); they "
         "get no reward",
         "grading ended its process (exit code 3) for 1 answer, for example 'die'; they get no reward",
@@ -100,7 +101,7 @@ def test_an_exception_is_the_completions_fault_in_a_part_of_ours_and_the_functio
 
 def test_answers_that_all_kill_their_workers_do_not_end_the_run(obeying):
     pool, _ = obeying
-    assert outcomes(pool.grade([("hog", "5", {}), ("die", "5", {})])) == ["failed", "failed"]
+    assert outcomes(pool.grade([("hog", "5", {}), ("die", "5", {})])) == ["raised", "failed"]
 
 
 @pytest.mark.slow
@@ -221,9 +222,91 @@ def test_busy_workers_die_with_their_parent(tmp_path):
     assert not worker.exists() or "zombie" in (worker / "status").read_text()
 
 
-def test_a_memory_cap_too_small_to_start_with_is_one_line():
-    with pytest.raises(UserError, match="is task.reward.memory_gib too small"):
-        GraderPool(RewardConfig(parts=[RewardPartConfig(name="math")], memory_gib=0.01))
+ODD = """
+import os, subprocess, sys
+leaked = []
+def leaks(completion):
+    leaked.append(bytearray(300 * 2**20))
+    return 1.0
+def leaves(completion):
+    if completion == "leave": os._exit(0)
+    if os.fork() == 0: os._exit(0)
+    return float(os.waitstatus_to_exitcode(os.wait()[1]) == 0)
+def prints(completion):
+    print("\\x1b]0;owned\\x07 tab\\t", completion)
+    print("\\u202e", file=sys.stderr)
+    return 1.0
+def daemon(completion):
+    subprocess.Popen(["sleep", "605.25"], start_new_session=True)
+    return 1.0
+def knows(completion): return float(completion in os.environ)
+"""
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Returns a function that makes the reward whose only part is a function of `ODD`."""
+    (tmp_path / "odd.py").write_text(ODD)
+    return lambda name, **settings: RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path}/odd.py:{name}")], **settings)
+
+
+@pytest.mark.slow
+def test_a_reward_that_leaks_memory_grades_on_in_fresh_workers(odd, caplog):
+    with GraderPool(odd("leaks", memory_gib=1.5)) as pool:
+        grades = pool.grade([(str(number), "", {}) for number in range(12)])
+    assert [(*grade.parts.values(), grade.outcome) for grade in grades] == [(1.0, "graded")] * 12
+    assert caplog.records == []
+
+
+def test_an_answer_that_needs_too_much_memory_is_wrong_in_a_part_of_ours_only():
+    """A part of ours keeps nothing from one answer to the next, so the answer is to blame."""
+    outcomes_by_code = {}
+    with GraderPool(RewardConfig(parts=[RewardPartConfig(name="exact")])) as pool:
+        for code in (grading_worker.FULL_OF_OURS, grading_worker.FULL_OF_OWN):
+            future = Future()
+            future.set_exception(ProcessExpired("", code=code))
+            outcomes_by_code[code] = pool._result(future).outcome
+    assert outcomes_by_code == {95: "failed", 96: "raised"}
+
+
+def test_a_reward_that_ends_its_process_without_a_fault_is_told_at_once(odd, caplog):
+    with GraderPool(odd("leaves", timeout_seconds=600.0)) as pool:
+        grades = pool.grade([("leave", "", {}), ("stay", "", {})])
+    assert [(*grade.parts.values(), grade.outcome) for grade in grades] == [(0.0, "failed"), (1.0, "graded")]
+    assert "grading ended its process (exit code 0) for 1 answer, for example 'leave'" in caplog.text
+
+
+def test_what_a_reward_prints_cannot_steer_the_terminal(odd, capfd):
+    with GraderPool(odd("prints")) as pool:
+        pool.grade([("5", "", {})])
+    assert capfd.readouterr() == ("\\x1b]0;owned\\x07 tab\t 5\n", "\\u202e\n")
+
+
+def test_a_program_that_leaves_its_workers_group_ends_with_the_worker_too(odd):
+    with GraderPool(odd("daemon")) as pool:
+        pool.grade([("5", "", {})])
+        started = psutil.process_iter(["cmdline"])
+        [kept] = [process for process in started if process.info["cmdline"] == ["sleep", "605.25"]]
+    assert not psutil.wait_procs([kept], timeout=20)[1]
+
+
+def test_a_worker_inherits_no_key_but_those_that_a_users_function_may_need(odd, monkeypatch):
+    for name in ("WANDB_API_KEY", "OPENAI_API_KEY", "HOME_OF_KEYS"):
+        monkeypatch.setenv(name, "7")
+    with GraderPool(odd("knows")) as pool:
+        grades = pool.grade([(name, "", {}) for name in ("WANDB_API_KEY", "OPENAI_API_KEY", "HOME_OF_KEYS")])
+    assert [next(iter(grade.parts.values())) for grade in grades] == [0.0, 1.0, 1.0]
+    with GraderPool(RewardConfig(parts=[RewardPartConfig(name="exact")])) as pool:
+        assert pool._pool.schedule(os.getenv, args=("OPENAI_API_KEY",)).result() is None
+
+
+@pytest.mark.parametrize(("part", "gib"), [("math", 0.01), ("big.py:f", 0.5)])
+def test_a_memory_cap_too_small_to_start_with_is_one_line(part, gib, tmp_path, capfd):
+    (tmp_path / "big.py").write_text("data = bytearray(2**30)\ndef f(completion): return 1.0\n")
+    name = part.replace("big.py", f"{tmp_path}/big.py")
+    with pytest.raises(UserError, match=rf"do not start .*Error.*: is task.reward.memory_gib={gib} too small for"):
+        GraderPool(RewardConfig(parts=[RewardPartConfig(name=name)], memory_gib=gib))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_importing_the_package_stays_light():

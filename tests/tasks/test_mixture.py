@@ -192,6 +192,10 @@ NEGATIVE = [
         ([*TWO, "normalization=maxrl", "task.sets.b.reward.overlong=soft", *BUFFER], "divides by the mean reward"),
         (["normalization=maxrl", *NEGATIVE], "divides by the mean reward, which has to be positive"),
         (["+task.reward.by_source={x: {parts: [{name: exact}]}}"], "by_source needs task.data.source_column"),
+        (
+            ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=arithmetic", "task.sets.b.weight=2"],
+            "task.sets.a and task.sets.b are one set of problems: remove one of them, and set task.sets.a.weight",
+        ),
         (["task.weight=5"], "task.weight=5 is read only where a task is one of several sets"),
         (["task=mixed"], r"task=mixed has no problems: add sets of problems with \+task@task.sets.NAME=TASK"),
         ([*TWO, "task.sets.c.weight=2"], r"there is no task.sets.c.weight: a set is added by \+task@task.sets.NAME"),

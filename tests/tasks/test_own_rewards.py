@@ -1,10 +1,13 @@
 """These tests use a user's own rewards, with the signatures of grpo, TRL and verl."""
 
+import signal
+
 import pytest
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
+from grpo.tasks import own_rewards
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading
 from grpo.tasks.grading_worker import RawGrade
@@ -182,3 +185,11 @@ def test_a_part_named_twice_is_refused():
     parts = "task.reward.parts=[{name: number}, {name: number, weight: 0.5}]"
     with pytest.raises(UserError, match="names 'number' 2 times: name it once, with the sum of the weights"):
         validate(compose_config([parts]))
+
+
+def test_a_module_that_blocks_while_it_is_imported_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_rewards, "START_SECONDS", 0.2)
+    (tmp_path / "blocking.py").write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(UserError, match="cannot import '.*blocking.py:f': TimeoutError: it takes longer than 0.2 s"):
+        own_rewards.own_reward(f"{tmp_path}/blocking.py:f", "answer")
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL

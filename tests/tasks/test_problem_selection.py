@@ -1,10 +1,12 @@
 """These tests check which problems are selected, and what is reported of the others."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from grpo.config import SelectionConfig, UserError
+from grpo.config import CurriculumConfig, SelectionConfig, UserError
+from grpo.tasks.curriculum import check_rates
 from grpo.tasks.problem_selection import answer_type, normalized, select
 from grpo.types import Problem
 
@@ -44,6 +46,19 @@ def test_sources_and_domains_are_kept_by_name():
     assert taken(problems, domains=["algebra"])[0] == ["p-0", "p-1"]
     assert taken(problems, domains=["Mathematics -> Geo"])[0] == ["p-1"]
     assert taken(problems, domains=["Prealgebra"], sources=["gsm8k"])[0] == ["p-0"]
+
+
+MEASURED = [problem(index, solve_rate=rate) for index, rate in enumerate([0.0, 0.5, 1.0])]
+
+
+@pytest.mark.parametrize("others", [{}, {"llama8b_solve_rate": None}])
+def test_rates_that_were_measured_here_are_found_where_big_maths_are_lacking(others):
+    problems = [replace(each, metadata={**each.metadata, **others}) for each in MEASURED]
+    kept, _ = taken(problems, solve_rate=[0.1, 0.9])
+    assert kept == ["p-1"]
+    check_rates(problems, CurriculumConfig(name="weighted"))
+    both = [replace(problems[0], metadata={"solve_rate": 0.0, "llama8b_solve_rate": 0.5}), problems[1]]
+    assert taken(both, solve_rate=[0.1, 0.9])[0] == ["p-0", "p-1"]
 
 
 @pytest.mark.parametrize(

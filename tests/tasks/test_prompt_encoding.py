@@ -1,10 +1,14 @@
+import math
+
 import pytest
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from grpo.config import PromptConfig, UserError
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompt_encoding import PromptEncoder, unfilled
 from grpo.tasks.prompt_stream import PromptStream
+from grpo.tasks.widest_token import widest_token
 from grpo.types import Problem
 from tests.tasks.conftest import CHATML, byte_tokenizer
 
@@ -107,11 +111,25 @@ def test_without_chat_the_template_is_the_prompt(tokenizer):
         (CHATML, {"examples": [["1 + 1"]]}, "must be a .question, answer. pair"),
         (CHATML, {"chat": False, "system": "Be kind."}, "task.prompt.system needs a chat template"),
         (NO_SYSTEM, {"system": "Be kind."}, "refuses the prompt: no system role"),
+        (
+            CHATML + "\n\n{% if %}",
+            {},
+            "the chat template of models/mine is broken in line 8 .TemplateSyntaxError: .*: correct chat_template",
+        ),
+        (CHATML + "{{ messages.first.role.x }}", {}, r"models/mine is broken .UndefinedError: .*: correct chat_templ"),
     ],
 )
 def test_prompt_settings_that_cannot_work_are_one_line(template, settings, message):
+    tokenizer = byte_tokenizer(template=template)
+    tokenizer.name_or_path = "models/mine"
     with pytest.raises(UserError, match=message):
-        decoded(byte_tokenizer(template=template), **settings)
+        decoded(tokenizer, **settings)
+
+
+def test_half_a_character_in_a_column_of_the_template_names_its_row(tokenizer):
+    encode = PromptEncoder(tokenizer, PromptConfig(template="{hint} {question}"))
+    with pytest.raises(UserError, match="p-7: its prompt holds half a character, which no tokenizer reads: correct"):
+        encode.longest([Problem("p-7", "1 + 1", "2", {"hint": "\ud800"})])
 
 
 def test_prompts_that_are_too_long_are_dropped_or_refused(tokenizer):
@@ -238,3 +256,42 @@ def test_another_seed_is_another_order():
 def test_a_stream_of_nothing_is_refused():
     with pytest.raises(UserError, match="no problems to train on"):
         stream(count=0)
+
+
+def test_a_huge_question_is_known_to_be_too_long_without_tokenizing(tokenizer, monkeypatch):
+    problems = [Problem("short", "1 + 1", ""), Problem("huge", "1 " * 40_000 + "1", "")]
+    encode = PromptEncoder(tokenizer, PromptConfig(chat=False, max_tokens=100))
+    assert encode._widest == len("<|im_start|>") and encode.longest(problems) == 80_001
+    asked = []
+    monkeypatch.setattr(encode, "_lengths", lambda batch: asked.extend(batch) or [(each, 5) for each in batch])
+    assert encode.fitting(problems) == (problems[:1], ("huge",))
+    assert encode.longest(problems, 6_666) == 6_667 and encode.longest(problems[:1], 6_666) == 5
+    # Were each token as wide as the widest one, this many could be enough.
+    encode.longest(problems, 6_667)
+    assert [problem.problem_id for problem in asked] == ["short", "huge", "short"]
+
+
+@pytest.mark.parametrize(
+    "swallowing",
+    [
+        {"normalizer": normalizers.Strip()},
+        {"normalizer": normalizers.Replace("  ", " ")},
+        {"normalizer": normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(" +"), " ")])},
+        {"pre_tokenizer": pre_tokenizers.WhitespaceSplit()},
+        {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
+        {"model": models.BPE(vocab={"a": 0, "u": 1}, merges=[], unk_token="u", fuse_unk=True)},
+        {"model": models.BPE(vocab={"a": 0}, merges=[]), "pre_tokenizer": pre_tokenizers.Digits()},
+        {"model": models.WordLevel({"u": 0}, unk_token="u")},
+    ],
+)
+def test_where_text_may_be_left_out_a_token_may_spell_any_amount(swallowing):
+    tokenizer = byte_tokenizer()
+    for name, part in swallowing.items():
+        setattr(tokenizer.backend_tokenizer, name, part)
+    assert widest_token(tokenizer) == math.inf
+
+
+def test_blanks_that_become_as_many_signs_are_kept():
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    assert widest_token(tokenizer) == len("<|im_start|>")

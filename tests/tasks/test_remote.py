@@ -11,6 +11,7 @@ import pytest
 from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
+from grpo.tasks import remote
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
@@ -214,7 +215,7 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
         ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
         ("{name: judge, server: {url: 'http://a/v1?version=2'}}", "must be the address before /chat/completions"),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
-        ("{name: http, server: {url: 'http://me@a/'}}", "server.url must hold no password"),
+        ("{name: http, server: {url: 'http://me@a/'}}", "server.url holds a key or a password"),
         ("{name: http, server: {url: 'http://a/?code={key}'}}", r"server.url holds {key}: name the environment"),
         ("{name: http, server: {url: 'http://a', at_once: 0}}", "server.at_once=0 must be above 0"),
         ("{name: judge, server: {url: 'http://a', prompt: hello}}", "server.prompt lacks {completion}"),
@@ -243,7 +244,7 @@ def test_a_key_is_put_into_the_address_and_no_message_tells_it(monkeypatch):
         [grade] = grades("http", {"url": f"{url}/score?v=2&code={{key}}", **server}, "a")
     [(path, headers, _)] = requests
     assert grade.reward == 1.0 and path == "/score?v=2&code=se%3Dcret%267" and "Authorization" not in headers
-    for answer in [(401, "no such key: se=cret&7"), (200, '"se=cret&7"'), (200, "se%3Dcret%267")]:
+    for answer in [(401, "no such key: se=cret&7"), (200, '"se=cret&7"'), (200, "se%3Dcret%267"), (200, "se=cret%267")]:
         with served(lambda body, answer=answer: answer) as (url, _), pytest.raises(UserError) as told:
             grades("http", {"url": f"{url}/score?code={{key}}", **server}, "a")
         assert "score?code={key} answered" in str(told.value) and "cret" not in str(told.value)
@@ -273,3 +274,13 @@ def test_a_key_stands_in_no_file_of_a_run_which_can_be_resumed(tmp_path, monkeyp
     printed = first.stdout + first.stderr + second.stdout + second.stderr
     assert "kept-to-itself" not in printed and "score?code={key}" in (tmp_path / "config.json").read_text()
     assert "resuming from step-00000001" in printed
+
+
+def test_no_more_of_an_answer_is_read_than_a_reward_can_need(monkeypatch):
+    monkeypatch.setattr(remote, "LARGEST_ANSWER", 3 * 2**20)
+    with served(lambda body: (200, "1" + " " * (3 * 2**20 - 1))) as (url, _):
+        [grade] = grades("http", {"url": url}, "a")
+    assert grade.reward == 1.0
+    message = "ClientPayloadError: its answer has more than 3 MiB; correct its server"
+    with served(lambda body: (200, "1" + " " * 3 * 2**20)) as (url, _), pytest.raises(UserError, match=message):
+        grades("http", {"url": url}, "a")

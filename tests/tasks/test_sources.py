@@ -236,3 +236,113 @@ def test_the_sources_of_big_math_have_numbers_of_their_own(words, question, writ
     rows = [{question: "1 + 1?", answer: "2", "source": name, "domain": ["Algebra"]} for name in ("gsm8k", "olympiads")]
     task = compose_config([*words, "task.data.source=file", f"task.data.path={write_rows(rows)}"]).task
     assert [problem.source for problem in load_problems(task.data)[0]] == ["gsm8k", "olympiads"]
+
+
+PROMPTS = [{"prompt": f"Write about {subject}.", "topic": subject} for subject in ("rain", "snow")]
+
+
+@pytest.fixture
+def own_parts(tmp_path):
+    """Returns the words that choose a function of the given text as the only part of the reward."""
+
+    def words(text):
+        (tmp_path / "own.py").write_text(f"{text}: return 1.0\n")
+        return f"task.reward.parts=[{{name: '{tmp_path}/own.py:f'}}]"
+
+    return words
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "def f(completions, **columns)",
+        "def f(completions, topic)",
+        "def f(completion, metadata)",
+        "def f(completion, answer='')",
+        "async def f(completion)",
+        "def f(groups)",
+    ],
+)
+def test_data_without_answers_are_read_where_no_part_of_the_reward_needs_one(function, write_rows, own_parts):
+    words = ["task=trl", f"task.data.path={write_rows(PROMPTS)}", own_parts(function)]
+    for more in ([], ["task.data.answer_column="], ["task.data.answer_column=null"]):
+        task = compose_config([*words, *more]).task
+        problems, report = load_problems(task.data, task.reward)
+        assert [(problem.question, problem.answer) for problem in problems] == [
+            ("Write about rain.", ""),
+            ("Write about snow.", ""),
+        ]
+        assert problems[0].metadata == {"topic": "rain"} and report.unusable == ()
+
+
+ASKED = "server: {url: 'http://127.0.0.1:9/v1'}"
+OWN_PROMPT = "server: {url: 'http://127.0.0.1:9/v1', prompt: 'Is {completion} {answer}?'}"
+
+
+@pytest.mark.parametrize(
+    ("parts", "needed_by"),
+    [
+        ("[{name: format}]", ""),
+        (f"[{{name: http, {ASKED}}}, {{name: judge, {ASKED}}}]", ""),
+        ("[{name: format}, {name: math, weight: 0.1}]", "math"),
+        (f"[{{name: judge, {OWN_PROMPT}}}]", "judge"),
+    ],
+)
+def test_a_part_that_needs_the_missing_answers_is_named(parts, needed_by, write_rows):
+    words = ["task=trl", f"task.data.path={write_rows(PROMPTS)}", f"task.reward.parts={parts}"]
+    task = compose_config(words).task
+    if not needed_by:
+        assert len(load_problems(task.data, task.reward)[0]) == 2
+        return
+    with pytest.raises(UserError) as caught:
+        load_problems(task.data, task.reward)
+    assert str(caught.value).endswith(
+        f"has no column 'solution' (task.data.answer_column); it has prompt, topic, and the reward part {needed_by!r} "
+        "needs an answer: name the answers' column, or choose task.reward.parts that need none, such as a function "
+        "f(completions, **columns)."
+    )
+
+
+@pytest.mark.parametrize("signature", ["completions, solution, **columns", "completion, answer", "text, gold, row"])
+def test_a_function_that_takes_the_missing_answers_is_named(signature, write_rows, own_parts):
+    words = ["task=trl", f"task.data.path={write_rows(PROMPTS)}", own_parts(f"def f({signature})")]
+    task = compose_config(words).task
+    with pytest.raises(UserError, match="own.py:f' needs an answer: name the answers' column"):
+        load_problems(task.data, task.reward)
+
+
+def test_a_source_whose_reward_needs_answers_keeps_data_without_answers_out(write_rows, own_parts):
+    by_source = "+task.reward.by_source={rain: {parts: [{name: math}]}}"
+    words = ["task=trl", f"task.data.path={write_rows(PROMPTS)}", "task.data.source_column=topic", by_source]
+    task = compose_config([*words, own_parts("def f(completion)")]).task
+    with pytest.raises(UserError, match="the reward part 'math' needs an answer"):
+        load_problems(task.data, task.reward)
+
+
+def test_the_choices_of_questions_without_answers_stay_in_the_prompt(write_rows, own_parts):
+    rows = [{"prompt": "Which?", "choices": ["red", "blue"]}]
+    words = ["task=trl", f"task.data.path={write_rows(rows)}", "task.data.choices_column=choices"]
+    task = compose_config([*words, own_parts("def f(completion)")]).task
+    problems, _ = load_problems(task.data, task.reward)
+    assert problems[0].metadata == {"choices": ["red", "blue"]}
+
+
+def test_rows_with_half_a_character_are_left_out_or_refused(write_rows):
+    chat = [{"role": "system", "content": "\udfff"}, {"role": "user", "content": "1 + 1?"}]
+    bad = [{"problem": "\ud800 broken", "answer": "1"}, {"problem": "1 + 1?", "answer": "\ud800"}]
+    data = DataConfig(path=write_rows([*ROWS, *bad, {"problem": chat, "answer": "2"}]))
+    problems, report = load_problems(data)
+    assert [problem.question for problem in problems] == ["1 + 1?", "2 + 2?"]
+    assert report.unusable == ("sums-2", "sums-3", "sums-4")
+    data.bad_rows = "refuse"
+    with pytest.raises(UserError, match="sums.jsonl: 5 rows: 3 without a usable question or answer .sums-2, sums-3"):
+        load_problems(data)
+    with pytest.raises(UserError, match=r"'.ud800 broken' and the answer '1'; .* without halves of characters"):
+        load_problems(DataConfig(path=write_rows(bad)))
+
+
+def test_a_split_of_a_file_is_told_to_be_without_effect(write_rows, caplog):
+    load_problems(DataConfig(path=write_rows(ROWS), split="test"))
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "task.data.split=test is not read: splits are those of the hub"
+    ]

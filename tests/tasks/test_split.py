@@ -57,5 +57,7 @@ def test_an_empty_side_and_a_wrong_fraction_are_refused():
         split(numbered(1), 1e-9)
     with pytest.raises(UserError, match="leaves 0 problems for training"):
         split(numbered(1), 0.9999999)
+    with pytest.raises(UserError, match="0 held out, of 50 with 1 different question: set it to 0"):
+        split([Problem(f"p-{index}", "1 + 1", "2") for index in range(50)], 0.1)
     with pytest.raises(UserError, match="below 1"):
         split(numbered(5), 1.0)

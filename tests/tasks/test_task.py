@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from grpo.config import (
@@ -9,7 +11,7 @@ from grpo.config import (
     TaskConfig,
     UserError,
 )
-from grpo.tasks import Grouping, LoadedTask, build_task, loaded_task
+from grpo.tasks import Grouping, LoadedTask, build_task, loaded_task, usable_problems
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 
 
@@ -258,16 +260,30 @@ def test_what_an_evaluation_asks_is_never_asked_and_told_with_where_it_stands(to
     ]
 
 
-def test_a_name_in_the_template_that_is_no_column_is_told(tokenizer, write_rows, caplog):
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (r"{hint} {hnit} {question}", "has {hnit}, and no problem has a column 'hnit': name one of question, hint, or"),
+        (
+            r"{question} {0}",
+            "has {0}, and no problem has a column '0': name one of question, hint, or write { 0 }",
+        ),
+        (r"{question} {answer}", "task.prompt.template shows {answer}, the column of the answers: take it out."),
+        (r"{hint} {question} \boxed{number} x^{2} { hnit }", ""),
+    ],
+)
+def test_a_name_in_the_template_that_is_no_column_is_refused(template, message, write_rows):
     rows = [{"problem": str(index), "answer": "1", "hint": "?"} for index in range(5)]
     task_config = TaskConfig(
         data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
-        prompt=PromptConfig(template=r"{hint} {hnit} {question} \boxed{number}"),
+        prompt=PromptConfig(template=template),
         reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
     )
-    loaded_task(task_config, tokenizer)
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["task task: no problem has a column 'hnit', so {hnit} stays in the prompt"]
+    if not message:
+        assert len(usable_problems(task_config)) == 5
+        return
+    with pytest.raises(UserError, match=re.escape(message)):
+        usable_problems(task_config)
 
 
 def test_a_prompt_with_two_right_answers_is_told(tokenizer, write_rows, caplog):

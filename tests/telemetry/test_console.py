@@ -82,6 +82,17 @@ def test_a_line_fits_a_terminal_of_a_hundred_columns():
     assert rounds[0].endswith("cut 25%  entropy 0.81  grad 1.4  lr 3e-04")
 
 
+def test_a_line_on_eighty_columns_marks_that_numbers_are_left_out():
+    output = io.StringIO()
+    display = RunDisplay(400, Console(file=output, force_terminal=True, width=80))
+    every = {"completions/truncated_fraction": 0.25, "learner/gradient_norm": 1.4, "learner/learning_rate": 3e-4}
+    display.round(100, METRICS | every)
+    display.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    [line] = [line for line in plain.splitlines() if line.startswith("step ")]
+    assert line == "step 100/400  reward 0.31  right 25%  silent 50%  len 143  cut 25%  …"
+
+
 def test_a_narrow_terminal_explains_only_the_numbers_that_it_shows():
     output = io.StringIO()
     display = RunDisplay(80, Console(file=output, force_terminal=True, width=60))
@@ -89,7 +100,8 @@ def test_a_narrow_terminal_explains_only_the_numbers_that_it_shows():
     display.round(6, METRICS | {"completions/length_mean": 4.0, "policy/entropy": 0.5})
     display.close()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
-    assert "step  5/80  reward 0.31  right 25%  silent 50%  len 143\n" in plain
+    assert "step  5/80  reward 0.31  right 25%  silent 50%  len 143  …\n" in plain
+    assert plain.count("  …       there are more numbers, for which this terminal is") == 1
     explained = [line.split()[0] for line in plain.splitlines() if re.match(r"  \w+ ", line)]
     assert explained == ["reward", "right", "silent", "len"]
 
@@ -101,7 +113,7 @@ def test_a_number_that_has_not_fitted_once_does_not_come_back():
     display.round(6, {name: METRICS[name] for name in ("reward/mean", "policy/entropy")})
     display.close()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
-    assert "step  6/80  reward 0.31\n" in plain
+    assert "step  6/80  reward 0.31  …\n" in plain
     assert "entropy" not in plain
 
 

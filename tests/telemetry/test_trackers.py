@@ -97,6 +97,16 @@ def test_a_new_run_begins_new_files(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
+@pytest.mark.parametrize("resume_step", [None, 1])
+def test_a_log_that_is_a_link_is_refused_and_its_file_stays(tmp_path, resume_step):
+    victim = tmp_path / "victim"
+    victim.write_text('{"step": 1}\n{"step": 2}\n')
+    (tmp_path / "metrics.jsonl").symlink_to(victim)
+    with pytest.raises(UserError, match="metrics.jsonl is a link"):
+        JsonlTracker(tmp_path, resume_step)
+    assert victim.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
 def test_a_torn_last_line_is_forgotten_when_read_and_when_resumed(tmp_path):
     write_three_steps(tmp_path)
     path = tmp_path / "metrics.jsonl"
@@ -337,6 +347,18 @@ def test_a_run_says_which_code_it_ran(tmp_path):
     if "commit" in code:
         assert re.fullmatch("[0-9a-f]{40}", code["commit"])
         assert (tmp_path / "code.patch").exists() == code["changed"]
+
+
+def test_a_run_says_with_which_command_where_and_when_it_began(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/bin/grpo", "train", "task.prompt.system=be brief", "seed=1"])
+    write_code(tmp_path)
+    start = json.loads((tmp_path / "code.json").read_text())["start"]
+    assert start["command"] == "grpo train 'task.prompt.system=be brief' seed=1"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", start["time"])
+    assert re.match(r"\d+ cores", start["processors"]) and start["host"]
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--model=x"])
+    write_code(tmp_path)
+    assert "command" not in json.loads((tmp_path / "code.json").read_text())["start"]
 
 
 def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from grpo.weight_sync.checksum import bit_sum, checksums, differing, placed_sum
+from grpo.weight_sync.checksum import bit_sum, checksums, column_weights, differing, placed_sum
 from grpo.weight_sync.engine_weights import (
     ExpertOrder,
     OwnParameters,
@@ -99,6 +99,36 @@ def test_the_sum_of_all_bits_is_that_of_plain_integers(dtype):
     assert bit_sum(tensor) == integers.long().sum().item() == bit_sum(tensor.t().contiguous().t())
     assert placed_sum(tensor) == placed_sum(tensor.t().contiguous().t()) != placed_sum(tensor.t())
     assert placed_sum(torch.zeros(0, 3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "one", "other"),
+    # An earlier choice of weights had one weight for the first two.
+    [(256, 31, 132), (14_336, 0, 14_335), (200_000, 5, 5 + 65_535), (200_000, 65_534, 65_535)],
+)
+def test_two_columns_that_change_places_are_seen_at_any_width(width, one, other):
+    tensor = torch.ones(2, width, dtype=torch.bfloat16)
+    tensor[:, one] = 2
+    swapped = torch.ones(2, width, dtype=torch.bfloat16)
+    swapped[:, other] = 2
+    for row in (slice(None), 0):
+        assert bit_sum(tensor[row]) == bit_sum(swapped[row])
+        assert placed_sum(tensor[row]) != placed_sum(swapped[row])
+
+
+def test_no_two_columns_have_one_weight():
+    weights = column_weights(65_535, torch.zeros(0))
+    assert weights.unique().tolist() == [*range(1, 65_536)]
+    assert weights[:4].tolist() == column_weights(4, torch.zeros(0)).tolist() == [40785, 26135, 8429, 21304]
+
+
+@pytest.mark.parametrize(("dtype", "pattern"), [(torch.bfloat16, -(2**15)), (torch.float32, -(2**31))])
+def test_the_largest_pattern_times_the_largest_weight_is_summed_exactly(dtype, pattern):
+    # Minus zero is a sign and nothing else.
+    tensor = torch.full((3, 65_535), -0.0, dtype=dtype)
+    of_a_row, rows = pattern * sum(range(65_536)), (1790095780746711601, 7796372880487179079, 1186369762576455295)
+    assert bit_sum(tensor) == 3 * 65_535 * pattern
+    assert placed_sum(tensor) % 2**64 == of_a_row * sum(rows) % 2**64
 
 
 class Fused(nn.Module):

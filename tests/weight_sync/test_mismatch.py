@@ -61,3 +61,16 @@ def test_much_more_than_rounding_makes_is_told_once(capsys):
     told = capsys.readouterr().err
     assert told.startswith("grpo: step 1: sampler and learner disagree by 0.2 nats a token")
     assert told.count("disagree") == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("engine", "other"), [("vllm", "transformers"), ("vllm_server", "transformers"), ("transformers", "vllm")]
+)
+def test_the_advice_names_an_engine_that_is_not_in_use(precision, engine, other):
+    config = TrainConfig()
+    config.rollout.engine = engine
+    config.learner.precision = config.rollout.precision = precision
+    with pytest.raises(WeightSyncError) as caught:
+        CheckedSync.of(config).check(differing_by(0.7))
+    assert f"rollout.engine={other} to see" in str(caught.value) and f"engine={engine}" not in str(caught.value)

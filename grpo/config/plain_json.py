@@ -1,0 +1,58 @@
+"""This module parses JSON that may come from a stranger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo.config.errors import UserError, first_line, require
+
+DEEPEST = 100
+"""Values are nested at most this deep. No file of a run reaches a tenth of it."""
+
+
+def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parses JSON as `json.loads` does, with `pairs` as its `object_pairs_hook`.
+
+    Raises ValueError, and never RecursionError, for text that is no JSON and for values nested deeper than `DEEPEST`:
+    whoever walks through a value later could not follow it there.
+
+    >>> parse_json('{"step": [1, 2]}')
+    {'step': [1, 2]}
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except RecursionError:
+        raise _too_deep() from None
+    brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    # Few brackets, as in most lines of a log, cannot nest that deep.
+    if sum(map(text.count, brackets)) > DEEPEST and _reaches(value, DEEPEST):
+        raise _too_deep()
+    return value
+
+
+def read_object(file: Path, mend: str = "") -> dict[str, Any]:
+    """Reads a file that holds one JSON object. Raises UserError, which ends with `mend`, for any other file."""
+    # A pipe or a device in its place would be read for ever.
+    require(file.is_file() or not file.exists(), f"{file} is damaged: it is no plain file{mend}")
+    try:
+        value = parse_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({first_line(error)}){mend}") from error
+    require(isinstance(value, dict), f"{file} is damaged: it holds no JSON object{mend}")
+    return value
+
+
+def _reaches(value: Any, depth: int) -> bool:
+    """Tells whether lists and mappings are nested in `value` deeper than `depth`."""
+    parents = [value]
+    for _ in range(depth):
+        children = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
+        parents = [child for child in children if isinstance(child, list | dict)]
+    return bool(parents)
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"its brackets are nested deeper than {DEEPEST}")

@@ -1,0 +1,54 @@
+"""This module reads YAML that may come from a stranger: a few lines of it can stand for more values than fit memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from grpo.config.errors import UserError, require
+
+MOST = 100_000
+"""A file stands for at most this many values, those that its aliases repeat included."""
+
+_load = OmegaConf.load
+
+
+def load(file: Path | IO[str]) -> Any:
+    """Reads a file as `OmegaConf.load` does. Raises UserError for one that stands for more than `MOST` values, that
+    contains itself, or that is nested too deep."""
+    name = Path(file.name).name
+    text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read()
+    try:
+        # Without aliases a file stands for no more values than it has.
+        few = "*" not in text or _count(yaml.compose(text, yaml.SafeLoader), {}) <= MOST
+        require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
+        return _load(StringIO(text))
+    except RecursionError:
+        raise UserError(f"{name} cannot be read: it is nested too deep") from None
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Makes Hydra read every file by `load` within the context."""
+    OmegaConf.load = load
+    try:
+        yield
+    finally:
+        OmegaConf.load = _load
+
+
+def _count(node: yaml.Node | None, counts: dict[int, int]) -> int:
+    """Returns the number of values that a node stands for. `counts` holds those that are known, by their ids."""
+    if id(node) not in counts:
+        # A node that is met again within itself would never end.
+        counts[id(node)] = MOST
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        flat = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+        counts[id(node)] = 1 + sum(_count(part, counts) for part in flat)
+    return counts[id(node)]

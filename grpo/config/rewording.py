@@ -1,0 +1,104 @@
+"""This module changes words of the command line into words that Hydra reads as people mean them.
+
+Entries of a key that takes names of one's own need no + before them, and whole numbers may be written as 1e6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from grpo.config.errors import require
+from grpo.config.run import TrainConfig
+
+_WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
+
+
+def reworded(words: Sequence[str], schema: type = TrainConfig) -> list[str]:
+    """Returns the words for Hydra. Raises UserError for a number in the place of true or false.
+
+    >>> reworded(["rollout.engine_args.max_num_seqs=4", "num_steps=1e3", "seed=1"])
+    ['++rollout.engine_args.max_num_seqs=4', 'num_steps=1000', 'seed=1']
+    """
+    return [_reworded(word, schema) for word in words]
+
+
+def free_key(key: str, schema: type = TrainConfig) -> str:
+    """Returns the key that takes entries with names of a user's own and that `key` is or lies in, or "".
+
+    >>> free_key("model.config.rope_scaling.factor"), free_key("model.path")
+    ('model.config', '')
+    """
+    of_set = re.match(r"task\.sets\.[^.]+\.", key)
+    whole = f"task.{key[of_set.end() :]}" if of_set else key
+    inside = next((free for free in _kinds(schema)[0] if whole == free or whole.startswith(f"{free}.")), "")
+    return key[: len(key) - len(whole) + len(inside)] if inside else ""
+
+
+def kind_of(key: str, schema: type = TrainConfig) -> Any:
+    """Returns the type of a key's value, such as int, or None for what is no key of a single value."""
+    return _kinds(schema)[1].get(re.sub(r"^task\.sets\.[^.]+\.", "task.", key))
+
+
+def _reworded(word: str, schema: type) -> str:
+    match = _WORD.fullmatch(word)
+    if not match:
+        return word
+    plus, key, text = match.groups()
+    if free := free_key(key, schema):
+        names = key.removeprefix(free).split(".")[1:]
+        # Hydra cannot make an entry that is a dataclass from a value within it.
+        if len(names) > 1 and free.endswith("by_source"):
+            return f"++{free}=" + "".join(f"{{{name}: " for name in names) + text + "}" * len(names)
+        return f"++{key}={text}"
+    kind = kind_of(key, schema)
+    if kind not in (int, bool):
+        return word
+    value = _value(word)
+    if kind is bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(not is_number or value in (0, 1), f"{word}: it takes true or false")
+    elif isinstance(value, float) and value.is_integer():
+        return f"{plus}{key}={int(value)}"
+    return word
+
+
+def _value(word: str) -> Any:
+    """Returns the value that Hydra reads in a word, or None where it cannot read it or reads several."""
+    try:
+        override: Override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return None
+    return None if override.is_sweep_override() else override.value()
+
+
+@cache
+def _kinds(schema: type) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Returns the keys whose entries a user names, and the type of each key that holds one value."""
+    free: list[str] = []
+    types: dict[str, Any] = {}
+
+    def walk(config_class: type, prefix: str) -> None:
+        hints = get_type_hints(config_class)
+        for name in (field.name for field in fields(config_class)):
+            hint = hints[name]
+            optional = [part for part in get_args(hint) if part is not type(None)]
+            if is_dataclass(hint):
+                walk(hint, f"{prefix}{name}.")
+            elif get_origin(hint) is dict:
+                # A set of problems is added as a choice of the group task, and has the keys of a task.
+                free.extend([] if config_class in get_args(hint) else [f"{prefix}{name}"])
+            elif isinstance(hint, type) and not get_origin(hint):
+                types[f"{prefix}{name}"] = hint
+            elif len(optional) == 1 and get_origin(hint) is not list:
+                types[f"{prefix}{name}"] = optional[0]
+
+    walk(schema, "")
+    return tuple(free), types

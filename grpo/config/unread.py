@@ -1,0 +1,210 @@
+"""This module refuses words that have no effect, since somebody who types a key means something by it.
+
+A key counts as typed if it stands in a word and its value is not the default one. What a group's choice or a recipe
+sets is left alone, so a recipe may be changed by one word, such as model.lora.rank=0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo.config.compare_saved import differences
+from grpo.config.errors import UserError
+from grpo.config.hydra import config_directory
+from grpo.config.run import TrainConfig
+
+
+class Rule(NamedTuple):
+    """A rule says when keys are read, and how to mend a word that is not. A key that ends in a dot is a section."""
+
+    keys: tuple[str, ...]
+    read: Callable[[TrainConfig], object]
+    mend: str
+
+
+def _under(section: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
+def _own(name: str, *choices: str) -> bool:
+    """Says whether a choice is one of `choices`, or an import path, whose function may read anything."""
+    return name in choices or ":" in name
+
+
+def _rounds(config: TrainConfig) -> int:
+    """Returns how many rounds a run has at most."""
+    interval = config.dynamics.refresh_interval if config.dynamics.name == "fixed" else 1
+    return -(-config.num_steps // interval)
+
+
+def _tracked(config: TrainConfig) -> bool:
+    return config.tracking.wandb != "off"
+
+
+RULES = (
+    Rule(_under("model.lora", "alpha target_modules"), lambda c: c.model.lora.rank, "set model.lora.rank, e.g. to 16"),
+    Rule(
+        ("model.revision",),
+        lambda c: c.model.source == "huggingface" and not Path(c.model.path).is_dir(),
+        "give a model of the hub, by model=huggingface model.path=OWNER/NAME",
+    ),
+    Rule(("dynamics.adaptive.",), lambda c: c.dynamics.name == "adaptive", "add dynamics=adaptive"),
+    Rule(
+        ("dynamics.refresh_interval",),
+        lambda c: c.dynamics.refresh_interval <= c.num_steps,
+        "make it at most num_steps, the steps of the whole run",
+    ),
+    Rule(
+        ("tracking.profile_rounds",),
+        lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
+        "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0",
+    ),
+    Rule(("normalization.k",), lambda c: _own(c.normalization.name, "pass_at_k"), "add normalization=pass_at_k"),
+    Rule(("normalization.epsilon_in",), lambda c: c.normalization.epsilon, "set normalization.epsilon above 0"),
+    Rule(
+        _under("objective", "clip_low clip_high"),
+        lambda c: _own(c.objective.name, "clip", "cispo", "dppo", "gmpo"),
+        "choose an objective that clips, e.g. objective=clip",
+    ),
+    Rule(
+        _under("objective", "temperature_positive temperature_negative"),
+        lambda c: _own(c.objective.name, "sapo"),
+        "add objective=sapo",
+    ),
+    Rule(("objective.entropy_step",), lambda c: c.objective.entropy_target, "set objective.entropy_target above 0"),
+    Rule(
+        ("objective.aggregation.constant_length",),
+        lambda c: _own(c.objective.aggregation.level, "constant"),
+        "set objective.aggregation.level=constant",
+    ),
+    Rule(("objective.kl.",), lambda c: c.objective.kl.coefficient, "set objective.kl.coefficient above 0"),
+    Rule(("objective.kl.refresh_rate",), lambda c: c.objective.kl.refresh_every, "set objective.kl.refresh_every"),
+    Rule(
+        _under("objective.correction", "cap mode"),
+        lambda c: c.objective.correction.level != "none" and c.objective.old_logprobs == "learner",
+        "set objective.correction.level=token and objective.old_logprobs=learner",
+    ),
+    Rule(
+        ("objective.selection.share",),
+        lambda c: c.objective.selection.name != "none",
+        "set objective.selection.name",
+    ),
+    Rule(
+        _under("objective.selection", "low high"),
+        lambda c: c.objective.selection.name == "clip_cov",
+        "set objective.selection.name=clip_cov",
+    ),
+    Rule(
+        ("objective.selection.penalty",),
+        lambda c: c.objective.selection.name == "kl_cov",
+        "set objective.selection.name=kl_cov",
+    ),
+    Rule(
+        _under("rollout.refill", "max_waves fallback"),
+        lambda c: c.rollout.refill.enabled,
+        "set rollout.refill.enabled=true",
+    ),
+    Rule(
+        _under("rollout.budget", "pilot largest"),
+        lambda c: c.rollout.budget.enabled,
+        "set rollout.budget.enabled=true",
+    ),
+    Rule(("rollout.servers.",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
+    Rule(
+        ("rollout.gpu_memory_fraction",),
+        lambda c: c.rollout.engine == "vllm",
+        "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
+    ),
+    Rule(
+        _under("rollout", "kv_cache_gib enforce_eager"),
+        lambda c: c.rollout.engine != "transformers",
+        "use rollout=vllm",
+    ),
+    Rule(("rollout.max_staleness",), lambda c: c.pipeline == "continuous", "add pipeline=continuous"),
+    Rule(
+        ("learner.min_lr_fraction",),
+        lambda c: c.learner.schedule != "constant",
+        "set learner.schedule to linear or cosine",
+    ),
+    Rule(
+        _under("evaluation", "samples_per_problem every_rounds temperature top_p top_k max_tokens greedy pass_at"),
+        lambda c: c.evaluation.num_problems,
+        "set evaluation.num_problems above 0",
+    ),
+    Rule(("evaluation.suite_folder",), lambda c: c.evaluation.suite, "name sets in evaluation.suite"),
+    Rule(_under("tracking", "entity group job_type"), _tracked, "add tracking=wandb"),
+    Rule(
+        _under("tracking", "project tags"),
+        lambda c: _tracked(c) or c.tracking.mlflow,
+        "add tracking=wandb or tracking=mlflow",
+    ),
+    Rule(
+        _under("task.data", "split subset"),
+        lambda c: c.task.data.source == "hub",
+        "set task.data.source=hub, since only the hub's data sets have it",
+    ),
+    Rule(
+        _under("task.data", "size options seed"),
+        lambda c: c.task.data.source in ("reasoning_gym", "arithmetic"),
+        "use a generator; of a file or a hub's data set, task.data.limit takes the first rows",
+    ),
+    Rule(
+        ("task.data.limit",),
+        lambda c: c.task.data.source in ("file", "hub"),
+        "use task.data.size, which a generator has",
+    ),
+    Rule(
+        ("task.data.selection.ngram",),
+        lambda c: c.task.data.selection.evaluation_sets,
+        "name files in task.data.selection.evaluation_sets",
+    ),
+    Rule(
+        ("task.reward.overlong_buffer",),
+        lambda c: c.task.reward.overlong == "soft",
+        "set task.reward.overlong=soft",
+    ),
+    Rule(
+        _under("task.curriculum", "solve_rate_column without_solve_rate"),
+        lambda c: c.task.curriculum.name != "uniform",
+        "set task.curriculum.name",
+    ),
+    Rule(
+        _under("task.curriculum", "easy hard width anneal_prompts"),
+        lambda c: c.task.curriculum.name == "anneal",
+        "set task.curriculum.name=anneal",
+    ),
+    Rule(
+        _under("task.curriculum", "half_life rest rest_silent"),
+        lambda c: c.task.curriculum.name == "online",
+        "set task.curriculum.name=online",
+    ),
+)
+
+
+def unread(words: Iterable[str], config: TrainConfig) -> dict[str, str]:
+    """Returns the words that have no effect in `config`, each with a message that says how to mend it."""
+    changed = {key: value for key, _, value in differences(TrainConfig(), config)}
+    messages: dict[str, str] = {}
+    for word in words:
+        for key in _typed(word, changed):
+            rule = next((rule for rule in RULES if key.startswith(rule.keys) and not rule.read(config)), None)
+            if rule:
+                messages.setdefault(word, f"{key}={changed[key]} has no effect here: {rule.mend}, or leave it out")
+    return messages
+
+
+def refuse_unread(words: Sequence[str], config: TrainConfig) -> None:
+    """Raises UserError for the first word that has no effect in `config`."""
+    for message in unread(words, config).values():
+        raise UserError(message)
+
+
+def _typed(word: str, keys: Iterable[str]) -> list[str]:
+    """Returns those of `keys` that a word sets: `model.lora={alpha: 16}` sets model.lora.alpha. A group sets none."""
+    match = re.match(r"\+{0,2}([\w.]+)=", word)
+    if not match or (config_directory() / match[1]).is_dir():
+        return []
+    return [key for key in keys if key == match[1] or key.startswith(f"{match[1]}.")]

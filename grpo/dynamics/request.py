@@ -1,0 +1,41 @@
+"""A request is what a person asks of `grpo dynamics plan` or `whatif`. It loads nothing that takes time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNITS = ("steps", "tokens", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A plan request holds what is known before a run, and the limits of the plan.
+
+    prompt_tokens, completion_tokens   mean lengths
+    budget_tokens                      total number of prompt and completion tokens to sample
+    prompts_per_step                   prompts in one optimizer step
+    exponent, mean_exponent, ddof      the dials' α and β, and σ's degrees of freedom
+    smallest, largest                  smallest and largest group size to consider
+    """
+
+    prompt_tokens: float = 100.0
+    completion_tokens: float = 500.0
+    budget_tokens: float = 1e9
+    prompts_per_step: int = 128
+    exponent: float = 1.0
+    mean_exponent: float = 0.0
+    ddof: int = 0
+    smallest: int = 4
+    largest: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget is what every alternative may spend: an amount of one of `UNITS`."""
+
+    unit: str
+    amount: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.amount:,.0f} {self.unit}"

@@ -1,0 +1,153 @@
+"""This module finds a run's model and refuses a folder that would be loaded as another model, before anything long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+
+from grpo import models
+from grpo.config import TrainConfig, UserError
+from grpo.config.errors import first_line, require
+from grpo.host import ranks
+from grpo.host.terminal import say
+from grpo.models.changed import CONFIG, with_config
+from grpo.models.resolve import OWN_CODE
+from grpo.run.parts import warm_start_examples
+
+WIDENED = ("fp8", "mxfp4")
+"""Of models that are quantized in these ways, transformers makes models with plain weights."""
+
+SHOWN = 3
+"""A message names as many weights, and the number of the others."""
+
+# transformers says so where a weight's shape differs from the configured one, and where it cannot put weights together.
+_MISFITS = ("ignore_mismatched_sizes", "automatic conversion")
+
+
+def model_folder(config: TrainConfig, learns: bool = True, samples: bool = True, needs_weights: bool = True) -> Path:
+    """Returns the directory of the run's model, as `models.resolve` does, after checking that its files make a model.
+
+    `learns` and `samples` say whether a learner and a sampler will load it. Without `needs_weights` its weights may be
+    missing. Raises UserError for a config.json that transformers cannot read, for a quantized model that would not be
+    trained as it is, and for files that lack weights, which transformers would draw at random.
+    """
+    path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=needs_weights)
+    trust = config.model.trust_remote_code
+    name = f"model.path={config.model.path}" if config.model.path else f"model.source={config.model.source}"
+    quantized = _quantized(_settings(path, name, trust))
+    if quantized:
+        by_vllm = samples and config.rollout.engine != "transformers"
+        if by_vllm and not learns:
+            # vLLM alone loads it, and computes it as it is.
+            return path
+        _check_quantized(quantized, name, by_vllm)
+        path = with_config(path, {"quantization_config": {"dequantize": True}})
+    if needs_weights:
+        check_weights(path, name, trust)
+    return path
+
+
+def _settings(path: Path, name: str, trust: bool) -> Mapping[str, Any]:
+    """Returns what config.json says. Raises UserError where transformers makes no config of it."""
+    try:
+        settings = json.loads((path / CONFIG).read_text())
+        require(isinstance(settings, dict), f"{name} has a damaged {CONFIG}, which is no object: copy it again")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name} has a damaged {CONFIG}: copy it again ({first_line(error)})") from error
+    kind, own_code = settings.get("model_type"), "auto_map" in settings
+    require(
+        bool(kind) or own_code,
+        f"{name}: its {CONFIG} has no model_type, which says what kind of model it is: give the directory that "
+        "save_pretrained wrote",
+    )
+    require(
+        kind in CONFIG_MAPPING or own_code,
+        f"{name} is a {kind} model, and the installed transformers {transformers.__version__} knows no such models: "
+        f"correct model_type in its {CONFIG}, install a newer transformers, or choose another model",
+    )
+    try:
+        AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    except Exception as error:  # whatever a config's own code says of such settings
+        reason = OWN_CODE if "trust_remote_code" in str(error) else f"correct it ({' '.join(str(error).split())[:200]})"
+        raise UserError(f"{name}: transformers cannot read its {CONFIG}: {reason}") from error
+    return settings
+
+
+def _quantized(settings: Mapping[str, Any]) -> str:
+    """Returns the name of the method by which a model's weights are quantized, or ""."""
+    found = settings.get("quantization_config") or (settings.get("text_config") or {}).get("quantization_config")
+    return str(found.get("quant_method", "bitsandbytes")) if found else ""
+
+
+def _check_quantized(method: str, name: str, by_vllm: bool) -> None:
+    require(
+        method in WIDENED,
+        f"{name} is quantized ({method}), and only plain weights are trained here: give the model that was quantized, "
+        "and vLLM alone (`grpo eval` with rollout=vllm) measures this one",
+    )
+    require(
+        not by_vllm,
+        f"{name} is quantized ({method}), and vLLM would keep it so, while the learner trains and sends plain weights: "
+        "give the model in bfloat16, or use rollout.engine=transformers",
+    )
+
+
+def check_weights(path: Path, name: str, trust: bool = False) -> None:
+    """Raises UserError where the files in `path` lack weights of the model, or have them in other shapes. Tells of
+    weights that the model does not have. Reads only the files' headers."""
+    try:
+        # On this device weights have no values. transformers itself decides which names belong together.
+        _, info = AutoModelForCausalLM.from_pretrained(
+            path, device_map="meta", output_loading_info=True, trust_remote_code=trust
+        )
+    except Exception as error:  # whatever a model's own code raises
+        if any(words in str(error) for words in _MISFITS):
+            # A missing expert is told in this way, too, where all experts of a layer are one weight.
+            _require_all(_absent(path, trust), name)
+            raise UserError(
+                f"{name}: its weights have other shapes than its {CONFIG} says: correct model.config, or give a model "
+                "whose files belong together"
+            ) from error
+        raise UserError(f"{name}: transformers makes no language model of it: {first_line(error)}") from error
+    strange = info["unexpected_keys"]
+    _require_all(info["missing_keys"], name, strange)
+    if strange and ranks.rank() == 0:
+        say(
+            f"grpo: {name}: its files have {len(strange)} weights that the model of its {CONFIG} does not have, and "
+            f"they are not used: {_listed(strange)}"
+        )
+
+
+def _require_all(missing: Collection[str], name: str, strange: Collection[str] = ()) -> None:
+    others = f", and have {len(strange)} that it does not have: {_listed(strange)}" if strange else ""
+    require(
+        not missing,
+        f"{name}: its files lack {len(missing)} of the model's weights, which would be random: {_listed(missing)}"
+        f"{others}; copy the files again, or correct its {CONFIG}",
+    )
+
+
+def _absent(path: Path, trust: bool) -> set[str]:
+    """Returns the names that files of such a model have and those in `path` have not."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    present: set[str] = set()
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            present.update(weights.keys())
+    named = revert_weight_conversion(model, model.state_dict()).keys() - model.all_tied_weights_keys.keys()
+    return named - present
+
+
+def _listed(names: Collection[str]) -> str:
+    others = len(names) - SHOWN
+    return ", ".join(sorted(names)[:SHOWN]) + (f" and {others} more" if others > 0 else "")

@@ -1,0 +1,129 @@
+"""Words without effect, and numbers far outside all use, are refused in one line that says how to mend them."""
+
+import pytest
+
+from grpo.config import UserError
+from grpo.config.hydra import compose_config, compose_sweep, config_directory
+from grpo.config.sweep import SweepConfig
+from grpo.config.unread import RULES, refuse_unread
+from grpo.config.validate import validate
+from grpo.sweep.cells import cells_of
+
+CASES = [
+    (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, e.g. to 16, or leave"),
+    (["model.lora={target_modules: q_proj}"], "model.lora.target_modules=q_proj has no effect here"),
+    (
+        ["dynamics.adaptive.largest_group=32"],
+        "dynamics.adaptive.largest_group=32 has no effect here: add dynamics=adap",
+    ),
+    (["model=tiny", "model.revision=v1"], "model.revision=v1 has no effect here: give a model of the hub"),
+    (["model=huggingface", "model.path=.", "model.revision=v1"], "model.revision=v1 has no effect here"),
+    (["num_steps=2", "tracking.profile_rounds=[1,2]"], "tracking.profile_rounds=[1, 2] has no effect here: name"),
+    (["num_steps=2", "dynamics.refresh_interval=3"], "dynamics.refresh_interval=3 has no effect here: make it at most"),
+    (["task=file", "task.data.split=test"], "task.data.split=test has no effect here: set task.data.source=hub"),
+    (["task=file", "task.data.size=9"], "task.data.size=9 has no effect here: use a generator"),
+    (["task.data.limit=9"], "task.data.limit=9 has no effect here: use task.data.size"),
+    (["objective.kl.refresh_every=4"], "objective.kl.refresh_every=4 has no effect here: set objective.kl.coefficient"),
+    (["objective=sapo", "objective.clip_low=0.1"], "objective.clip_low=0.1 has no effect here: choose an objective"),
+    (["rollout.gpu_memory_fraction=0.5", "rollout=vllm_server"], "use rollout=vllm, or rollout.servers.gpu_memory"),
+    (["rollout.servers.replicas=2"], "rollout.servers.replicas=2 has no effect here: add rollout=vllm_server"),
+    (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
+    (["tracking.tags=[a]"], "tracking.tags=['a'] has no effect here: add tracking=wandb or tracking=mlflow"),
+    (["learner.min_lr_fraction=0.1"], "learner.min_lr_fraction=0.1 has no effect here: set learner.schedule"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), CASES)
+def test_a_word_without_effect_is_refused(words, message):
+    with pytest.raises(UserError) as error:
+        refuse_unread(words, compose_config(words))
+    assert message in str(error.value)
+    assert str(error.value).endswith(", or leave it out")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.lora.rank=8", "model.lora.alpha=16"],
+        ["dynamics=adaptive", "dynamics.adaptive.largest_group=32", "dynamics.refresh_interval=2"],
+        ["model=qwen3_4b", "model.revision=v1"],
+        ["num_steps=4", "dynamics.refresh_interval=2", "tracking.profile_rounds=[1]"],
+        ["task=gsm8k", "task.data.split=test", "task.data.limit=9"],
+        ["objective=grpo", "objective.kl.refresh_every=4", "objective.kl.refresh_rate=0.5"],
+        ["rollout=vllm_server", "rollout.servers.replicas=2", "pipeline=continuous", "rollout.max_staleness=5"],
+        ["tracking=wandb_offline", "tracking.tags=[a]", "tracking.entity=me"],
+        ["objective=kl_cov", "objective.selection.penalty=0.5", "objective.selection.share=0.001"],
+        ["normalization=pass_at_k", "normalization.k=4", "objective.name=own:loss", "objective.clip_low=0.1"],
+    ],
+)
+def test_a_word_with_effect_is_taken(words):
+    refuse_unread(words, compose_config(words))
+
+
+def test_what_a_choice_or_a_recipe_sets_is_left_alone():
+    for words in (["objective=kl_cov", "objective.selection.name=none"], ["task=gsm8k", "task.data.source=file"]):
+        refuse_unread(words, compose_config(words))
+
+
+def test_every_rule_names_keys_of_a_run():
+    config = compose_config([])
+    for rule in RULES:
+        for key in rule.keys:
+            *sections, name = key.rstrip(".").split(".")
+            owner = config
+            for section in sections:
+                owner = getattr(owner, section)
+            assert hasattr(owner, name)
+
+
+def test_a_sweep_leaves_out_a_word_where_it_has_no_effect_and_refuses_one_without_any():
+    sweep = SweepConfig(variants={"fixed": [], "adaptive": ["dynamics=adaptive"]}, seeds=1)
+    fixed, adaptive = cells_of(sweep, ["experiment=tiny", "dynamics.adaptive.largest_group=32"])
+    assert fixed.overrides == ("experiment=tiny", "seed=0")
+    assert adaptive.overrides == (
+        "experiment=tiny",
+        "dynamics.adaptive.largest_group=32",
+        "dynamics=adaptive",
+        "seed=0",
+    )
+    with pytest.raises(UserError, match=r"^the variant fixed: model.lora.alpha=16.0 has no effect here: set model.lo"):
+        cells_of(sweep, ["experiment=tiny", "model.lora.alpha=16"])
+    short = SweepConfig(variants={"tau8": ["dynamics.refresh_interval=8"]}, seeds=1, budget="steps", amount=4)
+    with pytest.raises(UserError, match=r"^the variant tau8: dynamics.refresh_interval=8 has no effect here: make it"):
+        cells_of(short, ["experiment=tiny"])
+
+
+@pytest.mark.parametrize("file", sorted((config_directory() / "sweep").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_shipped_sweep_has_words_with_effect_only(file):
+    cells = cells_of(compose_sweep(file.stem, ["seeds=1"]), ["experiment=tiny"])
+    assert all(cell.overrides[0] == "experiment=tiny" for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("objective.kl.coefficient=1e9", "objective.kl.coefficient=1e+09 must be at most 1000"),
+        ("objective.entropy_coefficient=1e9", "objective.entropy_coefficient=1e+09 must be at most 1000"),
+        ("dynamics.group_size=100000", "dynamics.group_size=100000 must be at most 16384"),
+        ("rollout.budget.largest=100000", "rollout.budget.largest=100000 must be at most 16384"),
+        ("learner.micro_batch_tokens=1", "learner.micro_batch_tokens=1 must be at least 16"),
+        ("learner.learning_rate=0.5", "learner.learning_rate=0.5 is about the change that AdamW makes"),
+        ("rollout.gpu_memory_fraction=0", "rollout.gpu_memory_fraction=0.0 must be above 0"),
+        ("evaluation.pass_at=[]", "evaluation.pass_at=[] must name each k of pass@k once, e.g. [1] or [1,4]"),
+        ("evaluation.pass_at=[1,1]", "evaluation.pass_at=[1, 1] must name each k of pass@k once"),
+        ("evaluation.suite=[math500,math500]", "evaluation.suite=['math500', 'math500'] names a set twice"),
+        ("num_steps=99999999999999999999", "num_steps=99999999999999999999… is too large: give at most 18 digits"),
+    ],
+)
+def test_a_number_far_outside_all_use_is_refused(word, message):
+    with pytest.raises(UserError) as error:
+        validate(compose_config([word]))
+    assert message in str(error.value)
+
+
+def test_a_clip_of_nothing_is_refused_where_it_stops_all_learning():
+    words = ["objective.clip_low=0", "objective.clip_high=0"]
+    with pytest.raises(UserError, match=r"clip_low=0 and clip_high=0 clip every token that has moved: raise one"):
+        validate(compose_config(words))
+    validate(compose_config(["objective=cispo", *words]))
+    validate(compose_config(["objective.clip_low=0"]))

@@ -1,0 +1,156 @@
+"""Words of the command line are read as people mean them, or refused in one line that says how to write them."""
+
+import pytest
+
+from grpo.config import UserError
+from grpo.config.choices import value_at
+from grpo.config.hydra import compose_config, compose_sweep
+from grpo.config.saved import from_dict
+from grpo.config.sweep import SweepConfig
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+@pytest.mark.parametrize(
+    ("words", "key", "entries"),
+    [
+        (
+            ["task.prompt.chat_template_kwargs={enable_thinking: false}"],
+            "task.prompt.chat_template_kwargs",
+            {"enable_thinking": False},
+        ),
+        (
+            ["task.prompt.chat_template_kwargs.enable_thinking=false"],
+            "task.prompt.chat_template_kwargs",
+            {"enable_thinking": False},
+        ),
+        (["rollout.engine_args={kv_cache_dtype: fp8}"], "rollout.engine_args", {"kv_cache_dtype": "fp8"}),
+        (["rollout.engine_args.a=1", "rollout.engine_args.b.c=2"], "rollout.engine_args", {"a": 1, "b": {"c": 2}}),
+        (["rollout.engine_args.swap-space=4"], "rollout.engine_args", {"swap-space": 4}),
+        (["rollout.sampling.extra.min_p=0.05"], "rollout.sampling.extra", {"min_p": 0.05}),
+        (["model.config.rope_scaling.factor=4"], "model.config", {"rope_scaling": {"factor": 4}}),
+        (["learner.deepspeed.optimizer.type=NAdam"], "learner.deepspeed", {"optimizer": {"type": "NAdam"}}),
+        (["task=file", "task.data.options={digits: 2}"], "task.data.options", {"digits": 2}),
+    ],
+)
+def test_entries_with_names_of_ones_own_need_no_plus_and_may_have_one(plus, words, key, entries):
+    config = compose_config([plus * ("." in word) + word for word in words])
+    assert value_at(config, key) == entries
+
+
+@pytest.mark.parametrize("word", ["task.reward.by_source={a: {extract: tag}}", "+task.reward.by_source.a.extract=tag"])
+def test_the_reward_of_a_source_needs_no_plus(word):
+    assert compose_config([word]).task.reward.by_source["a"].extract == "tag"
+
+
+def test_entries_of_a_file_and_of_words_are_merged(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "defaults: [train, _self_]\nrollout: {engine_args: {a: 1, b: 2}}\nlearner: {deepspeed: {x: {y: 1}}}\n"
+    )
+    config = compose_config([f"{tmp_path}/own.yaml", "rollout.engine_args.b=3", "learner.deepspeed={x: {z: 2}}"])
+    assert config.rollout.engine_args == {"a": 1, "b": 3}
+    assert config.learner.deepspeed == {"x": {"y": 1, "z": 2}}
+    with pytest.raises(UserError, match=r"^rollout.engine_args has no entry c to remove$"):
+        compose_config([f"{tmp_path}/own.yaml", "~rollout.engine_args.c"])
+
+
+def test_entries_of_a_set_need_no_plus_and_a_set_that_is_not_there_is_named():
+    words = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=arithmetic"]
+    config = compose_config([*words, "task.sets.a.prompt.chat_template_kwargs.enable_thinking=false"])
+    assert config.task.sets["a"].prompt.chat_template_kwargs == {"enable_thinking": False}
+    with pytest.raises(UserError, match=r"^there is no task.sets.c.prompt.chat_template_kwargs.x: a set is added by"):
+        compose_config([*words, "task.sets.c.prompt.chat_template_kwargs.x=1"])
+    with pytest.raises(UserError, match=r"^there is no task.sets: a set is added by"):
+        compose_config([*words, "task.sets={c: 1}"])
+
+
+@pytest.mark.parametrize("word", ["rollout.engine_args=3", "+rollout.engine_args=3", "++rollout.engine_args=3"])
+def test_a_value_that_has_no_entries_gets_the_same_message_with_and_without_plus(word):
+    with pytest.raises(UserError) as error:
+        compose_config([word])
+    assert str(error.value) == "rollout.engine_args=3: it takes keys and values, {KEY: VALUE}"
+
+
+def test_a_saved_configuration_takes_the_same_words():
+    config = from_dict({}, ["+rollout.engine_args.a=1", "task.data.options={b: 2}", "num_steps=1e3"])
+    assert (config.rollout.engine_args, config.task.data.options, config.num_steps) == ({"a": 1}, {"b": 2}, 1000)
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        ("num_steps=1e3", "num_steps", 1000),
+        ("limits.tokens=1.5e9", "limits.tokens", 1_500_000_000),
+        ("evaluation.max_tokens=2e2", "evaluation.max_tokens", 200),
+        ("++seed=1e1", "seed", 10),
+        ("dry_run=1", "dry_run", True),
+        ("learner.learning_rate=1e-5", "learner.learning_rate", 1e-5),
+    ],
+)
+def test_a_whole_number_may_be_written_with_an_exponent(word, key, value):
+    found = value_at(compose_config([word]), key)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
+    assert compose_sweep("seeds", ["amount=2e4", "budget=tokens"]) == SweepConfig(
+        variants={"run": []}, amount=20_000, budget="tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "--num-generations=8",
+            "unknown flag --num-generations: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a key "
+            "is written dynamics.group_size=VALUE",
+        ),
+        ("num_steps=1.5e0", "num_steps=1.5e0: it takes a whole number"),
+        ("dry_run=2", "dry_run=2: it takes true or false"),
+        ("learner.offload_states=0.5", "learner.offload_states=0.5: it takes true or false"),
+        (
+            "experiment=[tiny,quickstart]",
+            "experiment=[tiny,quickstart]: a group takes the name of one of its choices, such as task=file",
+        ),
+        (
+            "task.reward.parts=[{name: math, weigth: 1}]",
+            "task.reward.parts has no key weigth; did you mean weight?",
+        ),
+        ("task.reward.parts=[{fn: number}]", "task.reward.parts has no key fn; it has name, weight, server"),
+        ("model.lora={r: 8}", "model.lora has no key r; it has rank, alpha, target_modules"),
+        (
+            "task.prompt.template={question}",
+            "cannot read 'task.prompt.template={question}': put a value with special characters in quotes, "
+            "'task.prompt.template=\"{question}\"'",
+        ),
+        (
+            'task.prompt.template=Say "it": {question}',
+            "cannot read 'task.prompt.template=Say \"it\": {question}': put a value with special characters in quotes, "
+            '"task.prompt.template=\'Say "it": {question}\'"',
+        ),
+        (
+            "task.reward.parts=[{name: f=1}]",
+            "cannot read 'task.reward.parts=[{name: f=1}]': put a value with special characters in quotes, "
+            "'key=[\"a=b\"]'",
+        ),
+        (
+            "rollout.engine_args.a=1,2",
+            "'rollout.engine_args.a=1,2' gives several values: put one text in quotes, a list in brackets; grpo sweep "
+            "runs several",
+        ),
+        (
+            "rollout.engine_args.a=b=c",
+            "cannot read 'rollout.engine_args.a=b=c': put a value with special characters in quotes, "
+            "'rollout.engine_args.a=\"b=c\"'",
+        ),
+        (
+            "experiment=tiny num_steps=3",
+            "cannot read 'experiment=tiny num_steps=3': it holds two words: write each as one, 'experiment=tiny' and "
+            "'num_steps=3'",
+        ),
+    ],
+)
+def test_a_word_that_is_not_meant_so_is_one_line_with_the_way_to_write_it(word, message):
+    with pytest.raises(UserError) as error:
+        compose_config([word])
+    assert str(error.value) == message

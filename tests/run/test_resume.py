@@ -1,0 +1,127 @@
+"""A run goes on from the newest checkpoint that it can go on from, and each one that it cannot use is one line."""
+
+import json
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.config import TrainConfig, UserError
+from grpo.run.checkpoints import CheckpointStore
+from grpo.run.resume import asked_of, saved_run
+from grpo.types import Progress, RoundPlan
+from tests.fakes import SingleRank
+
+ROW = {"step": 4, "cursor": 8, "prompt_ids": ["a@0", "b@0"], "correct": [[1, 4], [0, 4]], "lengths": [2.0, 3.5]}
+
+
+@pytest.fixture
+def config(tmp_path):
+    config = TrainConfig(output_dir=str(tmp_path / "run"))
+    config.checkpoint.resume, config.num_steps = True, 100
+    return config
+
+
+def save(config, step, change=lambda state: None):
+    """Saves a checkpoint whose state is changed before its checksums are made, as a stranger would."""
+    progress = Progress(step, step, 8 * step, RoundPlan(8, 1, 8), {"spent": {"samples": 64.0}, "inner": None})
+    state = json.loads(json.dumps({"progress": asdict(progress), "config": asdict(config), "base": None}))
+    change(state)
+    CheckpointStore(Path(config.output_dir, "checkpoints"), 9, SingleRank()).save(step, lambda folder: None, state)
+    Path(config.output_dir, "prompts.jsonl").write_text(json.dumps(ROW) + "\n")
+
+
+def resumed(config):
+    return saved_run(config, Path(), SimpleNamespace(identity="x"), SingleRank())
+
+
+def setting(*keys, value):
+    def change(state):
+        *outer, last = keys
+        for key in outer:
+            state = state[key]
+        state[last] = value
+
+    return change
+
+
+def deep(state):
+    state["config"]["learner"]["deepspeed"] = {"a": json.loads('{"a":' * 90 + "1" + "}" * 90)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (setting("progress", value=[]), "progress must be keys and values"),
+        (setting("progress", "step", value="x"), "progress.step must be a whole number, not 'x'"),
+        (setting("progress", "step", value=12), "progress.step=12 and its other counts are not those of step-00000010"),
+        (setting("progress", "cursor", value=-1), "progress.step=10 and its other counts are not those of"),
+        (setting("progress", "new", value=1), "progress has 'new', which this version does not know"),
+        (setting("progress", "scheduler", value=[]), "progress.scheduler must be keys and values, not []"),
+        (setting("progress", "scheduler", "spent", value=3), "scheduler.spent must be keys and values, not 3"),
+        (setting("progress", "scheduler", "inner", value=[1]), "scheduler.inner must be keys and values, not [1]"),
+        (setting("progress", "plan", "group_size", value=10**9), "progress.plan is none that its configuration allows"),
+        (setting("progress", "plan", "passes", value=0), "progress.plan is none that its configuration allows"),
+        (setting("progress", "plan", "learning_rate_factor", value=float("nan")), "progress.plan is none"),
+        (setting("base", value={"sha256": 5}), "base lacks path"),
+        (setting("config", value=None), "it holds no configuration"),
+        (setting("config", "num_steps", value="many"), "in its configuration"),
+        (deep, "in its configuration a value is nested too deep to be read"),
+    ],
+)
+def test_a_checkpoint_with_an_odd_state_is_one_line_and_the_one_before_it_is_taken(config, capsys, change, said):
+    save(config, 5)
+    save(config, 10, change)
+    saved = resumed(config)
+    assert saved.checkpoint.name == "step-00000005" and saved.progress.cursor == 40
+    [line] = capsys.readouterr().err.splitlines()
+    assert "step-00000010/state.json is damaged: " in line and said in line
+    assert line.endswith("; trying the checkpoint before it")
+
+
+def test_an_adaptive_schedulers_state_is_checked_by_its_types(config, capsys):
+    config.dynamics.name = "adaptive"
+    inner = {"longest": 8, "rounds": [], "counts": [], "guard": {}, "wish": None}
+    save(config, 5, setting("progress", "scheduler", "inner", value=inner))
+    save(config, 10, setting("progress", "scheduler", "inner", value=inner | {"counts": [[1, 2]]}))
+    assert resumed(config).progress.scheduler.inner.longest == 8
+    assert "scheduler.counts[0] must be a list of 3, not [1, 2]" in capsys.readouterr().err
+
+
+def test_a_plan_beyond_the_present_limits_begins_anew_and_is_told(config, capsys):
+    config.dynamics.name, config.dynamics.adaptive.largest_group = "adaptive", 10**9
+    inner = {"longest": 8}
+
+    def change(state):
+        setting("progress", "scheduler", "inner", value=inner)(state)
+        setting("progress", "plan", "group_size", value=10**9)(state)
+
+    save(config, 5, change)
+    now = deepcopy(config)
+    now.dynamics.adaptive.largest_group = 64
+    assert resumed(now).progress.plan == RoundPlan(8, 1, 8)
+    assert "  group size: 1000000000 → 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"prompt_ids": None}, "prompt_ids must be a list, not None"),
+        ({"correct": [[1, 4], [0]]}, r"correct\[1\] must be a list of 2, not \[0\]"),
+        ({"cursor": "8"}, "cursor must be a whole number, not '8'"),
+        ({"lengths": [1.0]}, "has not as many prompt_ids as correct and lengths"),
+    ],
+)
+def test_a_line_of_prompts_that_is_damaged_is_named_before_anything_is_loaded(config, changes, said):
+    save(config, 5)
+    log = Path(config.output_dir, "prompts.jsonl")
+    log.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | changes) + "\n")
+    with pytest.raises(UserError, match=rf"line 2 of {log}[ .]{said}: delete that line"):
+        resumed(config)
+
+
+def test_a_line_of_prompts_without_their_names_is_named():
+    with pytest.raises(UserError, match=r"line 1 of prompts\.jsonl lacks prompt_ids: delete that line"):
+        asked_of([{name: value for name, value in ROW.items() if name != "prompt_ids"}])
