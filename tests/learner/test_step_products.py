@@ -55,6 +55,23 @@ def test_products_are_the_same_in_small_pieces(monkeypatch):
         assert list(pieces[0]) == pytest.approx(list(expected), rel=1e-12)
 
 
+def test_products_of_a_large_shard_are_estimated_from_pieces_that_take_turns(monkeypatch):
+    weights = torch.nn.Parameter(torch.zeros(12))
+    optimizer, meter = torch.optim.AdamW([weights], lr=0.0), None
+    monkeypatch.setattr("grpo.learner.step_products.PIECE", 2)
+    monkeypatch.setattr("grpo.learner.step_products.MOST", 4)
+    meter, found = StepProducts(optimizer), []
+    for _ in range(4):
+        # Six pieces of two weights, of which every third is read, and counts three times.
+        weights.grad = torch.arange(12.0)
+        optimizer.step()
+        found.append(meter.take(SETTINGS | {"weight_decay": 0.0}).gradient)
+    squares = [0 + 1, 4 + 9, 16 + 25, 36 + 49, 64 + 81, 100 + 121]
+    thirds = [3.0 * (squares[start] + squares[start + 3]) for start in range(3)]
+    assert found == [*thirds, thirds[0]]
+    assert sum(thirds) / 3 == sum(squares)
+
+
 def test_means_of_a_first_step_hold_nothing_and_later_ones_undo_clipping():
     assert all(mean.count == 0 for mean in Products(gradient=4.0).means(2.0).values())
     # The gradient's norm was 6 and has been clipped to 2.
