@@ -13,7 +13,7 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.telemetry import Row, is_graded, kind_of, read_completions
+from grpo.telemetry import Row, is_graded, is_unjudged, kind_of, read_completions, score_of
 
 USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID]
                     [group=mixed|right|wrong|ungraded] [correct=true|false] [truncated=true|false]
@@ -98,19 +98,20 @@ def _fits(group: Sequence[Row], words: Mapping[str, Any]) -> bool:
 
 def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> None:
     """Prints a headline, the problem and the chosen completions of a group."""
-    first, correct = group[0], sum(row["correct"] for row in group)
-    score = f"{correct} of {len(group)} right" if is_graded(first) else "not graded"
-    facts = [f"step {first['step']}", first["prompt_id"], score]
+    first = group[0]
+    facts = [f"step {first['step']}", first["prompt_id"], score_of(group)]
     facts += [first["source"]] if first.get("source") else []
     console.rule(Text(" · ".join(facts), style="bold"), align="left")
     expected = f"\nexpected answer: {first['answer']}" if first["answer"] else ""
     console.print(Text(f"{first['question']}{expected}", style="dim"), soft_wrap=True)
     for row in matching:
-        if is_graded(row):
+        if not is_graded(row):
+            style, facts = "yellow", ["– not graded", f"{row['tokens']} tokens"]
+        elif is_unjudged(group):
+            style, facts = "cyan", [f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
+        else:
             verdict, style = ("✓ right", "green") if row["correct"] else ("✗ wrong", "red")
             facts = [verdict, f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
-        else:
-            style, facts = "yellow", ["– not graded", f"{row['tokens']} tokens"]
         facts += [row["outcome"]] if row["outcome"] != "graded" else []
         facts += ["cut off"] if row.get("truncated") else []
         console.print(Text(f"\n{' · '.join(facts)}", style=style), soft_wrap=True)

@@ -69,13 +69,13 @@ def run(config: TrainConfig) -> int:
 
 def _asking_each_once(config: TrainConfig) -> TrainConfig:
     """Returns the config with nothing held out and no curriculum, so that the stream of prompts has each problem once,
-    and without pass@k."""
+    and with pass@1 alone, which needs one completion of each."""
     task = config.task
     data, curriculum = replace(task.data, held_out_fraction=0.0), replace(task.curriculum, name="uniform")
     return replace(
         config,
         task=replace(task, data=data, curriculum=curriculum),
-        evaluation=replace(config.evaluation, pass_at=[]),
+        evaluation=replace(config.evaluation, pass_at=[1]),
     )
 
 

@@ -31,8 +31,9 @@ def evaluate(
     Sampling follows `drawn_as`. All ranks call it together.
 
     Returns a JSON object with the sampling settings; `pass@1`, `pass@k`, `maj@k` and, if configured, `greedy` as
-    {value, low, high} with 95 % intervals over problems; the mean length in tokens; the truncated fraction; and a row
-    per problem with its first completion. For problems of several sources, `sources` holds these numbers by source.
+    {value, low, high} with 95 % intervals over problems; the mean reward; the mean length in tokens; the truncated
+    fraction; and a row per problem with its first completion. For problems of several sources, `sources` holds these
+    numbers by source.
 
     Of `problems` that were asked, `ungraded` could not be graded by no fault of the completions. They are left out of
     all other numbers, and their rows are in `ungraded_problems`. If no problem could be graded, there are no other
@@ -117,6 +118,7 @@ def _of_graded(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dic
         "maj@k": asdict(mean_interval([row["majority"] for row in rows], [1] * len(rows))),
         "pass@k": {str(k): asdict(pass_at_k_interval(correct, totals, k)) for k in pass_at},
         **_greedy(rows),
+        "mean_reward": sum(row["reward"] for row in rows) / len(rows),
         "mean_length": sum(row["tokens"] for row in rows) / samples,
         "truncated_fraction": sum(row["truncated"] for row in rows) / samples,
     }
@@ -132,16 +134,35 @@ def is_graded(result: Mapping[str, Any]) -> bool:
     return "pass@1" in result
 
 
+def is_unjudged(result: Mapping[str, Any]) -> bool:
+    """Tells whether an evaluation measures the mean reward only. That is so where its problems have no answers and
+    their mean rewards are no shares of right completions. Evaluations by earlier versions lack the rewards."""
+    rows = result.get("per_problem", ())
+    return (
+        "mean_reward" in result
+        and not any(row.get("answer") for row in rows)
+        and any(row["reward"] != row["correct"] / row["total"] for row in rows)
+    )
+
+
+def both_unjudged(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Tells whether two evaluations are to be compared by their mean rewards. Once one of them `is_unjudged`, so is the
+    other one, whose rewards may all be 0 or 1 by chance."""
+    return all("mean_reward" in side for side in (before, after)) and (is_unjudged(before) or is_unjudged(after))
+
+
 def score(result: Mapping[str, Any]) -> float | None:
     """Returns the score by which the best checkpoint is chosen.
 
-    It is the mean pass@1 of the suite's sets, or the pass@1 of the held-out problems when there is no suite. It is None
+    It is the mean pass@1 of the suite's sets. When there is no suite, it is the pass@1 of the held-out problems, or
+    their mean reward where nothing but rewards was measured. It is None
     when a set of the suite could not be graded, since a mean over other sets cannot be compared.
     """
     if result.get("ungraded_sets"):
         return None
     sets = [evaluation["pass@1"]["value"] for evaluation in result.get("suite", {}).values()]
-    return sum(sets) / len(sets) if sets else result["pass@1"]["value"]
+    own = result["mean_reward"] if is_unjudged(result) else result["pass@1"]["value"]
+    return sum(sets) / len(sets) if sets else own
 
 
 def told(result: Mapping[str, Any]) -> list[str]:
@@ -151,10 +172,14 @@ def told(result: Mapping[str, Any]) -> list[str]:
     if not is_graded(result):
         return [f"none of {ungraded} held-out problems could be graded ({NOT_GRADED}), so there is no pass@1"]
     rate = result["pass@1"]
-    lines = [
-        f"of {result['problems'] - ungraded} held-out problems {rate['value']:.1%} are solved at the first try "
-        f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
-    ]
+    num_graded = result["problems"] - ungraded
+    if is_unjudged(result):
+        lines = [f"the completions of {num_graded} held-out problems earn a mean reward of {result['mean_reward']:.3g}"]
+    else:
+        lines = [
+            f"of {num_graded} held-out problems {rate['value']:.1%} are solved at the first try "
+            f"(pass@1; 95 % interval {rate['low']:.1%} to {rate['high']:.1%})"
+        ]
     if ungraded:
         lines[0] += f"; {ungraded} of {result['problems']} could not be graded ({NOT_GRADED}) and are left out"
     if names := result.get("ungraded_sets"):
@@ -197,6 +222,7 @@ def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -
     return row | {
         "correct": sum(grade.correct for grade in scored.grades),
         "total": len(completions),
+        "reward": sum(scored.rewards) / len(completions),
         "majority": majority(
             [answer_of(problem, completion.text) for completion in completions],
             [grade.correct for grade in scored.grades],

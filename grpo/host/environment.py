@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import re
+import shutil
 import sys
 import warnings
 from contextlib import suppress
@@ -48,6 +49,17 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 # The PATH of the shell, before `prepare` adds to it.
 GIVEN_PATH = os.environ.get("PATH", "")
+
+
+def hidden_command() -> str:
+    """Says how to call grpo where the shell does not find it, or returns "" where it does or where there is no file of
+    that name beside this interpreter."""
+    own, here = Path(sys.executable).parent, Path.cwd()
+    folder = own.relative_to(here) if here in own.parents else own
+    if shutil.which("grpo", path=GIVEN_PATH) or not (folder / "grpo").exists():
+        return ""
+    activate = folder / "activate"
+    return f"{folder / 'grpo'}" + (f"  (source {activate} makes it grpo)" if activate.exists() else "")
 
 
 def prepare() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.config import UserError
+from grpo.evaluation.held_out import is_unjudged
 from grpo.report.glossary import PHASES
 from grpo.report.style import (
     BLACK,
@@ -107,6 +108,8 @@ def panels_of(run: Curves) -> list[Panel]:
 
 def draw_pass_rate(axes: Axes, run: Curves) -> str:
     """Draws the pass rate and reward of the rounds, and the held-out evaluations with their intervals."""
+    if not run.has("pass_rate") and (not run.evaluations or is_unjudged(run.evaluations[-1])):
+        return _draw_reward(axes, run)
     lines = [("pass_rate", BLUE, "pass rate in training"), ("reward/mean", ORANGE, "mean reward in training")]
     are_same = curves(axes, run, lines)
     _, rewards = run.series("reward/mean")
@@ -123,6 +126,24 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
         "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
         + (" The mean reward is the same number, since a right answer earns 1 and a wrong one 0." if are_same else "")
         + (f" Held-out problems are never trained on; {marks} over the 95 % interval." if run.evaluations else "")
+        + (" The run was resumed at the dotted lines." if run.resumed else "")
+    )
+
+
+def _draw_reward(axes: Axes, run: Curves) -> str:
+    """Draws the mean reward of the rounds and of the held-out problems, where nothing says which completions are
+    right."""
+    curves(axes, run, [("reward/mean", ORANGE, "mean reward in training")])
+    if run.evaluations:
+        points = [(row["step"], row["mean_reward"]) for row in run.evaluations if "mean_reward" in row]
+        label = f"mean reward of {run.evaluations[-1]['problems']} held-out problems"
+        (drawing,) = axes.plot(*zip(*points, strict=True), "D", color=BLACK, markersize=4, label=label)
+        tell(drawing, [(f"{step:,}", f"{reward:.3g}") for step, reward in points])
+    axes.set_title("Mean reward")
+    over_steps(axes, run, "reward")
+    return (
+        "What completions earn on average. Dots are single rounds and lines are means over a tenth of the run."
+        + (" Held-out problems are never trained on." if run.evaluations else "")
         + (" The run was resumed at the dotted lines." if run.resumed else "")
     )
 

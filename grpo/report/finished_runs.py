@@ -15,6 +15,7 @@ from scipy.optimize import isotonic_regression
 from grpo.config import UserError
 from grpo.config.folder import EVALUATIONS_FILE
 from grpo.config.saved import flat
+from grpo.evaluation.held_out import is_unjudged
 from grpo.report.logs import Row, costs, read_run, run_config
 from grpo.report.summary import asked
 from grpo.telemetry import COUNTS, Resumption, read_metrics, read_resumptions
@@ -93,6 +94,11 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     if len(evaluations) < 2:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
     seed = config["seed"] if seed is None else seed
+    if is_unjudged(evaluations[-1]):
+        raise UserError(
+            f"{folder} has no pass rates to compare, since its problems have no answers and its rewards are not only 0 "
+            "and 1: compare the mean rewards on the runs' own pages, or use a reward of 0 or 1"
+        )
     rows = read_run(folder)
     if not any(row[COUNTS] for row in rows):
         raise UserError(f"no completion of {folder} could be graded, so there is nothing to compare")

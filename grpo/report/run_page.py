@@ -26,7 +26,17 @@ from grpo.report.run_facts import about, run_facts
 from grpo.report.small_charts import small_charts
 from grpo.report.summary import conditions, summary_rows
 from grpo.report.verdict import BAD, judge
-from grpo.telemetry import FAILED, Row, is_graded, kind_of, read_completions, read_ending, read_resumptions
+from grpo.telemetry import (
+    FAILED,
+    Row,
+    is_graded,
+    is_unjudged,
+    kind_of,
+    read_completions,
+    read_ending,
+    read_resumptions,
+    score_of,
+)
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
@@ -132,17 +142,17 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def _group(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the values for the page's section on a group, with right completions before wrong ones."""
     shown_rows = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
-    first, correct = rows[0], sum(row["correct"] for row in rows)
+    first, unjudged = rows[0], is_unjudged(rows)
     source = f" Source: {first['source']}." if first.get("source") else ""
     how_many_shown = f" {len(shown_rows)} of {len(rows)} completions are shown." if len(shown_rows) < len(rows) else ""
     return {
-        "score": f"{correct} of {len(rows)} right" if is_graded(first) else "not graded",
+        "score": score_of(rows),
         "question": clean(first["question"]),
         "answer": clean(str(first["answer"])),
         "about": f"Step {first['step']:,}, prompt {first['prompt_id']}.{source}{how_many_shown}",
         "rows": [
             {
-                **{"graded": is_graded(row), "correct": row["correct"]},
+                **{"graded": is_graded(row), "judged": not unjudged, "correct": row["correct"]},
                 **{"facts": _facts(row), "text": clean(_cut(row["completion"]))},
             }
             for row in shown_rows

@@ -9,6 +9,8 @@ from grpo.config.folder import CONFIG_FILE, CURVES_FILE, EVALUATIONS_FILE, METRI
 from grpo.config.start import run_name
 from grpo.dynamics.diagnostics import diagnose
 from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.evaluation.held_out import both_unjudged
+from grpo.host.environment import hidden_command
 from grpo.host.terminal import Terminal
 from grpo.report.course import how_often, standing
 from grpo.report.curves import plot_run
@@ -41,7 +43,8 @@ def write_report(output: Path, model_folder: Path | None, console: Terminal | No
     written_files = []
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
-        console.print(samples_table(before["per_problem"], after["per_problem"], NUM_SAMPLES))
+        rows = before["per_problem"], after["per_problem"]
+        console.print(samples_table(*rows, NUM_SAMPLES, both_unjudged(before, after)))
         console.print(summary_table(before, after))
         write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
         written_files.append(f"text    {output / REPORT_FILE}")
@@ -58,4 +61,5 @@ def write_report(output: Path, model_folder: Path | None, console: Terminal | No
     page = write_run_page(output, metrics, evaluations, findings, left_out)
     written_files += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
     written_files += [f"model   {model_folder}  (loads in transformers and in vLLM)"] if model_folder else []
+    written_files += [f"command {command}" for command in [hidden_command()] if command]
     console.print("\n".join(written_files), soft_wrap=True)

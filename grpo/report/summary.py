@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
+from grpo.evaluation.held_out import both_unjudged
 from grpo.evaluation.pass_rates import Interval, paired_change, pass_at_k
 from grpo.host.disk import write_whole
 from grpo.report.glossary import signed
@@ -44,13 +45,13 @@ def summary_table(before: Evaluation, after: Evaluation) -> Table:
 
 
 def samples_table(
-    rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]], limit: int | None = None
+    rows_before: Sequence[Row], rows_after: Sequence[Row], limit: int | None = None, unjudged: bool = False
 ) -> Table:
     """Returns a table of each problem's first completion before and after, in the order of `rows_before`.
 
     `rows_before` and `rows_after` are rows of `per_problem`. Problems in only one of them are left out, and the first
-    `limit` others are shown. Long texts are
-    shown without their middle. Above each completion stands how many samples of the problem were correct.
+    `limit` others are shown. Long texts are shown without their middle. Above each completion stands how many samples
+    of the problem were correct, or their mean reward where the evaluations are `unjudged`.
     """
     table = Table(show_lines=True)
     for name in ("problem", "before", "after"):
@@ -59,7 +60,8 @@ def samples_table(
         # A str would be read as rich's markup, but the square brackets of a completion are none.
         question = Text("\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text))
         table.add_row(
-            question, *(Text(f"{_score(row)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new))
+            question,
+            *(Text(f"{_score(row, unjudged)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new)),
         )
     return table
 
@@ -77,6 +79,7 @@ def write_markdown(
     lines = ["# Held-out evaluation", "", conditions(before, after), ""]
     lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
     lines += [_markdown_row(row) for row in rows]
+    unjudged = both_unjudged(before, after)
     link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
     lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
     lines += [f"## The first {num_samples} problems", ""]
@@ -86,8 +89,8 @@ def write_markdown(
             "",
             *_quoted("\n→ ".join(filter(None, (old["question"], old["answer"])))),
         ]
-        lines += ["", f"Before, {_score(old)}:", "", *_quoted(old["completion"])]
-        lines += ["", f"After, {_score(new)}:", "", *_quoted(new["completion"]), ""]
+        lines += ["", f"Before, {_score(old, unjudged)}:", "", *_quoted(old["completion"])]
+        lines += ["", f"After, {_score(new, unjudged)}:", "", *_quoted(new["completion"]), ""]
     write_whole(Path(path), "\n".join(lines), "backslashreplace")
 
 
@@ -96,13 +99,21 @@ def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     check_comparable(before, after)
     pairs = list(pairs_of(before["per_problem"], after["per_problem"]))
     rows = [["", f"step {before['step']}", f"step {after['step']}", "change"]]
+    if both_unjudged(before, after):
+        old, new = before["mean_reward"], after["mean_reward"]
+        rows.append(["mean reward", f"{old:.3g}", f"{new:.3g}", signed(new - old, 2)])
+        return rows + _size_rows(before, after)
     for k in sorted(set(before["pass@k"]) & set(after["pass@k"]), key=int):
         rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
         cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
         rows.append([f"pass@{k}", *cells, _points(paired_change(*rates).interval)])
-    rows += _whole_rows(before, after, pairs)
+    return [*rows, *_whole_rows(before, after, pairs), *_size_rows(before, after)]
+
+
+def _size_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
+    """Returns the cells of what evaluations measure besides rewards: truncation, length, and what was left out."""
     old, new = before["truncated_fraction"], after["truncated_fraction"]
-    rows.append(["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"])
+    rows = [["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"]]
     old, new = before["mean_length"], after["mean_length"]
     digits = 0 if max(old, new) >= 100 else 1
     rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", signed(new - old, digits)])
@@ -219,8 +230,9 @@ def _points(interval: Interval) -> str:
     return f"{value} [{signed(100 * interval.low)}, {signed(100 * interval.high)}]"
 
 
-def _score(row: Mapping[str, Any]) -> str:
-    return f"{row['correct']} of {row['total']} correct"
+def _score(row: Mapping[str, Any], unjudged: bool) -> str:
+    """Says how many samples of a problem are right, or what they earn on average if nothing says which are."""
+    return f"mean reward {row['reward']:.3g}" if unjudged else f"{row['correct']} of {row['total']} correct"
 
 
 def _excerpt(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from grpo.dynamics.evidence import FEWEST_ROUNDS, change
 from grpo.dynamics.findings import CRITICAL, Finding
 from grpo.dynamics.run_log import NOTHING, Series
+from grpo.evaluation.held_out import both_unjudged
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
 from grpo.report.glossary import duration, signed
 from grpo.report.logs import costs
@@ -20,6 +21,7 @@ from grpo.types import Interval
 
 GOOD, UNSURE, BAD = "good", "unsure", "bad"
 SURE = 0.05
+MORE_PROBLEMS = "Raise evaluation.num_problems, or task.data.held_out_fraction where no more problems are held out."
 
 
 class Number(NamedTuple):
@@ -60,51 +62,60 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence
 
 
 def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bool) -> RunVerdict:
-    """Judges a run by the paired pass rates of the held-out problems before and after training.
+    """Judges a run by the held-out problems' pass rates before and after training, in pairs, or by their mean rewards
+    where nothing says which completions are right.
 
     A run that has failed for a known reason is not said to have changed by chance.
     """
     check_comparable(before, after)
-    rates = [
-        [row["correct"] / row["total"] for row in side]
+    unjudged = both_unjudged(before, after)
+    values = [
+        [row["reward"] if unjudged else row["correct"] / row["total"] for row in side]
         for side in zip(*pairs_of(before["per_problem"], after["per_problem"]), strict=True)
     ]
-    change, count = paired_change(*rates), len(rates[0])
-    gain, old, new = change.interval, before["pass@1"], after["pass@1"]
+    change, count = paired_change(*values), len(values[0])
+    gain = change.interval
     which = (
         "the graded held-out problems" if before.get("ungraded") or after.get("ungraded") else "the held-out problems"
     )
-    solved_share = f"{new['value']:.1%} of {which} at the first try; before training it was {old['value']:.1%}"
     is_last = not metrics or after["step"] >= metrics[-1]["step"]
-    what_it_solves = f"now solves {solved_share}" if is_last else f"solved {solved_share}"
+    if unjudged:
+        verb = "now earns" if is_last else "earned"
+        old, new = (f"{side['mean_reward']:.3g}" for side in (before, after))
+        outcome = f"{verb} a mean reward of {new} on {which}; before training it was {old}"
+    else:
+        verb = "now solves" if is_last else "solved"
+        old, new = (f"{side['pass@1']['value']:.1%}" for side in (before, after))
+        outcome = f"{verb} {new} of {which} at the first try; before training it was {old}"
     last_evaluation = "" if is_last else f" The last evaluation was after step {after['step']:,}."
     if change.p < SURE:
         mood = GOOD if gain.value > 0 else BAD
-        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {what_it_solves}.{last_evaluation}"]
+        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {outcome}.{last_evaluation}"]
     else:
         mood = BAD if has_failed else UNSURE
         luck = " Chance alone may explain the difference." if gain.value and not has_failed else ""
-        lines = [f"No clear change: the model {what_it_solves}.{luck}{last_evaluation}"]
+        lines = [f"No clear change: the model {outcome}.{luck}{last_evaluation}"]
         if count < FEWEST_PROBLEMS:
             problems_are = "1 problem is" if count == 1 else f"{count} problems are"
-            lines.append(f"{problems_are} too few to say more. Raise evaluation.num_problems.")
+            lines.append(f"{problems_are} too few to say more. {MORE_PROBLEMS}")
     lines.append(
         f"Of {count} problem{'s' * (count != 1)} {change.better} got better and {change.worse} worse "
         f"(randomization test, {probability(change.p)}). This is one run, and another seed may come out differently. "
         "The command “grpo sweep sweep=seeds” shows by how much."
     )
-    return RunVerdict(
-        lines,
-        mood,
-        [
-            Number(
-                f"held-out pass@1 after step {after['step']:,}",
-                f"{new['value']:.1%}",
-                f"95 % interval {new['low']:.1%} to {new['high']:.1%}; {old['value']:.1%} before",
-            ),
-            Number("change, in percentage points", signed(100 * gain.value), _reach(gain)),
-        ],
-    )
+    return RunVerdict(lines, mood, [*_held_out_numbers(after, old, new, gain, unjudged)])
+
+
+def _held_out_numbers(after: Row, old: str, new: str, gain: Interval, unjudged: bool) -> Iterator[Number]:
+    """Yields what the last evaluation measured, and by how much that differs from the first one."""
+    step = f"after step {after['step']:,}"
+    if unjudged:
+        yield Number(f"held-out mean reward {step}", new, f"{old} before")
+        yield Number("change of the mean reward", signed(gain.value, 2))
+    else:
+        low, high = (f"{after['pass@1'][end]:.1%}" for end in ("low", "high"))
+        yield Number(f"held-out pass@1 {step}", new, f"95 % interval {low} to {high}; {old} before")
+        yield Number("change, in percentage points", signed(100 * gain.value), _reach(gain))
 
 
 def _by_training(metrics: Sequence[Row]) -> RunVerdict:

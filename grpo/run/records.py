@@ -37,6 +37,7 @@ from grpo.telemetry import (
     peak_memory,
     service_trackers,
     whole_groups,
+    without_pass_rates,
     write_code,
 )
 from grpo.types import FinishedRound, RoundPlan
@@ -111,6 +112,8 @@ class Recorder:
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
         self._remarked: set[str] = set()
+        # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.
+        self._unjudged = False
         self._numbers_before: dict[str, float] = {}
         self._engine_use = engine_use
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
@@ -125,15 +128,21 @@ class Recorder:
         facts = list(chain.from_iterable(map(completion_facts, sampled)))
         samples = whole_groups(sampled, self._samples_per_round)
         by_prompt = ids, correct, lengths, versions
-        shares = self._collective.gather((*by_prompt, facts, samples, peak_memory(), self._engine_use()))
+        answered = any(scored.group.prompt.problem.answer for scored in sampled)
+        judged = answered, any(scored.unjudged for scored in sampled)
+        shares = self._collective.gather((*by_prompt, judged, facts, samples, peak_memory(), self._engine_use()))
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
         """Writes a round's records, on the first rank. `shares` holds what each rank contributes, one tuple a rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        ids, counts_by_rank, lengths, versions, facts, samples, memory, use = zip(*shares, strict=True)
+        ids, counts_by_rank, lengths, versions, judged, facts, samples, memory, use = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
         metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
+        answered, unjudged = map(any, zip(*judged, strict=True))
+        self._unjudged |= unjudged and not answered
+        if self._unjudged:
+            metrics, statistics = without_pass_rates(metrics), replace(statistics, reward_counts={}, first_counts={})
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
         row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
         if statistics.first_counts:

@@ -22,8 +22,10 @@ from grpo.telemetry.completions import (
     completion_row,
     first_groups,
     is_graded,
+    is_unjudged,
     kind_of,
     read_completions,
+    score_of,
     whole_groups,
 )
 from grpo.telemetry.console import RunDisplay
@@ -40,7 +42,7 @@ from grpo.telemetry.ending import (
 from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker, Row, read_json_lines, read_metrics
 from grpo.telemetry.memory import peak_memory
-from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten
+from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten, without_pass_rates
 from grpo.telemetry.notebook import NotebookDisplay, in_notebook
 from grpo.telemetry.outage import Outlasting
 from grpo.telemetry.phases import Phases
@@ -80,6 +82,7 @@ __all__ = [
     "forget_resumptions",
     "in_notebook",
     "is_graded",
+    "is_unjudged",
     "kind_of",
     "peak_memory",
     "peak_tflops",
@@ -89,8 +92,10 @@ __all__ = [
     "read_metrics",
     "read_resumptions",
     "recording_failure",
+    "score_of",
     "service_trackers",
     "whole_groups",
+    "without_pass_rates",
     "write_code",
     "write_ending",
 ]

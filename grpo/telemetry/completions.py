@@ -111,6 +111,20 @@ def is_graded(row: Row) -> bool:
     return row["outcome"] not in NOT_THEIR_FAULT
 
 
+def is_unjudged(group: Sequence[Row]) -> bool:
+    """Tells whether a group's rewards do not say which completions are right, see `ScoredGroup.unjudged`."""
+    return not group[0]["answer"] and any(abs(row["reward"]) not in (0.0, 1.0) for row in group)
+
+
+def score_of(group: Sequence[Row]) -> str:
+    """Says how many of a group's completions are right, or what they earn on average where nothing says which are."""
+    if not is_graded(group[0]):
+        return "not graded"
+    if is_unjudged(group):
+        return f"mean reward {sum(row['reward'] for row in group) / len(group):.3g}"
+    return f"{sum(row['correct'] for row in group)} of {len(group)} right"
+
+
 def kind_of(group: Sequence[Row]) -> str:
     """Returns whether a group's completions are all "right", all "wrong", "mixed", or "ungraded"."""
     if not is_graded(group[0]):

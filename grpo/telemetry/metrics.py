@@ -14,7 +14,8 @@ entropy and KL in nats. Names come from these fields of `RoundStatistics`:
 
 Rewards, pass rates and fractions of groups leave out groups that could not be graded, because a server did not answer
 or the problem's own answer cannot be read. A round of which no group could be graded does not log them.
-`groups/num_sampled` and `completions/num_sampled` count all that was sampled.
+`groups/num_sampled` and `completions/num_sampled` count all that was sampled. Where problems have no answers and
+rewards are not only 0, 1 and −1, nothing says which completions are right, so no pass rates are logged.
 
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
 sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
@@ -63,6 +64,8 @@ _SAMPLED = {"groups/num_sampled": "prompts/length_mean", "completions/num_sample
 REASON = "plan/next_reason"
 # This number is 1 for a round after which the run went back to an earlier policy.
 WENT_BACK = "run/went_back"
+# Kinds of completions that are told apart by whether they are right.
+_JUDGED = ("right", "wrong", "by_pass_rate")
 # Metric → the phase whose seconds divide the round's completion tokens.
 _THROUGHPUT = {
     "throughput/sample_tokens_per_second": "sample",
@@ -95,12 +98,26 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
+def without_pass_rates(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a round without those that count right completions.
+
+    >>> without_pass_rates({"reward/mean": 4.0, "pass_rate": 0.9, "completions/right/length_mean": 3.0})
+    {'reward/mean': 4.0}
+    """
+    counting = ("groups/all_correct_", "groups/all_wrong_", *(f"completions/{kind}/" for kind in _JUDGED))
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.rpartition("/")[2] != "pass_rate" and not name.startswith(counting)
+    }
+
+
 def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns all numbers of a held-out evaluation as `evaluation/…`, those of a source of its problems as
     `evaluation/source/<source>/…`, and those of a suite's sets as `evaluation/<set>/…`.
 
-    They are pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation, and under
-    `evaluation/ungraded` the number of problems that could not be graded and are left out of the others.
+    They are the mean reward, pass@k, maj@k and greedy with the ends of their 95 % intervals, length and truncation, and
+    under `evaluation/ungraded` the number of problems that could not be graded and are left out of the others.
     """
     values: dict[str, float] = {}
     intervals = {f"pass@{k}": interval for k, interval in result["pass@k"].items()} | {"pass@1": result["pass@1"]}
@@ -111,6 +128,7 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     for name, interval in intervals.items():
         values[name] = interval["value"]
         values |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
+    values |= {"reward_mean": result["mean_reward"]} if "mean_reward" in result else {}
     values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
     if "ungraded" in result:
         values["ungraded"] = result["ungraded"]

@@ -151,6 +151,12 @@ class ScoredGroup:
         return (0, 0) if self.spoilt else self.count
 
     @property
+    def unjudged(self) -> bool:
+        """Says whether nothing tells right completions from wrong ones: the problem has no answer, and the rewards are
+        not only 0, 1 and −1."""
+        return not self.group.prompt.problem.answer and any(abs(reward) not in (0.0, 1.0) for reward in self.rewards)
+
+    @property
     def silent(self) -> bool:
         """Says whether all rewards are equal up to rounding. Every advantage is then zero, unless the normalization
         looks at parts of the reward or beyond the group."""

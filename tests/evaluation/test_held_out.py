@@ -32,13 +32,29 @@ def test_the_majority_is_right_when_the_most_frequent_answer_is(answers, correct
 
 def test_pass_and_majority_are_counted_over_problems():
     def row(correct, voted):
-        return {"correct": correct, "total": 4, "majority": voted, "tokens": 40, "truncated": 1}
+        return {"correct": correct, "total": 4, "reward": 0.5, "majority": voted, "tokens": 40, "truncated": 1}
 
     summary = summarize([row(3, True), row(1, False), row(0, False), row(4, True)], [1, 4])
     assert summary["pass@1"]["value"] == 0.5
     assert summary["pass@k"]["4"]["value"] == 0.75
     assert summary["maj@k"]["value"] == 0.5
     assert (summary["mean_length"], summary["truncated_fraction"]) == (10.0, 0.25)
+    assert summary["mean_reward"] == 0.5
+
+
+def test_an_evaluation_without_answers_is_scored_and_told_by_its_mean_reward():
+    def result(answer, rewards, correct):
+        facts = {"answer": answer, "total": 4, "majority": False, "tokens": 40, "truncated": 1}
+        rows = [facts | {"correct": correct, "reward": reward} for reward in rewards]
+        return summarize(rows, [1])
+
+    lengths = result("", [3.5, 4.0], 4)
+    assert score(lengths) == 3.75
+    assert told(lengths) == ["the completions of 2 held-out problems earn a mean reward of 3.75"]
+    assert evaluation_numbers(lengths)["evaluation/reward_mean"] == 3.75
+    # With an answer, or with rewards of 1 for right completions and 0 for others, a pass rate is measured.
+    for judged in (result("7", [3.5, 4.0], 4), result("", [1.0, 1.0], 4)):
+        assert score(judged) == 1.0 and told(judged)[0].startswith("of 2 held-out problems 100.0% are solved")
 
 
 def test_the_usual_sets_are_known_by_name_and_asked_whole():

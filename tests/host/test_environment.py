@@ -65,3 +65,22 @@ def test_deepspeed_is_kept_from_gpus_only_where_there_is_none(device, accelerato
         os.environ.pop("DS_ACCELERATOR", None)
         environment.prepare()
         assert os.environ.get("DS_ACCELERATOR") == accelerator
+
+
+def test_hidden_command_says_how_to_call_grpo_where_the_path_does_not_lead_to_it(monkeypatch, tmp_path):
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "grpo", "activate"):
+        (folder / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr(environment, "GIVEN_PATH", "/nowhere")
+    assert environment.hidden_command() == f"{folder}/grpo  (source {folder}/activate makes it grpo)"
+    monkeypatch.chdir(tmp_path)
+    assert environment.hidden_command() == ".venv/bin/grpo  (source .venv/bin/activate makes it grpo)"
+    monkeypatch.setattr(environment, "GIVEN_PATH", str(folder))
+    assert environment.hidden_command() == ""
+    monkeypatch.setattr(environment, "GIVEN_PATH", "/nowhere")
+    (folder / "activate").unlink()
+    assert environment.hidden_command() == ".venv/bin/grpo"
+    (folder / "grpo").unlink()
+    assert environment.hidden_command() == ""

@@ -454,3 +454,13 @@ def test_a_difference_that_the_correction_leaves_open_has_an_interval_with_0():
     for corrected_p in (p, min(1.0, 10 * p), min(1.0, 40 * p)):
         interval, _ = crossed_difference(cells, _level(p, corrected_p))
         assert (corrected_p < 0.05) == (not interval.low <= 0 <= interval.high)
+
+
+def test_load_refuses_a_run_whose_rewards_do_not_say_which_completions_are_right(tmp_path):
+    folder = write_run(tmp_path / "run", 0.5, 0)
+    rows = [{"problem_id": "p0", "answer": "", "correct": 4, "total": 4, "reward": 3.5}]
+    evaluation = {"problems": 1, "pass@1": {"value": 1.0}, "mean_reward": 3.5, "per_problem": rows}
+    lines = [json.dumps(evaluation | {"step": step}) for step in (0, 2)]
+    (folder / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match="has no pass rates to compare, since its problems have no answers"):
+        load(folder, "a")

@@ -15,7 +15,7 @@ from grpo.report.logs import run_config
 from grpo.report.run_facts import about, run_facts
 from grpo.report.run_page import run_tables, settings, shown_groups
 from grpo.report.run_report import write_report
-from grpo.report.summary import comparable
+from grpo.report.summary import comparable, summary_rows
 from grpo.report.verdict import judge
 from grpo.telemetry import (
     FAILED,
@@ -77,6 +77,30 @@ def test_verdict_and_interval_never_disagree():
     assert verdict.mood == "unsure" and "Chance alone may explain the difference." in verdict.lines[0]
     assert "6 got better and 1 worse (randomization test, p = 0.11)" in verdict.lines[2]
     assert verdict.numbers[1].note == "95 % interval 0.0 to +25.0"
+
+
+def test_a_run_without_answers_is_judged_by_its_mean_reward():
+    def rewarded(step, rewards):
+        result = evaluation(step, [1.0] * len(rewards))
+        rows = zip(result["per_problem"], rewards, strict=True)
+        texts = {"answer": "", "question": "q", "completion": "c"}
+        return result | {
+            "mean_reward": sum(rewards) / len(rewards),
+            "per_problem": [row | texts | {"reward": reward} for row, reward in rows],
+            **{"pass@k": {"1": result["pass@1"]}, "truncated_fraction": 0.0, "mean_length": 3.0},
+        }
+
+    before, after = rewarded(0, [4.0] * 30), rewarded(2, [5.5] * 30)
+    verdict = judge(metrics(0.2, 0.4), [before, after])
+    assert verdict.lines[0] == (
+        "The model learned: it now earns a mean reward of 5.5 on the held-out problems; before training it was 4."
+    )
+    assert verdict.numbers[:2] == [
+        ("held-out mean reward after step 2", "5.5", "4 before"),
+        ("change of the mean reward", "+1.50", ""),
+    ]
+    assert summary_rows(before, after)[1] == ["mean reward", "4", "5.5", "+1.50"]
+    assert not any("@" in cells[0] for cells in summary_rows(before, after))
 
 
 def test_an_evaluation_before_the_last_step_is_said_to_be_one():
@@ -224,6 +248,19 @@ def test_groups_with_right_and_wrong_completions_are_shown_first():
     assert (mixed["score"], right["score"]) == ("1 of 2 right", "2 of 2 right")
     assert [shown["correct"] for shown in mixed["rows"]] == [True, False]
     assert mixed["rows"][1]["facts"] == "reward 0 · 2 tokens · cut off at the token limit"
+
+
+def test_a_group_without_answers_shows_rewards_and_calls_nothing_right():
+    rows = [row(9, "p1@0", True, answer="", reward=reward) for reward in (3.0, 6.0)]
+    [group] = shown_groups(rows)
+    assert group["score"] == "mean reward 4.5"
+    assert [(shown["judged"], shown["facts"]) for shown in group["rows"]] == [
+        (False, "reward 3 · 2 tokens"),
+        (False, "reward 6 · 2 tokens"),
+    ]
+    # Rewards of 0 and 1 are verdicts also without answers.
+    [judged] = shown_groups([row(9, "p1@0", right, answer="", reward=float(right)) for right in (True, False)])
+    assert judged["score"] == "1 of 2 right" and all(shown["judged"] for shown in judged["rows"])
 
 
 def test_a_group_that_could_not_be_graded_is_shown_as_such():

@@ -151,6 +151,38 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
     assert (older.learned, older.lengths) == (told.learned, [])
 
 
+def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_right():
+    def logged(answer, rewards):
+        scripted = ScriptedTask([rewards, rewards])
+        collected = PlainCollector(asking(scripted, ScriptedSampler())).collect(RoundPlan(4, 1, 2), 10)
+        groups = tuple(with_answer(scored, answer) for scored in collected.sampled)
+        noted, written = Noted(), []
+        noted.log = lambda values, step: written.append(values)
+        recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
+        means = {"completions/length_mean": Mean(2.0, 1.0)}
+        statistics = RoundStatistics(0, 1, RoundPlan(4, 1, 2), means, {(3, 4): 2}, {}, ())
+        progress = Progress(1, 1, collected.cursor, RoundPlan(4, 1, 2), None)
+        recorder.after_round(FinishedRound(statistics, replace(collected, sampled=groups), progress, Verdict()))
+        return written[0]
+
+    judged, unjudged = logged("7", [3, 0, 5, 1]), logged("", [3, 0, 5, 1])
+    assert judged["pass_rate"] == 0.75 and judged["groups/counts"] == [[3, 4, 2]]
+    assert {"groups/all_correct_fraction", "completions/right/length_mean"} < judged.keys()
+    assert "pass_rate" not in unjudged and unjudged["groups/counts"] == []
+    counting = ("groups/all_", "completions/right", "completions/wrong", "completions/by_pass_rate")
+    assert not [name for name in unjudged if name.startswith(counting)]
+    # Rewards of 0 and 1 are verdicts also where problems have no answers.
+    assert logged("", [1, 0, 1, 1])["pass_rate"] == 0.75
+
+
+def with_answer(scored, answer):
+    """Returns a scored group whose problem has this answer."""
+    prompt = scored.group.prompt
+    return replace(
+        scored, group=replace(scored.group, prompt=replace(prompt, problem=replace(prompt.problem, answer=answer)))
+    )
+
+
 def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     config, store, written = EvaluationConfig(num_problems=4), CheckpointStore(tmp_path, 5, SingleRank()), []
     scored = {"pass@1": {"value": 0.25}}
