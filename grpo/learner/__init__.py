@@ -10,6 +10,7 @@ start               weights from another run's checkpoint or a peft adapter
 One optimizer step:
 engine              DeepSpeed's configuration and start
 learner             one optimizer step; old and reference log-probabilities
+step_products       what each step gained, by its product with the gradient that comes after it
 on_device           micro-batches on the device, without the host waiting for it
 attention, varlen   attention over trees; all trees of a row in one call of torch's flash kernel
 norms               norms by torch's fused kernel, where it is bit by bit the model's own norm

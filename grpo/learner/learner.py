@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,6 +34,7 @@ from grpo.learner.resharding import load_resharded
 from grpo.learner.selected_tokens import with_selection
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.shard_layout import SHARDS, Layout, saved_layout
+from grpo.learner.step_products import Products, StepProducts
 from grpo.learner.weights import MergeLoss, weight_buckets
 from grpo.learner.writing import to_the_end
 from grpo.types import (
@@ -45,6 +47,9 @@ from grpo.types import (
     StepReport,
 )
 from grpo.types.weights import MERGED
+
+# A checkpoint holds the optimizer's settings of the last step under this name.
+LAST_STEP = "last_step"
 
 
 class DeepSpeedLearner:
@@ -77,6 +82,7 @@ class DeepSpeedLearner:
             saved_layout(checkpoint, SHARDS, self._layout(policy))
         self._flops = flop_count(policy.language_model, policy.head.weight)
         self.engine = start_engine(policy, learner)
+        self._products = StepProducts(self.engine.optimizer.optimizer)
         self.policy = self.engine.module
         self.reference = self._reference(model_path)
         row_tokens = learner.micro_batch_tokens
@@ -176,8 +182,9 @@ class DeepSpeedLearner:
             whole_loss += loss.detach()
         tokens = sum(micro.targets.numel() for micro in batch.micro_batches)
         work = [self._flops.of(micro) / together for micro in batch.micro_batches]
-        learning_rate = self._set_learning_rate(batch.learning_rate_factor)
+        settings = self._set_optimizer(batch.learning_rate_factor)
         self.engine.step()
+        products = self._products.take(settings)
         self.num_steps += 1
         applied = not self._overflowed()
         self._count_skipped(applied)
@@ -185,8 +192,12 @@ class DeepSpeedLearner:
             self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
         # Ranks that compute a row together all have its loss.
         part = whole_loss.item() / together
-        *totals, whole_loss, tokens, flops = self.collective.sum([*sums.tolist(), part, tokens, sum(work)])
+        own_sums = [*products, *sums.tolist(), part, tokens, sum(work)]
+        *totals, whole_loss, tokens, flops = self.collective.sum(own_sums)
+        products, totals = Products(*totals[: len(products)]), totals[len(products) :]
+        gradient_norm = float(self.engine.get_global_grad_norm())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
+        means |= products.means(gradient_norm)
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
             # The current policy stood in for that of the round's start. What it has learned since is not a mismatch
@@ -198,8 +209,7 @@ class DeepSpeedLearner:
         in_step = self._config.learner.zero_stage >= 2
         means["throughput/imbalance"] = imbalance(self.collective.gather(work), in_step)
         means["throughput/logprobs_imbalance"] = self._logprobs.take_imbalance()
-        gradient_norm = float(self.engine.get_global_grad_norm())
-        return StepReport(self.num_steps, applied, gradient_norm, learning_rate, flops, means)
+        return StepReport(self.num_steps, applied, gradient_norm, settings["lr"], flops, means)
 
     def _tokens_now(self, micro: MicroBatch) -> Tokens:
         """Returns a micro-batch's tokens as the objective sees them under the current weights, without gradient."""
@@ -207,14 +217,15 @@ class DeepSpeedLearner:
         with torch.no_grad():
             return tokens_of(*self.engine(micro_on_device, self._temperature), micro_on_device, self._config.objective)
 
-    def _set_learning_rate(self, factor: float) -> float:
-        """Sets the learning rate, the schedule's times `factor`, and returns it. Sets the optimizer's other settings as
-        they are configured now, whatever a loaded checkpoint had."""
+    def _set_optimizer(self, factor: float) -> dict[str, Any]:
+        """Sets the learning rate, the schedule's times `factor`. Sets the optimizer's other settings as they are
+        configured now, whatever a loaded checkpoint had. Returns all of them."""
         learner = self._config.learner
         rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
+        settings = {"lr": rate, **optimizer_settings(learner)}
         for group in self.engine.optimizer.param_groups:
-            group |= {"lr": rate, **optimizer_settings(learner)}
-        return rate
+            group |= settings
+        return settings
 
     def _overflowed(self) -> bool:
         return bool(self.engine.optimizer.overflow)
@@ -244,7 +255,10 @@ class DeepSpeedLearner:
         write its part raises."""
         first = self.collective.rank == 0
         with to_the_end(self.engine) as attempt:
-            self.engine.save_checkpoint(directory, tag=SHARDS, save_latest=False, exclude_frozen_parameters=True)
+            client_state = {LAST_STEP: self._products.settings}
+            self.engine.save_checkpoint(
+                directory, tag=SHARDS, client_state=client_state, save_latest=False, exclude_frozen_parameters=True
+            )
             if first:
                 attempt(self._layout(self.policy).write, directory)
             if isinstance(self.reference, CopyReference) and self.reference.differs:
@@ -276,9 +290,9 @@ class DeepSpeedLearner:
         try:
             with only_plain_data(), quiet():
                 if saved_shards == own_layout:
-                    self.engine.load_checkpoint(directory, tag=SHARDS)
+                    _, own_state = self.engine.load_checkpoint(directory, tag=SHARDS)
                 else:
-                    load_resharded(self.engine, directory, SHARDS, self.collective)
+                    own_state = load_resharded(self.engine, directory, SHARDS, self.collective)
         except (UserError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -289,6 +303,7 @@ class DeepSpeedLearner:
                 "was"
             ) from error
         self.num_steps = self.engine.global_steps
+        self._products.settings = own_state.get(LAST_STEP, {})
         reference = Path(directory, REFERENCE_FILE)
         if isinstance(self.reference, CopyReference) and reference.exists():
             self.reference.restore(load_file(reference))

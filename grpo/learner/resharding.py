@@ -32,9 +32,11 @@ from grpo.learner.collective import TorchCollective
 WHOLE = "whole"
 
 
-def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, collective: TorchCollective) -> None:
+def load_resharded(
+    engine: DeepSpeedEngine, directory: str | Path, tag: str, collective: TorchCollective
+) -> dict[str, Any]:
     """Loads weights and optimizer state by way of DeepSpeed's universal checkpoint, which the first rank makes of the
-    shards and removes afterwards. Call it within `only_plain_data`. Collective."""
+    shards and removes afterwards. Returns the learner's own entries. Call it within `only_plain_data`. Collective."""
     universal, failure = "", ""
     if collective.rank == 0:
         try:
@@ -51,12 +53,13 @@ def load_resharded(engine: DeepSpeedEngine, directory: str | Path, tag: str, col
         raise UserError(f"{directory} cannot be made to fit: {failure}")
     engine._config.load_universal_checkpoint = True
     try:
-        engine.load_checkpoint(universal, tag=WHOLE)
+        _, own_state = engine.load_checkpoint(universal, tag=WHOLE)
     finally:
         engine._config.load_universal_checkpoint = False
     collective.barrier()
     if collective.rank == 0:
         shutil.rmtree(universal)
+    return own_state
 
 
 def _check_names(shards: Path) -> None:

@@ -55,6 +55,14 @@ MEASURES = (
         [("learner/gradient_norm", BLUE, "gradient norm")],
     ),
     Measure(
+        *(
+            "Do steps help?",
+            "cosine with the next gradient",
+            "Above 0 new samples agree with each step. Below 0 it went too far.",
+        ),
+        [("step/cosine", GREEN, "cosine")],
+    ),
+    Measure(
         *("Learning rate", "learning rate", "How far a step goes."),
         [("learner/learning_rate", GREEN, "learning rate")],
     ),

@@ -9,7 +9,7 @@ entropy and KL in nats. Names come from these fields of `RoundStatistics`:
     learner/…                                                            `reports`, one per optimizer step
     time/round_seconds                                                   `seconds`, the wall-clock time of the round
     time/<phase>_seconds, throughput/…                                   `seconds` of the round's phases
-    reward/…, groups/silent_fraction, completions/…, policy/…,
+    reward/…, groups/silent_fraction, completions/…, policy/…, step/…,
     source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/…imbalance  `means` of the round and its steps
 
 Rewards, pass rates and fractions of groups leave out groups that could not be graded, because a server did not answer
@@ -25,6 +25,10 @@ optimizer steps: the excess over 1 is how long the mean rank waits, relative to 
 3, whose ranks wait for each other in every micro-batch, the busiest rank is that of each micro-batch.
 `throughput/logprobs_imbalance` is the same ratio for the passes that compute old and reference log-probabilities, and
 `throughput/sample_imbalance` for the seconds of sampling.
+
+`step/gain` is how far the loss falls along the optimizer step before, at the slope of that step's end, and
+`step/cosine` the cosine between that step and the direction in which the loss falls. Below zero the step went too far.
+`step/signal` is the share of a gradient's squared norm that is signal and not noise (`grpo.learner.step_products`).
 
 `mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
 sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),
