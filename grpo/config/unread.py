@@ -163,6 +163,11 @@ RULES = (
         "name files in task.data.selection.evaluation_sets",
     ),
     Rule(
+        ("task.reward.format_pattern",),
+        lambda c: any("format" in reward.weights for reward in c.task.rewards),
+        "add the part format, e.g. task.reward.parts=[{name: math}, {name: format, weight: 0.1}]",
+    ),
+    Rule(
         ("task.reward.overlong_buffer",),
         lambda c: c.task.reward.overlong == "soft",
         "set task.reward.overlong=soft",
