@@ -34,4 +34,7 @@ def __getattr__(name: str) -> type:
     """Imports what is asked for only then, so that `import grpo` stays light."""
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo' has no attribute {name!r}")
+    if name == "Trainer":
+        # Packages that it imports read the environment as they are imported, such as whether to show progress bars.
+        import_module("grpo.host.environment").prepare()
     return getattr(import_module(_HOMES[name]), name)

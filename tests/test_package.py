@@ -34,3 +34,11 @@ def test_a_wheel_holds_the_configs_and_composes_them_from_any_folder(tmp_path):
         text=True,
     )
     assert shown.stdout.split() == ["40", "tiny"], shown.stderr[-2000:]
+
+
+def test_a_trainer_prepares_the_environment_before_packages_read_it():
+    code = (
+        "from grpo import Trainer; from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_PROGRESS_BARS)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert shown.stdout.split() == ["True"], shown.stderr[-2000:]
