@@ -303,7 +303,7 @@ class DeepSpeedLearner:
                 "was"
             ) from error
         self.num_steps = self.engine.global_steps
-        self._products.settings = own_state.get(LAST_STEP, {})
+        self._products.go_on(own_state.get(LAST_STEP, {}))
         reference = Path(directory, REFERENCE_FILE)
         if isinstance(self.reference, CopyReference) and reference.exists():
             self.reference.restore(load_file(reference))

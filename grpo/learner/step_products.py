@@ -76,6 +76,12 @@ class StepProducts:
         self._sums: Tensor | None = None
         optimizer.register_step_pre_hook(self._measure)
 
+    def go_on(self, settings: dict[str, Any]) -> None:
+        """Goes on from a checkpoint with its saved `settings`. Optimizers other than Adam then measure nothing in the
+        first step, since the weights before the last one are not saved."""
+        self.settings = settings
+        self._weights_before.clear()
+
     def take(self, settings: dict[str, Any]) -> Products:
         """Returns the products of the step that was just taken with `settings`. They are 0 if it was skipped."""
         if self._sums is None:
@@ -103,7 +109,8 @@ class StepProducts:
             piece = slice(start, start + PIECE)
             now = gradients[piece]
             change, mean = now.new_zeros(()).expand_as(now), now.new_zeros(()).expand_as(now)
-            if self.settings and "exp_avg" in state:
+            known = isinstance(optimizer, Adam) or weights in self._weights_before
+            if known and self.settings and "exp_avg" in state:
                 change, mean = self._change(optimizer, weights, piece), _mean_gradient(state, self.settings, piece)
             products = (-change.dot(now), change.dot(change), mean.dot(now), now.dot(now))
             yield torch.stack(products).double() * (len(starts) / len(chosen))

@@ -55,6 +55,20 @@ def test_products_are_the_same_in_small_pieces(monkeypatch):
         assert list(pieces[0]) == pytest.approx(list(expected), rel=1e-12)
 
 
+@pytest.mark.parametrize(("name", "products"), [("AdamW", 3), ("NAdam", 0)])
+def test_a_first_step_after_a_checkpoint_is_measured_where_the_moments_suffice(name, products):
+    kind, own_settings = OPTIMIZERS[name]
+    weights = torch.nn.Parameter(torch.ones(3))
+    optimizer = kind([weights], **SETTINGS, **own_settings)
+    meter = StepProducts(optimizer)
+    for _ in range(3):
+        weights.grad = torch.ones(3)
+        optimizer.step()
+        measured = meter.take(SETTINGS | own_settings)
+        meter.go_on(meter.settings)
+    assert sum(value != 0 for value in measured[:3]) == products
+
+
 def test_products_of_a_large_shard_are_estimated_from_pieces_that_take_turns(monkeypatch):
     weights = torch.nn.Parameter(torch.zeros(12))
     optimizer, meter = torch.optim.AdamW([weights], lr=0.0), None
