@@ -299,7 +299,7 @@ def test_a_round_whose_completions_could_not_be_written_is_taken_again(tmp_path)
     """Its checkpoint must not be there already: a resumed run would leave the round's completions out."""
     overrides = [*SMALL, "rollout.engine=transformers", "num_steps=2", "evaluation.num_problems=0"]
     overrides += ["checkpoint.every_rounds=1", "tracking.completions=all", f"output_dir={tmp_path}"]
-    in_the_way = tmp_path / "completions" / ".new-step-00000002-rank-0.parquet"
+    in_the_way = tmp_path / "completions" / "step-00000002-rank-0.parquet"
     in_the_way.mkdir(parents=True)
     failed = grpo("train", *overrides)
     assert failed.returncode and "Is a directory" in failed.stderr, failed.stderr[-3000:]

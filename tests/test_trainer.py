@@ -36,7 +36,7 @@ def example() -> str:
 @pytest.mark.slow
 def test_the_example_of_the_readme_trains(tmp_path):
     quick = "num_steps=2", "rollout=transformers", "evaluation.num_problems=4", f"output_dir={tmp_path}/run"
-    script = example().replace('"num_steps=20", "output_dir=runs/mine"', ", ".join(map(repr, quick)))
+    script = example().replace('"num_steps=60"', ", ".join(map(repr, quick)))
     script = script.replace("reward=close)", "reward=close, after_round=lambda step, numbers: print('round', step))")
     (tmp_path / "mine.py").write_text(script)
     done = warm.run([str(tmp_path / "mine.py")], timeout=300)
@@ -45,7 +45,7 @@ def test_the_example_of_the_readme_trains(tmp_path):
     result = Result(tmp_path / "run")
     assert list(result.metrics.index) == [1, 2]
     assert list(result.evaluations.index) == [0, 2]
-    assert set(result.samples["question"]) <= {f"{a} + {b} =" for a in range(12) for b in range(12)}
+    assert set(result.samples["question"]) <= {f"{a} + {b} =" for a in range(30) for b in range(30)}
     assert result.model == tmp_path / "run" / "model"
     assert f"reward/part/{tmp_path}/mine.py:close" in result.metrics
 

@@ -184,7 +184,7 @@ class DeepSpeedLearner:
         work = [self._flops.of(micro) / together for micro in batch.micro_batches]
         settings = self._set_optimizer(batch.learning_rate_factor)
         self.engine.step()
-        products = self._products.take(settings)
+        products = self._products.take(settings, self._device)
         self.num_steps += 1
         applied = not self._overflowed()
         self._count_skipped(applied)
@@ -192,7 +192,7 @@ class DeepSpeedLearner:
             self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
         # Ranks that compute a row together all have its loss.
         part = whole_loss.item() / together
-        own_sums = [*products, *sums.tolist(), part, tokens, sum(work)]
+        own_sums = [*torch.cat((products, sums)).tolist(), part, tokens, sum(work)]
         *totals, whole_loss, tokens, flops = self.collective.sum(own_sums)
         products, totals = Products(*totals[: len(products)]), totals[len(products) :]
         gradient_norm = float(self.engine.get_global_grad_norm())

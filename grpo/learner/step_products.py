@@ -82,12 +82,14 @@ class StepProducts:
         self.settings = settings
         self._weights_before.clear()
 
-    def take(self, settings: dict[str, Any]) -> Products:
-        """Returns the products of the step that was just taken with `settings`. They are 0 if it was skipped."""
+    def take(self, settings: dict[str, Any], device: torch.device | str = "cpu") -> Tensor:
+        """Returns the `Products` of the step that was just taken with `settings`, as a float64 tensor [4] on `device`,
+        so that the host need not wait for them. They are 0 if the step was skipped."""
         if self._sums is None:
-            return Products()
-        sums, self._sums, self.settings = self._sums.tolist(), None, settings
-        return Products(*sums)
+            return torch.zeros(len(Products._fields), dtype=torch.float64, device=device)
+        sums, self._sums = self._sums, None
+        self.settings = {**settings, "turn": self.settings.get("turn", 0) + 1}
+        return sums.to(device)
 
     def _measure(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -104,7 +106,7 @@ class StepProducts:
         starts = range(0, gradients.numel(), PIECE)
         stride = -(-gradients.numel() // MOST)
         # Pieces take turns, so that each is read once in `stride` steps.
-        chosen = starts[int(state.get("step", 0)) % stride :: stride]
+        chosen = starts[self.settings.get("turn", 0) % stride :: stride]
         for start in chosen:
             piece = slice(start, start + PIECE)
             now = gradients[piece]

@@ -65,9 +65,8 @@ def _of_evaluation(row: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(pass_at, Mapping) or not all(k.isdecimal() for k in pass_at):
         yield _not("pass@k", "intervals by k", pass_at)
     for name, interval in (*measures, *((f"pass@{k}", value) for k, value in pass_at.items())):
-        if not (
-            isinstance(interval, Mapping) and all(_is_share(interval.get(end)) for end in ("value", "low", "high"))
-        ):
+        ends = {"value": None, **interval} if isinstance(interval, Mapping) else {"value": None}
+        if not all(_is_share(ends[end]) for end in ("value", "low", "high") if end in ends):
             yield _not(name, "a value, low and high between 0 and 1", interval)
 
 

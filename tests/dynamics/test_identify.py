@@ -197,7 +197,7 @@ def test_a_wrong_law_shows_in_its_residuals():
 def test_intervals_of_plateau_and_stiffness_cover_the_truth_as_often_as_they_say(rounds):
     law = oscillator_law(0.9)
     covered = {"plateau": 0, "stiffness": 0}
-    runs = 200
+    runs = 400
     for seed in range(runs):
         generator = np.random.default_rng(1000 + seed)
         start, plateau = generator.uniform(0.1, 0.4), generator.uniform(0.5, 0.75)

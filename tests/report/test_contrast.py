@@ -72,6 +72,7 @@ def write_run(folder, final, seed, exponent=1.0, tokens=100.0):
             value = float(correct.mean() / TRIES)
             result = {"step": step, "pass@1": {"value": value, "low": value, "high": value}}
             result |= {"pass@k": {"1": {"value": value, "low": value, "high": value}}, "per_problem": problems}
+            result |= {"samples_per_problem": TRIES, "mean_length": 80.0, "truncated_fraction": 0.0}
             file.write(json.dumps(result) + "\n")
     return folder
 
@@ -459,7 +460,8 @@ def test_a_difference_that_the_correction_leaves_open_has_an_interval_with_0():
 def test_load_refuses_a_run_whose_rewards_do_not_say_which_completions_are_right(tmp_path):
     folder = write_run(tmp_path / "run", 0.5, 0)
     rows = [{"problem_id": "p0", "answer": "", "correct": 4, "total": 4, "reward": 3.5}]
-    evaluation = {"problems": 1, "pass@1": {"value": 1.0}, "mean_reward": 3.5, "per_problem": rows}
+    evaluation = {"problems": 1, "pass@1": {"value": 1.0}, "mean_reward": 3.5, "per_problem": rows, "pass@k": {}}
+    evaluation |= {"samples_per_problem": 1, "mean_length": 3.0, "truncated_fraction": 0.0}
     lines = [json.dumps(evaluation | {"step": step}) for step in (0, 2)]
     (folder / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match="has no pass rates to compare, since its problems have no answers"):

@@ -70,7 +70,7 @@ def test_a_chart_with_many_names_is_higher_and_cuts_nothing():
 
 def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
     attack = "</pre></details><script>alert(1)</script>"
-    row = {"graded": True, "correct": False, "facts": attack, "text": attack}
+    row = {"graded": True, "judged": True, "correct": False, "facts": attack, "text": attack}
     groups = [{"score": "0 of 1", "question": attack, "answer": attack, "about": attack, "rows": [row]}]
     values = {
         "name": attack,
