@@ -297,16 +297,26 @@ def test_a_run_killed_in_the_middle_of_its_schedule_continues_it(tmp_path):
 
 def test_a_round_whose_completions_could_not_be_written_is_taken_again(tmp_path):
     """Its checkpoint must not be there already: a resumed run would leave the round's completions out."""
+    in_the_way, marker = tmp_path / "run/completions/step-00000002-rank-0.parquet", tmp_path / "marker"
+    # Once the first round is saved, the reward puts a folder where the second one's completions belong.
+    (tmp_path / "rewards.py").write_text(
+        "from pathlib import Path\n"
+        "def f(completion, answer, metadata):\n"
+        f"    saved, marker = Path({str(tmp_path)!r}, 'run/checkpoints/step-00000001'), Path({str(marker)!r})\n"
+        "    if saved.exists() and not marker.exists():\n"
+        f"        Path({str(in_the_way)!r}).mkdir(exist_ok=True)\n"
+        "        marker.touch()\n"
+        "    return float(completion == answer)\n"
+    )
     overrides = [*SMALL, "rollout.engine=transformers", "num_steps=2", "evaluation.num_problems=0"]
-    overrides += ["checkpoint.every_rounds=1", "tracking.completions=all", f"output_dir={tmp_path}"]
-    in_the_way = tmp_path / "completions" / "step-00000002-rank-0.parquet"
-    in_the_way.mkdir(parents=True)
+    overrides += ["checkpoint.every_rounds=1", "tracking.completions=all", f"output_dir={tmp_path}/run"]
+    overrides += [f"task.reward.parts=[{{name: '{tmp_path}/rewards.py:f'}}]"]
     failed = grpo("train", *overrides)
     assert failed.returncode and "Is a directory" in failed.stderr, failed.stderr[-3000:]
     in_the_way.rmdir()
     resumed = grpo("train", *overrides, "checkpoint.resume=true")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    files = sorted(path.name for path in (tmp_path / "completions").iterdir())
+    files = sorted(path.name for path in in_the_way.parent.iterdir())
     assert files == ["step-00000001-rank-0.parquet", "step-00000002-rank-0.parquet"]
 
 
