@@ -1,7 +1,7 @@
 """This module refuses words that have no effect, since somebody who types a key means something by it.
 
-A key counts as typed if it stands in a word and its value is not the default one. What a group's choice or a recipe
-sets is left alone, so a recipe may be changed by one word, such as model.lora.rank=0.
+A key counts as typed if it stands in a word and its value is not the default one. The rules leave alone
+whatever a group's choice or a recipe sets, so one word may change a recipe, such as model.lora.rank=0.
 """
 
 from __future__ import annotations

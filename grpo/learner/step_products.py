@@ -39,7 +39,7 @@ class Products(NamedTuple):
     gradient   |g|²
 
     g and the gradients in m are those that the optimizer gets, after clipping. Before the second step the first three
-    are 0. Of a shard of more than `MOST` weights they are estimates, from an even share of its weights.
+    are 0. A shard of more than `MOST` weights gives estimates, from an even share of its weights.
     """
 
     slope: float = 0.0
