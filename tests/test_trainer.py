@@ -252,23 +252,36 @@ def test_rewards_that_no_other_process_can_import_have_names_of_their_own():
     ]
 
 
+CELLS = """
+import os
+import sys
+from grpo import Trainer
+from tests.test_trainer import typed
+
+if __name__ == "__main__":
+    cell = typed("bonus = 0.25\\ndef more(): return bonus\\ndef f(completion): return more()\\n")
+    pid = typed("import os\\ndef f(completions, **columns): return [float(os.getpid())] * len(completions)\\n")
+    words = "experiment=tiny", "rollout=transformers", "num_steps=1", "evaluation.num_problems=0"
+    metrics = Trainer(
+        *words,
+        "checkpoint.export=false",
+        f"output_dir={sys.argv[1]}/run",
+        dataset=[{"problem": f"{number} + 1 =", "answer": number + 1} for number in range(20)],
+        reward=[lambda completion, answer: float(answer in completion), cell, pid],
+    ).train().metrics
+    print(os.getpid(), *(metrics[f"reward/part/given:{name}"].item() for name in ("lambda", "f", "f-2")))
+"""
+
+
 @pytest.mark.slow
 def test_a_reward_of_a_notebooks_cell_grades_in_other_processes(tmp_path):
     """The second reward uses what another cell has defined. The third one's pid is that of a grading process."""
-    cell = typed("bonus = 0.25\ndef more(): return bonus\ndef f(completion): return more()\n")
-    pid = typed("import os\ndef f(completions, **columns): return [float(os.getpid())] * len(completions)\n")
-    words = "experiment=tiny", "rollout=transformers", "num_steps=1", "evaluation.num_problems=0"
-    trainer = Trainer(
-        *words,
-        "checkpoint.export=false",
-        f"output_dir={tmp_path}/run",
-        dataset=[{"problem": f"{number} + 1 =", "answer": number + 1} for number in range(20)],
-        reward=[lambda completion, answer: float(answer in completion), cell, pid],
-    )
-    metrics = trainer.train().metrics
-    assert metrics["reward/part/given:f"].to_list() == [0.25]
-    assert metrics["reward/part/given:f-2"].to_list() not in ([float(os.getpid())], [0.0])
-    assert 0 <= metrics["reward/part/given:lambda"].to_list()[0] <= 1
+    (tmp_path / "cells.py").write_text(CELLS)
+    done = warm.run([tmp_path / "cells.py", tmp_path], timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    own, right, bonus, grader = map(float, done.stdout.splitlines()[-1].split())
+    assert 0 <= right <= 1 and bonus == 0.25
+    assert grader not in (own, 0)
 
 
 @pytest.mark.usefixtures("fresh_process")
