@@ -9,27 +9,26 @@ from grpo.config.task import TaskConfig
 
 @dataclass(kw_only=True)
 class AdaptiveConfig:
-    """The adaptive schedule chooses batch and refresh interval from a model of the run (`dynamics=adaptive`).
+    """The adaptive schedule chooses batch and refresh interval by what steps gain (`dynamics=adaptive`).
 
     See `grpo.dynamics.adaptive`. Without `dynamics=adaptive` only `grpo dynamics` reads these keys, and a run for which
     one is typed is refused.
     """
 
-    # Decisions are this many rounds apart once a fit is possible; before that each round has one. The guard, which acts
-    # when a run goes wrong, looks at every round.
-    decide_every: int = 5
+    # Decisions are this many rounds apart. The guard, which acts when a run goes wrong, looks at every round.
+    decide_every: int = 4
     # The schedule takes no smaller group size than this; at least 2.
-    smallest_group: int = 4
+    smallest_group: int = 2
     # The schedule takes no larger group size than this, nor than rollout.budget.largest where that is enabled; 16384 is
     # the most.
     largest_group: int = 64
-    # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step. The
-    # learning rate stays, so with a quarter of the prompts Adam's noise is that of a rate twice as large.
+    # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step.
     fewest_prompts: int = 0
     # The schedule also doubles the prompts per optimizer step, up to this many; 0: never above prompts_per_step.
     most_prompts: int = 0
-    # The curve may fluctuate about its plateau with this standard deviation, as a share of the improvement left.
-    max_fluctuation: float = 0.5
+    # The schedule also changes the learning rate, by a factor on it, so that steps gain most. Where it may not and the
+    # rate is at fault, a line says so.
+    learning_rate: bool = False
     # Progress should cost fewest tokens or seconds. Seconds are fitted to the run's own rounds; two runs of one seed
     # then differ, since their clocks do.
     cost: str = "tokens"
@@ -38,13 +37,11 @@ class AdaptiveConfig:
     # The schedule takes no longer refresh interval than this, in optimizer steps. It grows by one rung at a time: 1, 2,
     # 3, 4, 6, 8, 12, 16, 24, 32. 1 keeps every step on-policy.
     longest_interval: int = 8
-    # The loop's damping ratio ζ has to stay at least this.
-    min_damping_ratio: float = 0.7
     # The chosen interval keeps at least this effective share of samples (ESS) under importance weights.
     min_ess: float = 0.8
     # The chosen interval has at most this share of clipped tokens.
     max_clip_fraction: float = 0.1
-    # A longer interval is taken only when it saves this share of the time per step.
+    # A longer interval is taken only when it saves this share of the time for the same learning.
     min_saving: float = 0.05
     # The run stops when gaining more pass rate than this until num_steps has a probability below 10 % by the forecast.
     # 0.01 is one percentage point; 0 never stops it.

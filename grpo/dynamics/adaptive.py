@@ -1,4 +1,4 @@
-"""`dynamics=adaptive` chooses the next round's batch and refresh interval, from a model of this run so far.
+"""`dynamics=adaptive` chooses the next round's batch and refresh interval, by what the steps of this run gain.
 
 The same statistics give the same decision on every rank, after a resume, and offline from metrics.jsonl.
 """
@@ -10,29 +10,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from grpo.dynamics import guard
-from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, merged, remember, state_of
+from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, remember, state_of
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
-from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch
+from grpo.dynamics.gain import Gain, Products
+from grpo.dynamics.group_size import BatchRule, choose_batch
 from grpo.dynamics.history import pass_rate
-from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
+from grpo.dynamics.identify import FEWEST_POINTS
 from grpo.dynamics.refresh_interval import (
     OffPolicyness,
     RefreshRule,
+    StepTime,
     choose_refresh_interval,
     fit_step_time,
     fit_token_time,
 )
 from grpo.dynamics.sigma import silent_rate
-from grpo.dynamics.step import BatchSetting, StepCost
+from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
 from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
-# Group size and prompts change only by at least this factor, and only when two decisions in a row ask for it.
-LEAST_CHANGE = 1.2
+# The learning rate changes by at most this factor in all.
+FARTHEST_RATE = 32.0
 # Times are fitted to this many of the last rounds.
 RECENT = 50
 
@@ -41,8 +42,8 @@ RECENT = 50
 class Setting:
     """The setting describes the run and what the scheduler may do. `DynamicsConfig` explains the rules.
 
-    `curve_dials` are the configured exponents α and β, for the laws of the mean curve. The α and β in `batch` weigh the
-    groups of one step against each other. If one σ divides all groups of a step, that α is 0.
+    The α and β in `batch` weigh the groups of one step against each other. If one σ divides all groups of a step, that
+    α is 0.
     """
 
     first: RoundPlan
@@ -52,7 +53,6 @@ class Setting:
     guard: guard.GuardRule
     stop: StopRule
     momentum: float
-    curve_dials: tuple[float, float]
     num_steps: int
     decide_every: int
     by_seconds: bool
@@ -93,11 +93,21 @@ class AdaptiveScheduler:
         state = replace(state, guard=guard_state)
         if action:
             return self._recovered(plan, action, state)
-        # Before there is a curve to fit, every round decides: a decision is cheap then, and too large groups are not.
-        rounds = len(state.rounds)
-        if rounds >= FEWEST_POINTS and rounds % self._setting.decide_every:
+        state = replace(state, products=self._measured(statistics, state), waited=state.waited + 1)
+        if state.waited < self._setting.decide_every or not state.products.number:
             return Decision(plan, Verdict(good_step=guard_state.best_step, reason="as before"), state)
-        return self._decide(plan, statistics, state)
+        return self._decide(plan, statistics, replace(state, waited=0))
+
+    def _measured(self, statistics: RoundStatistics, state: AdaptiveState) -> Products:
+        """Adds the products of a round's steps to those of the rounds before."""
+        difficulty = difficulty_of(state)
+        done = replace(
+            self._setting.batch,
+            group_size=statistics.plan.group_size,
+            prompts_per_step=statistics.plan.prompts_per_step,
+        )
+        first, aim = (float(progress_of_step(batch, difficulty)) for batch in (self._setting.batch, done))
+        return state.products.after(statistics, aim / first if first else 1.0, self._setting.momentum)
 
     def _recovered(self, plan: RoundPlan, action: guard.GuardAction, state: AdaptiveState) -> Decision[AdaptiveState]:
         """Applies the guard's action. An interval at which the run became unstable is not tried again. If fewer prompts
@@ -124,16 +134,16 @@ class AdaptiveScheduler:
         rule, going_on = self._setting.stop, Verdict(good_step=state.guard.best_step, reason="as before")
         if state.rounds_below < rule.patience:
             return going_on
-        _, ahead = self._look_ahead(state)
+        ahead = self._look_ahead(state)
         # The last decision is made again, so the count is the one before it.
         stop, _ = rule.next(ahead, step, state.rounds_below - 1)
         return self._stopped(going_on, ahead) if stop and ahead else going_on
 
-    def _look_ahead(self, state: AdaptiveState) -> tuple[Identification | None, Forecast | None]:
-        """Fits the run's curve, and forecasts it to the last step, if it has enough rounds."""
-        setting, history = self._setting, curve_of(state.rounds)
-        model = identify(merged(history), setting.momentum, *setting.curve_dials)
-        return model, forecast(history, setting.num_steps) if model else None
+    def _look_ahead(self, state: AdaptiveState) -> Forecast | None:
+        """Forecasts the run's curve to the last step, if it has enough rounds."""
+        if len(state.rounds) < FEWEST_POINTS:
+            return None
+        return forecast(curve_of(state.rounds), self._setting.num_steps)
 
     def _stopped(self, verdict: Verdict, ahead: Forecast) -> Verdict:
         """Returns `verdict`, changed to stop the run because little is left to gain."""
@@ -145,44 +155,56 @@ class AdaptiveScheduler:
         return replace(verdict, stop=True, reason=reason)
 
     def _decide(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision[AdaptiveState]:
-        """Decides by the model of the run: whether to stop, and if not, the next batch and refresh interval."""
+        """Decides by the model of the run: whether to stop, and if not, the next batch, rate and refresh interval."""
         setting, verdict = self._setting, Verdict(good_step=state.guard.best_step)
-        model, ahead = self._look_ahead(state)
+        ahead = self._look_ahead(state)
         stop, rounds_below = setting.stop.next(ahead, statistics.step, state.rounds_below)
         state = replace(state, rounds_below=rounds_below)
         if stop and ahead:
             return Decision(plan, self._stopped(verdict, ahead), state)
-        changed_plan, why_batch, state = self._batch(plan, statistics, model, ahead, state)
-        interval, why_interval = self._interval(plan, statistics, model, state)
+        gain, difficulty = Gain(state.products), difficulty_of(state)
+        whole = float(progress_of_step(setting.batch, difficulty))
+        done = replace(setting.batch, group_size=plan.group_size, prompts_per_step=plan.prompts_per_step)
+        gains = not whole or gain.of(float(progress_of_step(done, difficulty)) / whole) > 0
+        interval, why_interval, state = self._interval(plan, statistics, gains, state)
+        if interval < plan.refresh_interval and not gains:
+            # Whether fresher samples help is seen before the batch grows.
+            plan, why_batch = replace(plan, refresh_interval=interval), ""
+        else:
+            plan, why_batch, state = self._batch(plan, statistics, gain, difficulty, state)
+            plan = replace(plan, refresh_interval=interval)
         reason = "; ".join(filter(None, (why_batch, why_interval))) or "nothing asks for a change"
-        return Decision(replace(changed_plan, refresh_interval=interval), replace(verdict, reason=reason), state)
+        return Decision(plan, replace(verdict, reason=reason), state)
 
     def _batch(
         self,
         plan: RoundPlan,
         statistics: RoundStatistics,
-        model: Identification | None,
-        ahead: Forecast | None,
+        gain: Gain,
+        difficulty: Difficulty,
         state: AdaptiveState,
     ) -> tuple[RoundPlan, str, AdaptiveState]:
-        """Returns the plan with the next batch, the reason for a change ("" without one), and the next state."""
+        """Returns the plan with the next batch and rate, the reason for a change ("" without one), and the next
+        state."""
         setting, rule = self._setting, self._setting.batch_rule
         rule = replace(rule, fewest=max(rule.fewest, state.fewest))
-        difficulty = fit_difficulty({(correct, size): number for correct, size, number in state.counts})
         now = replace(setting.batch, group_size=plan.group_size, prompts_per_step=plan.prompts_per_step)
-        calm = calm_completions(rule, now, process_variance(model), ahead.gain.high if ahead else None)
-        choice = choose_batch(difficulty, rule, now, self._cost(plan, statistics, state), calm)
-        early = len(state.rounds) < FEWEST_POINTS
+        choice = choose_batch(difficulty, rule, setting.batch, now, self._cost(plan, statistics, state), gain)
+        factor = min(max(plan.learning_rate_factor * choice.rate, 1 / FARTHEST_RATE), FARTHEST_RATE)
         batch = choice.chosen
-        size, wish = agreed(plan.group_size, batch.group_size, state.wish, early)
-        prompts, wish_prompts = agreed(plan.prompts_per_step, batch.prompts_per_step, state.wish_prompts, early)
-        if rule.samples:
-            [prompts] = rule.prompts(plan.prompts_per_step, size)
-        changed_plan = replace(plan, group_size=size, prompts_per_step=prompts)
+        changed_plan = replace(
+            plan,
+            group_size=batch.group_size,
+            prompts_per_step=batch.prompts_per_step,
+            learning_rate_factor=factor,
+        )
         changes = changes_of_batch(plan, changed_plan, difficulty)
         reason = f"{', '.join(changes)}: {choice.reason}" if changes else ""
-        state = replace(state, wish=wish, wish_prompts=wish_prompts)
-        return changed_plan, reason, state
+        at_fault = choice.at_fault and not rule.changes_rate
+        if at_fault and not state.told:
+            rate = f"the learning rate is too high: steps would gain most at {choice.best_rate:.2g} of it"
+            reason = f"{reason}; {rate}" if reason else rate
+        return changed_plan, reason, replace(state, told=state.told or at_fault)
 
     def _cost(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> StepCost:
         """Returns the costs of a prompt, a completion and a step, in tokens or in seconds."""
@@ -197,31 +219,30 @@ class AdaptiveScheduler:
         return StepCost(per_token * prompt, per_token * completion, fixed + refresh)
 
     def _interval(
-        self,
-        plan: RoundPlan,
-        statistics: RoundStatistics,
-        model: Identification | None,
-        state: AdaptiveState,
-    ) -> tuple[int, str]:
-        """Returns the next refresh interval, and the reason for a change ("" without one)."""
+        self, plan: RoundPlan, statistics: RoundStatistics, gains: bool, state: AdaptiveState
+    ) -> tuple[int, str, AdaptiveState]:
+        """Returns the next refresh interval, the reason for a change ("" without one), and the next state. An interval
+        that was given up is not tried again."""
         recent_rounds = state.rounds[-RECENT:]
-        time = fit_step_time(
-            np.array([past.interval for past in recent_rounds], float),
-            np.array([past.seconds for past in recent_rounds], float),
-            float(np.median([past.fixed_seconds for past in recent_rounds])),
-        )
-        stiffness = model.stiffness.high if model and model.identified else None
-        choice = choose_refresh_interval(
-            replace(self._setting.refresh, longest=state.longest),
-            self._setting.momentum,
-            stiffness,
-            off_policyness(statistics),
-            time,
-            plan.refresh_interval,
-        )
-        if choice.interval == plan.refresh_interval:
-            return plan.refresh_interval, ""
-        return choice.interval, f"τ {plan.refresh_interval}→{choice.interval}: {choice.reason}"
+        # Where tokens are counted, a longer interval saves nothing.
+        time = StepTime(1.0, 0.0)
+        if self._setting.by_seconds:
+            time = fit_step_time(
+                np.array([past.interval for past in recent_rounds], float),
+                np.array([past.seconds for past in recent_rounds], float),
+                float(np.median([past.fixed_seconds for past in recent_rounds])),
+            )
+        rule, now = replace(self._setting.refresh, longest=state.longest), plan.refresh_interval
+        choice = choose_refresh_interval(rule, off_policyness(statistics), time, now, gains)
+        if choice.interval == now:
+            return now, "", state
+        reason = f"τ {now}→{choice.interval}: {choice.reason}"
+        return choice.interval, reason, replace(state, longest=choice.interval) if choice.interval < now else state
+
+
+def difficulty_of(state: AdaptiveState) -> Difficulty:
+    """Returns the difficulty of the prompts for the present policy."""
+    return fit_difficulty({(correct, size): number for correct, size, number in state.counts})
 
 
 def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty) -> list[str]:
@@ -232,43 +253,10 @@ def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty
         now, then = (float(difficulty.weights @ silent_rate(rates, plan.group_size)) for plan in (before, after))
         changes.append(f"G {before.group_size}→{after.group_size} (silent {now:.0%} → {then:.0%})")
     if after.prompts_per_step != before.prompts_per_step:
-        changes.append(f"prompts {before.prompts_per_step}→{after.prompts_per_step} (the learning rate stays)")
+        changes.append(f"prompts {before.prompts_per_step}→{after.prompts_per_step}")
+    if after.learning_rate_factor != before.learning_rate_factor:
+        changes.append(f"rate {before.learning_rate_factor:.3g}→{after.learning_rate_factor:.3g} of the configured one")
     return changes
-
-
-def agreed(current: int, wish: int, before: int | None, early: bool = False) -> tuple[int, int | None]:
-    """Returns the next value of a size, and the wish to remember for the next decision.
-
-    `wish` is the size that the model asks for now, and `before` the remembered one. A wish is followed when `before`
-    points in the same direction. A first wish is only remembered, so that one noisy round changes nothing, and a wish
-    for a small change is dropped. But `early` in a run a smaller size is taken at once, since large batches are costly.
-
-    >>> agreed(16, 8, before=None), agreed(16, 8, before=6), agreed(16, 8, before=32), agreed(16, 15, before=8)
-    ((16, 8), (8, None), (16, 8), (16, None))
-    >>> agreed(16, 8, before=None, early=True), agreed(16, 32, before=None, early=True)
-    ((8, None), (16, 32))
-    """
-    if max(wish, current) / min(wish, current) < LEAST_CHANGE:
-        return current, None
-    same_direction = before is not None and (before > current) == (wish > current)
-    return (wish, None) if same_direction or (early and wish < current) else (current, wish)
-
-
-def process_variance(model: Identification | None) -> float:
-    """Returns the variance of the curve about its best law, beyond what sampling explains.
-
-    The result is the lower end of a one-sided 95 % interval, so that the noise of a quiet curve does not count. Without
-    a model it is 0.
-    """
-    if model is None:
-        return 0.0
-    fit = model.fits[0]
-    freedom = len(fit.history) - len(fit.free)
-    if freedom <= 0:
-        return 0.0
-    errors = fit.history.errors
-    scatter = float(np.sum((fit.residuals * errors) ** 2)) / stats.chi2.ppf(0.95, freedom)
-    return max(scatter - float(np.mean(errors**2)), 0.0)
 
 
 def off_policyness(statistics: RoundStatistics) -> OffPolicyness:

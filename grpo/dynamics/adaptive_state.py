@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
 from grpo.dynamics.history import lag, num_tried, pass_rate, pooled_errors
 from grpo.dynamics.laws import History
@@ -56,9 +57,9 @@ class AdaptiveState:
     counts        (correct, group size, weighted number of groups); older rounds have less weight
     guard         the guard's memory
     rounds_below  number of decisions in a row whose forecast gain was too small
-    wish          group size that the last decision asked for; G changes if the next decision asks for a change in the
-                  same direction
-    wish_prompts  prompts per step that the last decision asked for; they change by the same rule as G
+    products      products of steps with later gradients, and what they were expected to be
+    waited        number of rounds since the last decision
+    told          whether the run has been told that its learning rate is at fault
     fewest        fewest prompts per step that are still tried; 0 before the guard has acted
     """
 
@@ -67,25 +68,21 @@ class AdaptiveState:
     counts: tuple[tuple[int, int, float], ...] = ()
     guard: GuardState = field(default_factory=GuardState)
     rounds_below: int = 0
-    wish: int | None = None
-    wish_prompts: int | None = None
+    products: Products = field(default_factory=Products)
+    waited: int = 0
+    told: bool = False
     fewest: int = 0
 
 
 def state_of(values: Mapping[str, Any]) -> AdaptiveState:
-    """Rebuilds the state from its JSON values. Raises ValueError for values of another kind.
-
-    Checkpoints of older versions hold `rounds_below` under `stop`, and lack `wish_prompts` and `fewest`.
-    """
-    older = values.get("stop")
-    if isinstance(older, Mapping):
-        values = {name: value for name, value in values.items() if name != "stop"} | older
+    """Rebuilds the state from its JSON values. Raises ValueError for values of another kind."""
     return rebuilt(AdaptiveState, values, "scheduler")
 
 
 def afresh(state: AdaptiveState) -> AdaptiveState:
-    """Drops the curve, the counts and the wishes after the run went back, since they belong to the abandoned policy."""
-    return replace(state, rounds=(), counts=(), wish=None, wish_prompts=None)
+    """Drops the curve, the counts and the products after the run went back, since they belong to the abandoned
+    policy."""
+    return replace(state, rounds=(), counts=(), products=Products(), waited=0)
 
 
 def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState:

@@ -1,18 +1,12 @@
-"""This module chooses a step's batch, B prompts with G completions each, by what progress costs.
+"""This module chooses a step's batch, B prompts with G completions each: the one at which a token gains most.
 
-Two criteria are met, and the cheapest batch that meets both is chosen.
+A larger batch aims a step better (`step.progress_of_step`), and costs more tokens or seconds. How much the better aim
+is worth depends on the heat that a step pays whatever its batch (`grpo.dynamics.gain`). Where heat is small against the
+signal, the smallest batch gains most for its cost. Where heat is large, small batches lose what they have learned, and
+only larger ones gain anything. Where no batch gains anything, the learning rate is too high, and no batch mends it.
 
-    cost          A step costs tokens or seconds, and its progress is the signal-to-noise ratio of its gradient
-                  (`step.progress_of_step`). Cost over progress is made small. The gradient's length decides nothing by
-                  itself, since Adam divides a common factor of the gradient away.
-    fluctuation   Near its plateau the curve fluctuates with a variance ∝ 1/G (arXiv:2606.30789), here 1/(B·G). The
-                  standard deviation must stay below a share of the improvement that may be left. Early in a run much
-                  is left, and small batches suffice. Near the plateau they grow, at most by a factor of 2 at a time, so
-                  that the effect of each larger batch is measured before the next.
-
-If cost is counted in tokens, the fewest prompts are always cheapest, since progress grows as √B and cost as B. So the
-lower bound on prompts and the fluctuation decide. If cost is counted in seconds, the best number of prompts takes as
-much time as the fixed part of a step.
+Where the learning rate may change too, it makes up for any aim: a step gains aim²·A/2C at its best rate. Then the batch
+is chosen at which the square of the aim costs least, and the rate that suits it.
 """
 
 from __future__ import annotations
@@ -20,8 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from grpo.dynamics.difficulty import Difficulty
+from grpo.dynamics.gain import CERTAIN, Gain
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
 
+# Another batch is taken where it gains this many times as much for its cost.
+LEAST_MORE = 1.1
+# The learning rate is at fault where steps would gain most at less than this share of it.
+AT_FAULT = 0.5
+# A rate that may change goes to this share of that at which steps gain most, where they gain three quarters as much.
+# Above it little more is gained, and what is lost by an error grows fast.
+CALM = 0.5
+# The rate falls by at least the first factor at a time, and changes by at most the second one.
+LEAST_FACTOR, MOST_FACTOR = 1.4, 2.0
 LADDER = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 
@@ -38,16 +42,16 @@ class BatchRule:
     fewest, most        fewest and most prompts per step allowed, which are equal where the prompts are held fixed
     samples             number of completions per step, where this is held fixed instead of the prompts; else 0
     multiple            the prompts are a multiple of this, so that all ranks get equally many
-    fluctuation         largest standard deviation about the plateau, as a share of the improvement left
+    changes_rate        whether the learning rate follows the batch
     """
 
     smallest: int
     largest: int
     fewest: int
     most: int
-    fluctuation: float
     samples: int = 0
     multiple: int = 1
+    changes_rate: bool = False
 
     def prompts(self, now: int, size: int) -> tuple[int, ...]:
         """Returns the numbers of prompts that may follow `now`, with groups of `size`: half, as many or twice as many.
@@ -65,76 +69,77 @@ class BatchRule:
         return max(1, round(number / self.multiple)) * self.multiple
 
     def candidates(self, now: BatchSetting) -> list[BatchSetting]:
-        """Returns the batches that the rule allows to follow `now`."""
-        sizes = sizes_between(self.smallest, self.largest)
+        """Returns the batches that the rule allows to follow `now`: groups of at least half and at most twice the size.
+
+        If all of these are out of bounds, it returns those with the nearest size in bounds."""
+        allowed = sizes_between(self.smallest, self.largest)
+        near = [size for size in allowed if now.group_size / 2 <= size <= 2 * now.group_size]
+        sizes = near or [min(allowed, key=lambda size: abs(size - now.group_size))]
         pairs = [(size, number) for size in sizes for number in self.prompts(now.prompts_per_step, size)]
         return [replace(now, group_size=size, prompts_per_step=number) for size, number in pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """A batch choice says which batch the next round gets, and why.
+    """A batch choice holds the chosen batch, the factor on the learning rate, and the reason of a change.
 
-    chosen          the batch of the next round
-    by_cost         the batch with which progress is cheapest
-    by_fluctuation  completions a step that keep the curve calm enough, or None if any number does
+    `rate` is relative to the rate as it is, and 1 where the rule keeps the rate. `best_rate` is the factor at which the
+    chosen batch would gain most, and `at_fault` says that this is surely less than half.
     """
 
     chosen: BatchSetting
-    by_cost: BatchSetting
-    by_fluctuation: float | None
-
-    @property
-    def reason(self) -> str:
-        """Returns a line for the log that says which criterion decided."""
-        if self.chosen == self.by_cost:
-            return f"progress is cheapest at {_words(self.by_cost)}"
-        return f"fluctuation asks for {self.by_fluctuation:.0f} completions a step, cost for {_words(self.by_cost)}"
-
-
-def _words(setting: BatchSetting) -> str:
-    return f"{setting.prompts_per_step} prompts × G = {setting.group_size}"
+    rate: float
+    best_rate: float
+    at_fault: bool
+    reason: str
 
 
 def choose_batch(
-    difficulty: Difficulty, rule: BatchRule, now: BatchSetting, cost: StepCost, by_fluctuation: float | None = None
+    difficulty: Difficulty, rule: BatchRule, first: BatchSetting, now: BatchSetting, cost: StepCost, gain: Gain
 ) -> BatchChoice:
-    """Chooses the batch at which progress is cheapest, of those with at least `by_fluctuation` completions.
+    """Chooses the batch at which a unit of cost gains most. Aims are relative to that of the batch `first`.
 
-    If no batch has that many, the batch with the most completions is chosen. Where the number of completions is held
-    fixed (`BatchRule.samples`), `by_fluctuation` is ignored.
+    The batch stays as it is where another would gain less than `LEAST_MORE` as much again, or where it is too uncertain
+    that it would gain more. Where no batch gains anything, it grows at most to the first one: then the rate is at
+    fault, and the model is too coarse to tell larger batches apart. Where no group says anything, the largest is taken.
     """
-    costs = {setting: cost_of_progress(difficulty, setting, cost) for setting in rule.candidates(now)}
-    by_cost = min(costs, key=lambda setting: costs[setting])
-    if by_fluctuation is None or rule.samples:
-        return BatchChoice(by_cost, by_cost, None)
-    least_completions = min(by_fluctuation, max(map(completions, costs)))
-    calm = [setting for setting in costs if completions(setting) >= least_completions]
-    return BatchChoice(min(calm, key=lambda setting: costs[setting]), by_cost, by_fluctuation)
+    allowed = rule.candidates(now)
+    whole = float(progress_of_step(first, difficulty))
+    aims = {batch: float(progress_of_step(batch, difficulty)) / (whole or 1.0) for batch in {now, *allowed}}
+    costs = {batch: cost.of(batch, difficulty) for batch in aims}
+    if not any(aims.values()):
+        return BatchChoice(max(allowed, key=completions), 1.0, 1.0, False, "no group says anything")
+    if rule.changes_rate:
+        worth = {batch: aim**2 / costs[batch] for batch, aim in aims.items()}
+    else:
+        worth = {batch: gain.of(aim) / costs[batch] for batch, aim in aims.items()}
+    best = max(allowed, key=lambda batch: worth[batch])
+    nothing = worth[best] <= 0
+    if nothing:
+        best = max((batch for batch in allowed if aims[batch] <= 1), key=lambda batch: aims[batch], default=now)
+    chance = 1.0 if rule.changes_rate else gain.chance(aims[best], costs[best], aims[now], costs[now])
+    if now in allowed and (0 < worth[best] < LEAST_MORE * worth[now] or chance < CERTAIN):
+        best = now
+    lowest, highest = gain.best_rate(aims[best])
+    rate = _rate(aims[best] / gain.heat, lowest) if rule.changes_rate else 1.0
+    heat = gain.heat / aims[now] if aims[now] else float("inf")
+    what = "steps gain nothing" if nothing else f"{chance:.0%} sure that a token gains more"
+    if rule.changes_rate:
+        what = f"steps gain most at {aims[best] / gain.heat:.2g} of the rate"
+    reason = f"{what}, since the heat of a step is {heat:.2g} of its signal"
+    return BatchChoice(best, rate, aims[best] / gain.heat, highest < AT_FAULT, reason)
+
+
+def _rate(best: float, lowest: float) -> float:
+    """Returns the factor on the learning rate, from that at which steps gain most and the lower end of its interval.
+
+    A lower rate is taken as soon as it is expected to be better, and a higher one only where that is sure.
+    """
+    if CALM * best < 1 / LEAST_FACTOR:
+        return max(CALM * best, 1 / MOST_FACTOR)
+    return min(CALM * best, MOST_FACTOR) if CALM * lowest > 1 else 1.0
 
 
 def completions(setting: BatchSetting) -> int:
     """Returns the number of completions of one step."""
     return setting.prompts_per_step * setting.group_size
-
-
-def cost_of_progress(difficulty: Difficulty, setting: BatchSetting, cost: StepCost) -> float:
-    """Returns the cost of one unit of progress, up to a factor that all batches share. It is ∞ when every group is
-    silent."""
-    progress = float(progress_of_step(setting, difficulty))
-    return cost.of(setting, difficulty) / progress if progress else float("inf")
-
-
-def calm_completions(
-    rule: BatchRule, now: BatchSetting, process_variance: float, improvement_left: float | None
-) -> float | None:
-    """Returns the completions per step that keep the fluctuation within the rule, at most twice as many as now.
-
-    The result is None without a forecast or a measured fluctuation. `process_variance` is the variance of the curve
-    about its law beyond sampling error, under the present batch. `improvement_left` is an upper bound of the gain until
-    the run's end.
-    """
-    if improvement_left is None or process_variance <= 0:
-        return None
-    allowed = rule.fluctuation * max(improvement_left, 1e-3)
-    return completions(now) * min(process_variance / allowed**2, 2.0)

@@ -1,4 +1,8 @@
-"""This module chooses the refresh interval τ: the largest that is stable, close to on-policy, and saves enough time."""
+"""This module chooses the refresh interval τ: the one at which a second learns most, from samples that still fit.
+
+A longer interval shares the fixed time of a round, such as a dear refresh, among more steps. But later steps learn from
+older samples, of which importance weights keep a smaller share. That share is measured at the present interval.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from grpo.dynamics.oscillator import held_oscillator
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -17,14 +19,12 @@ class RefreshRule:
     """A refresh rule bounds the choice of the interval.
 
     longest             largest interval allowed
-    least_damping       least damping ratio ζ allowed
     least_ess           least effective share of samples under importance weights
     most_clipped        largest share of tokens that may be clipped, on both sides together
-    least_saving        share of the time per step that a longer interval must save to be taken
+    least_saving        share of the time for the same learning that a longer interval must save to be taken
     """
 
     longest: int
-    least_damping: float
     least_ess: float
     most_clipped: float
     least_saving: float
@@ -90,27 +90,28 @@ def fit_token_time(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, floa
     return 0.0, float(np.median(seconds / tokens))
 
 
-def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, lag: int = 0) -> bool:
-    """Tells whether the damping ratio stays above the least allowed. An interval of 1 is always allowed.
+def kept(measured: OffPolicyness, interval: int) -> float:
+    """Returns the effective share of samples to expect at `interval`, by extrapolation from the measured share.
 
-    A round's samples are held for all its steps, so the ratio is that of `held_oscillator`. Damping is lost long before
-    stability (`grpo.dynamics.stability`).
+    The shortfall 1 − ESS is taken to grow as the square of the number of steps since the samples' policy.
     """
-    return interval == 1 or held_oscillator(momentum, stiffness, interval, lag).damping_ratio >= rule.least_damping
+    return max(0.0, 1 - (1 - measured.ess) * _growth(measured, interval) ** 2)
 
 
 def on_policy_enough(rule: RefreshRule, measured: OffPolicyness, interval: int) -> bool:
     """Tells whether importance weights stay harmless at `interval`, by extrapolation from the measured values.
 
-    The shortfall 1 − ESS is taken to grow as the square of the number of steps since the samples' policy, and the
-    clipped share in proportion to that number.
+    The clipped share is taken to grow in proportion to the number of steps since the samples' policy.
     """
+    clipped = measured.clipped * _growth(measured, interval)
+    return kept(measured, interval) >= rule.least_ess and clipped <= rule.most_clipped
+
+
+def _growth(measured: OffPolicyness, interval: int) -> float:
     now, then = measured.interval + measured.lag, interval + measured.lag_at(interval)
     if interval <= measured.interval:
-        growth = 1.0 if interval == measured.interval else then / now
-    else:
-        growth = (then - 0.5) / max(now - 0.5, 0.5)
-    return 1 - (1 - measured.ess) * growth**2 >= rule.least_ess and measured.clipped * growth <= rule.most_clipped
+        return 1.0 if interval == measured.interval else then / now
+    return (then - 0.5) / max(now - 0.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,39 +123,33 @@ class RefreshChoice:
 
 
 def choose_refresh_interval(
-    rule: RefreshRule, momentum: float, stiffness: float | None, measured: OffPolicyness, time: StepTime, current: int
+    rule: RefreshRule, measured: OffPolicyness, time: StepTime, current: int, gains: bool = True
 ) -> RefreshChoice:
-    """Chooses the largest interval that keeps all margins, at most one rung of the ladder above the current one.
+    """Chooses the interval at which a second learns most, at most one rung of the ladder away from the current one.
 
-    A longer interval must also save enough time. At τ = 1 the ratios are 1 and show no drift. So the change from τ = 1
-    to 2 needs only the damping ratio, and every longer interval needs what was measured at τ ≥ 2. `stiffness` is the
-    upper end of its confidence interval, so that an uncertain stiffness counts as dangerous. If it is None (not
-    identified), the current interval is kept, or shortened if it is too far off-policy.
+    What is learned counts as the share of samples that importance weights keep. Another interval must also save
+    `RefreshRule.least_saving`. At τ = 1 the weights are 1 and show no drift, so the change to 2 needs only the saving.
+    `gains` says whether steps gain anything; where they gain nothing, fresher samples are tried first.
     """
     ladder = [interval for interval in LADDER if interval <= rule.longest] or [1]
-    allowed = [interval for interval in ladder if on_policy_enough(rule, measured, interval)]
-    if not allowed:
-        return RefreshChoice(1, f"ESS {measured.ess:.2f}, clipped {measured.clipped:.1%}: off-policy")
-    below = [interval for interval in allowed if interval <= current]
-    if stiffness is None:
-        interval_kept = max(below) if below else allowed[0]
-        return RefreshChoice(
-            interval_kept, f"ESS {measured.ess:.2f}, clipped {measured.clipped:.1%}; stiffness not identified"
-        )
-    above = [interval for interval in ladder if interval > current][:1]
-    # At one step a round the ratios are 1 by construction, so that there is nothing to extrapolate.
-    reachable = below + [interval for interval in above if interval in allowed or measured.interval == 1]
-    safe_intervals = [
-        interval for interval in reachable if stable(rule, momentum, stiffness, interval, measured.lag_at(interval))
-    ]
-    best = max(safe_intervals, default=1)
-    if best > current and 1 - time.seconds(best) / time.seconds(current) < rule.least_saving:
-        return RefreshChoice(current, f"τ {best} would save less than {rule.least_saving:.0%} of a step")
-    ratio = held_oscillator(momentum, stiffness, best, measured.lag_at(best)).damping_ratio
+    shorter = [interval for interval in ladder if interval < current][-1:]
     drift = f"ESS {measured.ess:.2f} and {measured.clipped:.1%} clipped at τ {measured.interval}"
-    saving = f"{1 - time.seconds(best) / time.seconds(current):.0%} of a step saved"
-    if best > current:
-        return RefreshChoice(best, f"{saving}, ζ = {ratio:.2g} of at least {rule.least_damping:g}, {drift}")
-    unstable = bool(below) and max(below) not in safe_intervals
-    why = f"ζ would fall below {rule.least_damping:g}" if unstable else drift
-    return RefreshChoice(best, why)
+    if not gains and shorter:
+        return RefreshChoice(shorter[0], f"steps gain nothing; {drift}")
+    allowed = [interval for interval in ladder if on_policy_enough(rule, measured, interval)]
+    if current not in allowed and current > 1:
+        return RefreshChoice(max((i for i in allowed if i < current), default=1), f"off-policy: {drift}")
+    longer = [interval for interval in ladder if interval > current][:1]
+    # At one step a round the ratios are 1 by construction, so that there is nothing to extrapolate.
+    reachable = [interval for interval in longer if interval in allowed or measured.interval == 1]
+
+    def learned(interval: int) -> float:
+        return kept(measured, interval) / time.seconds(interval)
+
+    for interval in reachable:
+        saved = 1 - learned(current) / learned(interval) if learned(interval) else 0.0
+        if saved >= rule.least_saving:
+            return RefreshChoice(interval, f"{saved:.0%} of the time for the same learning is saved; {drift}")
+    if shorter and learned(current) <= (1 - rule.least_saving) * learned(shorter[0]):
+        return RefreshChoice(shorter[0], f"fresher samples learn more in a second; {drift}")
+    return RefreshChoice(current, f"a longer τ would save less than {rule.least_saving:.0%}; {drift}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from grpo.dynamics.adaptive import AdaptiveScheduler, Setting
+from grpo.dynamics.adaptive import FARTHEST_RATE, AdaptiveScheduler, Setting
 from grpo.dynamics.entropy import EntropyControl
 from grpo.dynamics.group_size import BatchRule
 from grpo.dynamics.guard import GuardRule
@@ -93,7 +93,8 @@ def may_plan(config: TrainConfig, plan: RoundPlan) -> bool:
         plan.prompts_per_step: max(first.prompts_per_step, most) + first.prompts_per_step,
         plan.passes: first.passes,
     }
-    return all(1 <= value <= limit for value, limit in limits.items()) and 0 < plan.learning_rate_factor <= 1
+    highest = FARTHEST_RATE if adaptive and rules.learning_rate else 1
+    return all(1 <= value <= limit for value, limit in limits.items()) and 0 < plan.learning_rate_factor <= highest
 
 
 def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
@@ -132,7 +133,7 @@ def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
 
 def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
     """Builds the scheduler of `dynamics=adaptive`."""
-    rules, normalization, first = config.dynamics.adaptive, config.normalization, first_plan(config)
+    rules, first = config.dynamics.adaptive, first_plan(config)
     prompts = first.prompts_per_step
     setting = Setting(
         first=first,
@@ -144,11 +145,10 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             most=(rules.most_prompts or prompts) // world_size * world_size,
             samples=prompts * first.group_size if rules.hold == "samples" else 0,
             multiple=world_size,
-            fluctuation=rules.max_fluctuation,
+            changes_rate=rules.learning_rate,
         ),
         refresh=RefreshRule(
             longest=rules.longest_interval,
-            least_damping=rules.min_damping_ratio,
             least_ess=rules.min_ess,
             most_clipped=rules.max_clip_fraction,
             least_saving=rules.min_saving,
@@ -156,7 +156,6 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
         guard=GuardRule(may_go_back=may_go_back(config), changing_prompts=changes_prompts(config)),
         stop=StopRule(rules.stop_gain, rules.stop_patience, rules.stop_min_steps),
         momentum=config.learner.betas[0],
-        curve_dials=(normalization.exponent, normalization.mean_exponent),
         num_steps=config.num_steps,
         decide_every=rules.decide_every,
         by_seconds=rules.cost == "seconds",

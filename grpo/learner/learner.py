@@ -197,7 +197,7 @@ class DeepSpeedLearner:
         products, totals = Products(*totals[: len(products)]), totals[len(products) :]
         gradient_norm = float(self.engine.get_global_grad_norm())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
-        means |= products.means(gradient_norm)
+        means |= products.means(gradient_norm, self._products.path_steps)
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
             # The current policy stood in for that of the round's start. What it has learned since is not a mismatch
@@ -265,6 +265,8 @@ class DeepSpeedLearner:
                 state = self.reference.state()
                 if first:
                     attempt(save_file, state, Path(directory, REFERENCE_FILE))
+            if path := self._products.state():
+                attempt(save_file, path, self._path_file(directory))
             # Otherwise another rank could read what the first one still writes.
             self.collective.barrier()
 
@@ -274,6 +276,9 @@ class DeepSpeedLearner:
         self.load(directory)
         self.engine.global_steps = self.num_steps = steps
         self._skipped_in_a_row = 0
+
+    def _path_file(self, directory: str) -> Path:
+        return Path(directory, SHARDS, f"path-{self.collective.rank}.safetensors")
 
     def _layout(self, policy: Policy) -> Layout:
         learner = self._config.learner
@@ -303,7 +308,9 @@ class DeepSpeedLearner:
                 "was"
             ) from error
         self.num_steps = self.engine.global_steps
-        self._products.go_on(own_state.get(LAST_STEP, {}))
+        path = self._path_file(directory)
+        same = saved_shards == own_layout and path.exists()
+        self._products.go_on(own_state.get(LAST_STEP, {}), load_file(path) if same else {})
         reference = Path(directory, REFERENCE_FILE)
         if isinstance(self.reference, CopyReference) and reference.exists():
             self.reference.restore(load_file(reference))

@@ -28,7 +28,9 @@ optimizer steps: the excess over 1 is how long the mean rank waits, relative to 
 
 `step/gain` is how far the loss falls along the optimizer step before, at the slope of that step's end, and
 `step/cosine` the cosine between that step and the direction in which the loss falls. Below zero the step went too far.
+`step/length` is the length of that step, the norm of the change of the weights.
 `step/signal` is the share of a gradient's squared norm that is signal and not noise (`grpo.learner.step_products`).
+`path/gain` and `path/cosine` are the same for the path of the last `path/steps` steps, the gain for one of them.
 
 `mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
 sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),

@@ -1,110 +1,137 @@
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch, cost_of_progress
+from grpo.dynamics.gain import Gain
+from grpo.dynamics.group_size import BatchRule, choose_batch
 from grpo.dynamics.planning import PlanRequest, propose, size_options, step_seconds
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, signal_to_noise
 from grpo.types import MachineConstants
+from tests.dynamics.synthetic import products_of
 
 
 def at(*rates):
     return Difficulty(np.array(rates), np.full(len(rates), 1 / len(rates)))
 
 
-RULE = BatchRule(smallest=4, largest=64, fewest=16, most=16, fluctuation=0.25)
+RULE = BatchRule(smallest=2, largest=64, fewest=16, most=16)
 FREE = replace(RULE, fewest=4, most=64)
-NOW = BatchSetting(group_size=8, prompts_per_step=16)
+NOW = BatchSetting(group_size=8, prompts_per_step=16, exponent=0.0)
+# Completions cost all, as where they are long.
+EVEN = StepCost(0.0, 1.0)
 
 
-EVEN = StepCost(1.0, 1.0)
+@lru_cache
+def gain(heat, rounds=400, noise=0.002):
+    return Gain(products_of(1e-3, heat * 1e-3, rounds, noise=noise))
 
 
-def choose(difficulty=None, rule=RULE, now=NOW, cost=EVEN, calm=None):
-    return choose_batch(difficulty or at(0.5), rule, now, cost, calm)
+def choose(heat, difficulty=None, rule=RULE, now=NOW, cost=EVEN, first=NOW, **measured):
+    return choose_batch(difficulty or at(0.5), rule, first, now, cost, gain(heat, **measured))
 
 
-def size(*arguments, **options):
-    return choose(*arguments, **options).chosen.group_size
+def settled(heat, rate=0.5, rule=RULE, **arguments):
+    """Returns the batch that repeated choices come to, whose aims stay relative to the first batch."""
+    now = NOW
+    for _ in range(12):
+        now = choose(heat, at(rate), rule, now, **arguments).chosen
+    return now
 
 
-def prompts(*arguments, **options):
-    return choose(*arguments, **options).chosen.prompts_per_step
+def test_the_hotter_the_steps_the_larger_the_groups():
+    sizes = [settled(heat).group_size for heat in (0.1, 0.5, 1.0, 1.5, 2.0)]
+    assert sizes == sorted(sizes) and sizes[0] == 2 and sizes[-1] >= 16
+    assert [settled(1.0, rate).group_size for rate in (0.5, 0.1, 0.02)] == [4, 8, 8]
 
 
-def test_small_groups_are_cheapest_unless_prompts_are_expensive():
-    """At p = .05 a group of 4 has little of the infinite group's gradient. Under Adam that is no reason to pay more."""
-    assert [size(at(rate)) for rate in (0.5, 0.2, 0.05)] == [4, 4, 4]
-    assert [size(at(rate), cost=StepCost(30.0, 1.0)) for rate in (0.5, 0.2, 0.05)] == [8, 10, 20]
-    assert choose().reason == "progress is cheapest at 16 prompts × G = 4"
+def test_a_size_changes_at_most_by_a_factor_of_two():
+    assert choose(0.1).chosen.group_size == 4 and choose(1.9).chosen.group_size == 16
+    assert choose(0.02, now=replace(NOW, group_size=4)).chosen.group_size == 2
 
 
-def test_the_cost_of_progress_by_hand():
+def test_where_nothing_gains_the_first_batch_comes_back_and_the_rate_is_too_high():
+    assert choose(10.0, now=replace(NOW, group_size=4)).chosen == NOW
+    assert choose(10.0, now=replace(NOW, group_size=16)).chosen.group_size == 16
+    choice = choose(10.0)
+    assert (
+        choice.chosen == NOW
+        and choice.rate == 1.0
+        and choice.at_fault
+        and choice.best_rate == pytest.approx(0.1, rel=0.2)
+    )
+    assert choice.reason.startswith("steps gain nothing, since the heat of a step is ")
+
+
+def test_a_batch_stays_while_it_is_uncertain_that_another_gains_more():
+    sizes = [choose(1.2, rounds=rounds, noise=1.0).chosen.group_size for rounds in range(1, 12)]
+    assert max(sizes) == 8
+    assert choose(2.5, rounds=2, noise=0.05).chosen.group_size == 8
+    # Another size would gain a few percent more.
+    assert choose(1.0, now=replace(NOW, group_size=4)).chosen.group_size == 4
+
+
+def test_silent_groups_ask_for_the_largest_batch():
+    choice = choose(0.1, at(0.0, 1.0))
+    assert choice.chosen.group_size == 16 and choice.reason == "no group says anything"
+
+
+def test_dear_prompts_and_dear_steps_ask_for_larger_groups():
+    cheap, dear, fixed = (settled(0.5, cost=cost) for cost in (EVEN, StepCost(30.0, 1.0), StepCost(0.0, 1.0, 2000.0)))
+    assert cheap.group_size < dear.group_size and cheap.group_size < fixed.group_size
+
+
+def test_prompts_are_halved_and_doubled_within_their_bounds():
+    assert settled(0.1, rule=FREE).prompts_per_step == 4
+    assert choose(0.1, rule=FREE).chosen.prompts_per_step == 8
+    # Prompts aim a step better than completions of the same prompts.
+    assert choose(1.9, rule=FREE).chosen.prompts_per_step == 32
+    # A run that is resumed with narrower bounds comes back between them.
+    assert choose(0.1, now=replace(NOW, prompts_per_step=4)).chosen.prompts_per_step == 16
+    assert choose(0.1, now=replace(NOW, prompts_per_step=64)).chosen.prompts_per_step == 16
+    # Three ranks share the prompts evenly.
+    three = replace(FREE, multiple=3)
+    assert choose(0.1, rule=three, now=replace(NOW, prompts_per_step=12)).chosen.prompts_per_step == 6
+
+
+def test_at_equal_samples_neither_the_smallest_nor_the_largest_groups_pay():
+    """Small groups are silent, large ones leave few prompts. Prompts that are hardly ever solved want larger ones."""
+    held = replace(RULE, samples=768)
+    first = replace(NOW, prompts_per_step=96)
+    best = {rate: settled(0.5, rate, held, first=first) for rate in (0.5, 0.02)}
+    assert 2 < best[0.5].group_size < best[0.02].group_size < 32
+    assert all(batch.group_size * batch.prompts_per_step == pytest.approx(768, abs=16) for batch in best.values())
+
+
+def test_a_rate_that_may_change_follows_the_heat_and_the_batch_only_the_prompts():
+    free = replace(RULE, changes_rate=True)
+    cold, hot = (choose(heat, rule=free) for heat in (0.1, 4.0))
+    assert cold.chosen == hot.chosen
+    assert cold.rate == 2.0 and hot.rate == 0.5
+    assert 0.5 <= choose(0.7, rule=free).rate < 0.72
+    assert choose(0.4, rule=free, now=cold.chosen).rate == 1.0
+    # A higher rate is taken only where it is sure to be better.
+    assert choose(0.2, rule=free, rounds=2, noise=1.0).rate <= 1.0
+
+
+def test_the_aim_of_a_step_by_hand():
     """For G = 2, p = ½ and GRPO, half of the groups have σ = ½. The signal is .25; the noise is .5/2 from completions
     and .125 from prompts."""
     two, noise = BatchSetting(group_size=2, prompts_per_step=9), 0.375**0.5
-    assert cost_of_progress(at(0.5), two, StepCost(1.0, 3.0)) == pytest.approx(9 * 7.0 * noise / (3 * 0.25))
-    assert cost_of_progress(at(0.5), two, StepCost(1.0, 3.0, fixed=5.0)) == pytest.approx(68.0 * noise / (3 * 0.25))
+    assert progress_of_step(two, at(0.5)) == pytest.approx(3 * 0.25 / noise)
+    assert StepCost(1.0, 3.0, fixed=5.0).of(two, at(0.5)) == pytest.approx(68.0)
     # Twice as many prompts are asked, and as many speak as if nine times two had been learned from.
     refilled = replace(two, refilled=True)
     assert progress_of_step(refilled, at(0.5)) == pytest.approx(18**0.5 * 0.25 / noise)
     assert StepCost(1.0, 3.0, fixed=5.0).of(refilled, at(0.5)) == pytest.approx(131.0)
-    assert cost_of_progress(at(0.0, 1.0), two, EVEN) == float("inf")
-
-
-def test_at_equal_samples_a_step_neither_the_smallest_nor_the_largest_groups_pay():
-    """Small groups are silent, large ones leave few prompts. Prompts that are hardly ever solved want larger ones."""
-    held = replace(RULE, smallest=2, samples=768)
-    best = {rate: choose(at(rate), held, cost=StepCost(0.0, 1.0)) for rate in (0.5, 0.1, 0.02)}
-    assert {rate: choice.chosen.group_size for rate, choice in best.items()} == {0.5: 4, 0.1: 5, 0.02: 8}
-    assert best[0.5].chosen.prompts_per_step == 192 and best[0.02].chosen.prompts_per_step == 96
-
-
-def test_by_tokens_the_fewest_prompts_are_taken_one_rung_after_the_other():
-    assert prompts(rule=FREE) == 8
-    assert prompts(rule=FREE, now=replace(NOW, prompts_per_step=8)) == 4
-    assert prompts(rule=FREE, now=replace(NOW, prompts_per_step=4)) == 4
-    assert prompts(rule=replace(FREE, fewest=12)) == 16
-    # A run that is resumed with narrower bounds comes back between them.
-    assert prompts(rule=RULE, now=replace(NOW, prompts_per_step=4)) == 16
-    assert prompts(rule=RULE, now=replace(NOW, prompts_per_step=64)) == 16
-    # Three ranks share the prompts evenly.
-    assert prompts(rule=replace(FREE, multiple=3), now=replace(NOW, prompts_per_step=12)) == 6
-
-
-def test_what_a_step_costs_anyway_asks_for_as_much_in_prompts():
-    """Progress goes as √B and cost as F + B·(1 + G), so the best B·(1 + G) is F. A step that costs 10,000 wants more
-    than 64 prompts, one that costs 160 wants 32 of G = 4, and one that costs 20 wants 4."""
-    for fixed, best in ((10_000.0, 64), (160.0, 32), (20.0, 4)):
-        now = replace(NOW, group_size=4)
-        for _ in range(6):
-            now = choose(rule=replace(FREE, largest=4), now=now, cost=StepCost(1.0, 1.0, fixed)).chosen
-        assert now.prompts_per_step == best
 
 
 def test_only_completions_are_noise_where_all_prompts_ask_for_the_same():
     """Dr. GRPO has the signal (1 − 1/G)·pq, and the completions' noise is that divided by G."""
     assert signal_to_noise(at(0.3), 4, 0.0, prompt_noise=0.0) == pytest.approx((3 * 0.21) ** 0.5)
     assert signal_to_noise(at(0.0, 1.0), 4, 0.0) == 0.0
-
-
-def test_the_run_is_cooled_as_the_improvement_left_shrinks():
-    hot, cold = (calm_completions(RULE, NOW, 0.0004, left) for left in (0.4, 0.07))
-    assert hot == pytest.approx(128 * 0.0004 / 0.1**2) and cold == pytest.approx(128 * 0.0004 / 0.0175**2)
-    assert size(calm=hot) == 4 and size(calm=cold) == 12
-    why = "fluctuation asks for 167 completions a step, cost for 16 prompts × G = 4"
-    assert choose(calm=cold).reason == why
-    # Where prompts may grow as well, they are the cheaper way: 32 of 6 rather than 16 of 12.
-    assert choose(rule=FREE, calm=cold).chosen == replace(NOW, group_size=6, prompts_per_step=32)
-    assert choose(rule=replace(RULE, samples=128), calm=cold).by_fluctuation is None
-
-
-def test_noise_asks_for_twice_the_samples_at_most():
-    assert calm_completions(RULE, NOW, 0.0004, 0.001) == 256
-    assert calm_completions(RULE, NOW, 0.0004, None) is None and calm_completions(RULE, NOW, 0.0, 0.1) is None
-    assert size(rule=replace(RULE, largest=12), calm=256) == 12
 
 
 def test_a_plan_goes_by_both_dials():

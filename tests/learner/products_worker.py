@@ -1,7 +1,8 @@
 """This program measures what optimizer steps gain, under every ZeRO stage. test_step_products.py runs it by torchrun.
 
-Usage: products_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes, per case, [gain, cosine, signal] of each step as
-the learner measures them, and as this rank's weights and moments, summed over ranks in float64, give them.
+Usage: products_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes, per case, [gain, cosine, signal, gain along the
+path] of each step as the learner measures them, and as this rank's weights and moments, summed over ranks in float64,
+give them.
 """
 
 import json
@@ -22,7 +23,7 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
 from tests.learner.groups import uneven_groups
 
-NAMES = ("step/gain", "step/cosine", "step/signal")
+NAMES = ("step/gain", "step/cosine", "step/signal", "path/gain")
 FIRST_BETA = 0.9
 # Each step learns from two of the uneven groups.
 PAIRS = ((0, 2), (3, 0), (2, 3), (0, 3))
@@ -47,6 +48,13 @@ def shards(learner: DeepSpeedLearner) -> tuple[torch.Tensor, torch.Tensor]:
     return weights, torch.cat([state["exp_avg"].flatten().double() for state in states.values()])
 
 
+def keep_first(optimizer, begun: dict[torch.Tensor, torch.Tensor]) -> None:
+    """Copies the weights that a step begins with, unless an earlier step has copied them."""
+    for weights in (weights for group in optimizer.param_groups for weights in group["params"]):
+        if weights.grad is not None:
+            begun.setdefault(weights, weights.detach().flatten().double().clone())
+
+
 def measured(learner: DeepSpeedLearner, batch) -> list[float]:
     means = learner.step(batch).means
     return [means[name].value if means[name].count else 0.0 for name in NAMES]
@@ -56,6 +64,8 @@ def facts(learner: DeepSpeedLearner, batches) -> dict:
     found = {"measured": [], "expected": []}
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     change = mean = None
+    begun: dict[torch.Tensor, torch.Tensor] = {}
+    learner.engine.optimizer.optimizer.register_step_pre_hook(lambda optimizer, *_: keep_first(optimizer, begun))
     for step, batch in enumerate(batches):
         if step == len(PAIRS) - 1:
             learner.save(folder)
@@ -64,11 +74,12 @@ def facts(learner: DeepSpeedLearner, batches) -> dict:
         after, moment_after = shards(learner)
         if step > 1:
             gradient = (moment_after - FIRST_BETA * moment) / (1 - FIRST_BETA)
-            pairs = ((-change, gradient), (change, change), (mean, gradient), (gradient, gradient))
+            back = (torch.cat(list(begun.values())) - before) / step
+            pairs = (-change, gradient), (change, change), (mean, gradient), (gradient, gradient), (back, gradient)
             sums = learner.collective.sum([float(a @ b) for a, b in pairs])
             norm = learner.engine.get_global_grad_norm()
-            gain = sums[0] * float(norm) / sums[3] ** 0.5
-            found["expected"].append([gain, sums[0] / (sums[1] * sums[3]) ** 0.5, sums[2] / sums[3]])
+            gain, along = (part * float(norm) / sums[3] ** 0.5 for part in (sums[0], sums[4]))
+            found["expected"].append([gain, sums[0] / (sums[1] * sums[3]) ** 0.5, sums[2] / sums[3], along])
         if step:
             change, mean = after - before, moment_after / (1 - FIRST_BETA ** (step + 1))
     learner.load(folder)
