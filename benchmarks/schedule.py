@@ -12,6 +12,7 @@ a run that has spent its tokens is not run again.
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def main(folder: Path, seeds: int) -> None:
             folders: dict[str, list[Path]] = {}
             for arm, further in arms(factor).items():
                 for seed in range(seeds):
-                    output = folder / f"{task}, {name}, {arm}, seed {seed}".replace(" ", "-")
+                    output = folder / re.sub("[^a-zA-Z0-9]+", "-", f"{task} {name} {arm} seed {seed}")
                     folders.setdefault(arm, []).append(output)
                     if output.exists() and curve(output)[0][-1:].sum() >= TOKENS:
                         continue

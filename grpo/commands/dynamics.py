@@ -173,6 +173,13 @@ def _plan(path: Path, settings: list[str]) -> Analysis:
 
         pass_rates = _pass_rates(path, options.pop("column", ""))
         tried, output = options.pop("tried", pass_rates.tried), options.pop("output", path.parent)
+        # A step has no more prompts than there are problems.
+        most = len(pass_rates.rates)
+        prompts = options.setdefault("prompts_per_step", min(PlanRequest().prompts_per_step, most))
+        require(
+            prompts <= most,
+            f"prompts_per_step={prompts} is more than the {most:,} problems that have a pass rate: give fewer prompts",
+        )
         request = PlanRequest(**pass_rates.tokens | options)
         write_plan(pass_rates.rates, pass_rates.missing, tried, request, machine, output)
 

@@ -1,8 +1,9 @@
 """This module plans a run before it starts: group size, refresh interval and steps, from pass rates and lengths.
 
-The budget of tokens allows a number of steps at each group size G. The progress of a step is proportional to the
-signal-to-noise ratio of its gradient (`step.signal_to_noise`), because Adam divides a common factor away. The size
-with the most progress per cost is proposed. Cost is counted in tokens, or in seconds where a machine has been measured
+The size is proposed at which a step gains most for its cost: the first choice of the adaptive schedule, before anything
+is measured (`grpo.dynamics.gain`). Its heat is then taken to be half of the signal of a step with 16 completions of
+each prompt, where prompts are solved half of the time. Harder and easier prompts are silent more often and carry less
+signal, so they ask for larger groups. Cost is counted in tokens, or in seconds where a machine has been measured
 (`grpo prove`).
 
 The refresh interval is proposed only for a measured machine: the shortest at which the fixed costs of a round, like
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo.dynamics.difficulty import Difficulty
+from grpo.dynamics.gain import PRIOR_HEAT
 from grpo.dynamics.group_size import sizes_between
 from grpo.dynamics.refresh_interval import LADDER
 from grpo.dynamics.request import PlanRequest
@@ -23,6 +25,8 @@ from grpo.dynamics.sigma import drift, mean_fidelity, silent_rate
 from grpo.dynamics.step import signal_to_noise
 from grpo.types import MachineConstants
 
+# Heat is taken to be `PRIOR_HEAT` of the signal of a step with this many completions of prompts of this difficulty.
+USUAL_SIZE, MEDIUM = 16, Difficulty(np.array([0.5]), np.array([1.0]))
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 # The harder half of the prompts should get at least this share of the gradient.
 FAIR_SHARE = 0.4
@@ -36,15 +40,15 @@ class SizeOption:
 
     silent      share of silent groups
     fidelity    mean fidelity of the gradient (`sigma.mean_fidelity`), for information only
-    steps       optimizer steps for which the tokens suffice
+    steps       optimizer steps for which the tokens suffice; None without a budget
     seconds     seconds of one step at τ = 1; None if no machine was measured
-    progress    progress per cost, as a share of that of the best size
+    progress    expected gain per cost, as a share of that of the best size
     """
 
     size: int
     silent: float
     fidelity: float
-    steps: int
+    steps: int | None
     seconds: float | None
     progress: float
 
@@ -64,7 +68,7 @@ class RunProposal:
 
 
 def propose(difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None) -> RunProposal:
-    """Proposes the group size with the most progress per cost, and the refresh interval (1 if no machine is given)."""
+    """Proposes the group size that gains most for its cost, and the refresh interval (1 if no machine is given)."""
     sizes = size_options(difficulty, request, machine)
     best = max(sizes, key=lambda option: option.progress)
     if machine is None:
@@ -82,18 +86,20 @@ def size_options(
     sizes = sizes_between(request.smallest, request.largest)
     tokens = {size: step_tokens(request, size) for size in sizes}
     seconds = {size: step_seconds(request, machine, size) for size in sizes} if machine else {}
-    progress = {
-        size: float(signal_to_noise(difficulty, size, request.exponent, request.mean_exponent))
-        / seconds.get(size, tokens[size])
-        for size in sizes
-    }
+    dials = request.exponent, request.mean_exponent
+    medium = float(signal_to_noise(MEDIUM, USUAL_SIZE, *dials))
+    aims = {size: float(signal_to_noise(difficulty, size, *dials)) / medium for size in sizes}
+    progress = {size: max(aim - PRIOR_HEAT / 2, 0.0) / seconds.get(size, tokens[size]) for size, aim in aims.items()}
+    if not any(progress.values()):
+        # No size is expected to gain anything, so the one with the best aim is.
+        progress = {size: float(aim == max(aims.values())) for size, aim in aims.items()}
     best = max(progress.values()) or 1.0
     return tuple(
         SizeOption(
             size=size,
             silent=float(shares @ silent_rate(rates, size)),
             fidelity=mean_fidelity(rates, shares, size, request.exponent, request.ddof, request.mean_exponent),
-            steps=int(request.budget_tokens // tokens[size]),
+            steps=int(request.budget_tokens // tokens[size]) if request.budget_tokens else None,
             seconds=seconds.get(size),
             progress=progress[size] / best,
         )

@@ -12,7 +12,7 @@ class PlanRequest:
     """A plan request holds what is known before a run, and the limits of the plan.
 
     prompt_tokens, completion_tokens   mean lengths
-    budget_tokens                      total number of prompt and completion tokens to sample
+    budget_tokens                      total number of prompt and completion tokens to sample; 0 where none is given
     prompts_per_step                   prompts in one optimizer step
     exponent, mean_exponent, ddof      the dials' α and β, and σ's degrees of freedom
     smallest, largest                  smallest and largest group size to consider
@@ -20,12 +20,12 @@ class PlanRequest:
 
     prompt_tokens: float = 100.0
     completion_tokens: float = 500.0
-    budget_tokens: float = 1e9
+    budget_tokens: float = 0.0
     prompts_per_step: int = 128
     exponent: float = 1.0
     mean_exponent: float = 0.0
     ddof: int = 0
-    smallest: int = 4
+    smallest: int = 2
     largest: int = 64
 
 

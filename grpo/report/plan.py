@@ -13,7 +13,7 @@ from rich.table import Table
 from grpo.config import UserError
 from grpo.config.folder import PLAN_PAGE_FILE, PLAN_PLOT_FILE
 from grpo.dynamics.difficulty import fit_difficulty
-from grpo.dynamics.planning import PlanRequest, RunProposal, propose
+from grpo.dynamics.planning import USUAL_SIZE, PlanRequest, RunProposal, propose
 from grpo.host.terminal import Terminal
 from grpo.report import page
 from grpo.report.glossary import compact, duration, meanings
@@ -32,7 +32,7 @@ COLUMNS = {
     "fidelity": "The share of the gradient that silent groups leave. It costs nothing, since Adam scales it back.",
     "steps": "The optimizer steps that the budget pays for.",
     "seconds a step": "How long one step takes on the measured machine.",
-    "progress": "What the budget buys, as a share of what it buys at the best size.",
+    "progress": "What a token is expected to gain, as a share of what it gains at the best size.",
 }
 
 
@@ -55,7 +55,7 @@ def write_plan(
     difficulty = fit_difficulty(counts)
     proposal = propose(difficulty, request, machine)
     size = proposal.size
-    if not size.steps:
+    if size.steps == 0:
         raise UserError(
             f"budget_tokens={request.budget_tokens:g} does not suffice for one step at G = {size.size}: give "
             "more tokens, or fewer prompts_per_step"
@@ -65,7 +65,8 @@ def write_plan(
     )
     settings = (
         f"dynamics.group_size={size.size} dynamics.refresh_interval={proposal.interval} "
-        f"dynamics.prompts_per_step={request.prompts_per_step} num_steps={size.steps}"
+        f"dynamics.prompts_per_step={request.prompts_per_step}"
+        + (f" num_steps={size.steps}" if size.steps is not None else "")
     )
     reasons = plan_lines(proposal, machine)
     rows = size_rows(proposal)
@@ -98,8 +99,16 @@ def write_plan(
 
 def size_rows(proposal: RunProposal) -> list[list[str]]:
     """Returns a header row, and a row for each group size with its silent groups, fidelity, steps and progress."""
-    timed = proposal.size.seconds is not None
-    names = ["G", "silent", "fidelity", "steps", *(["seconds a step"] if timed else []), "progress", ""]
+    timed, limited = proposal.size.seconds is not None, proposal.size.steps is not None
+    names = [
+        "G",
+        "silent",
+        "fidelity",
+        *(["steps"] if limited else []),
+        *(["seconds a step"] if timed else []),
+        "progress",
+        "",
+    ]
     return [
         names,
         *(
@@ -107,7 +116,7 @@ def size_rows(proposal: RunProposal) -> list[list[str]]:
                 str(option.size),
                 f"{option.silent:.0%}",
                 f"{option.fidelity:.1%}",
-                f"{option.steps:,}",
+                *([f"{option.steps:,}"] if option.steps is not None else []),
                 *([f"{option.seconds:.3g}"] if option.seconds is not None else []),
                 f"{option.progress:.0%}",
                 "← proposed" if option == proposal.size else "",
@@ -140,8 +149,9 @@ def plan_lines(proposal: RunProposal, machine: MachineConstants | None) -> list[
     """Says why group size and refresh interval are proposed, and where the numbers come from."""
     unit = "seconds" if machine else "tokens"
     lines = [
-        f"G = {proposal.size.size}: here the same progress costs fewest {unit}",
-        "progress: what the budget buys, against the best group size; fidelity: the share of the gradient that silent "
+        f"G = {proposal.size.size}: here {unit} are expected to gain most, if the learning rate suits groups of "
+        f"{USUAL_SIZE}; training measures it (dynamics=adaptive)",
+        f"progress: what {unit} gain, against the best group size; fidelity: the share of the gradient that silent "
         "groups leave, which costs nothing by itself, since Adam scales it back",
     ]
     if machine is None or proposal.overhead is None:
@@ -179,15 +189,16 @@ def draw_sizes(axes: Axes, proposal: RunProposal) -> str:
 def _numbers(proposal: RunProposal, request: PlanRequest) -> list[Number]:
     """Returns the numbers on top of the page: the proposed run's steps, silent groups, and time if it is known."""
     size = proposal.size
-    steps = Number("optimizer steps", f"{size.steps:,}", f"for budget_tokens={compact(request.budget_tokens)}")
+    steps = []
+    if size.steps is not None:
+        steps = [Number("optimizer steps", f"{size.steps:,}", f"for budget_tokens={compact(request.budget_tokens)}")]
     completions = size.size * request.prompts_per_step
     batch = Number("completions a step", f"{completions:,}", f"{request.prompts_per_step:,} prompts × {size.size}")
     silent = Number("silent groups", f"{size.silent:.0%}", "before training; they teach nothing")
     if size.seconds is None:
-        return [steps, batch, silent]
-    return [
-        steps,
-        batch,
-        silent,
-        Number("time on one device", duration(size.seconds * size.steps), "as measured at τ = 1"),
-    ]
+        return [*steps, batch, silent]
+    if size.steps is None:
+        time = Number("time of a step on one device", duration(size.seconds), "as measured at τ = 1")
+    else:
+        time = Number("time on one device", duration(size.seconds * size.steps), "as measured at τ = 1")
+    return [*steps, batch, silent, time]

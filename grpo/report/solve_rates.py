@@ -5,22 +5,24 @@ The tables show how many groups would be silent at each group size, and which pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from rich.table import Table
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, speaking_band
-from grpo.dynamics.sigma import gradient_mass, silent_rate, smallest_group_size
+from grpo.dynamics.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, propose, speaking_band
+from grpo.dynamics.request import PlanRequest
+from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.report.verdict import Number
 
+NO_TOKENS: Mapping[str, float] = MappingProxyType({})
 SIZES = (4, 8, 16, 32, 64)
 # These pass rates divide the problems from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-MAX_SHORTFALL = 0.1
 # Fewer samples of a problem say little about its rate. With four samples, a problem of rate 1/2 is neither never nor
 # always right with probability 7/8.
 FEWEST_SAMPLES = 4
@@ -33,8 +35,7 @@ class SolveRates:
     correct, tried  numbers of correct and of all completions [problems]
     difficulty      the estimated distribution of the problems' true pass rates
     band            the recommended range of pass rates
-    group_size      the recommended G: the smallest of `SIZES` that keeps nine tenths of the gradient of infinitely
-                    large groups, on problems with pass rates from 2 to 98 %, or the largest if none does
+    group_size      the recommended G: the one that `grpo dynamics plan` proposes
     exponent        the recommended α
     """
 
@@ -52,21 +53,23 @@ class SolveRates:
         return float(np.mean((rates >= self.band[0]) & (rates <= self.band[1])))
 
 
-def analysed(pairs: Sequence[tuple[int, int]], exponent: float, mean_exponent: float = 0.0) -> SolveRates:
+def analysed(
+    pairs: Sequence[tuple[int, int]],
+    exponent: float,
+    mean_exponent: float = 0.0,
+    tokens: Mapping[str, float] = NO_TOKENS,
+) -> SolveRates:
     """Estimates difficulty and recommended settings from the pair (correct, tried) of each problem.
 
-    `exponent` and `mean_exponent` are the configured dials α and β of the advantage's normalization.
+    `exponent` and `mean_exponent` are the configured dials α and β of the advantage's normalization. `tokens` holds the
+    mean lengths "prompt_tokens" and "completion_tokens", if they are known.
     """
     correct, tried = np.array(pairs).T
     counts: dict[tuple[int, int], float] = {}
     for pair in pairs:
         counts[tuple(pair)] = counts.get(tuple(pair), 0) + 1
     difficulty = fit_difficulty(counts)
-    is_mixed = (difficulty.pass_rates > 0.02) & (difficulty.pass_rates < 0.98)
-    rates, shares = difficulty.pass_rates[is_mixed], difficulty.weights[is_mixed]
-    dials = {"exponent": exponent, "mean_exponent": mean_exponent}
-    size = smallest_group_size(rates, shares, MAX_SHORTFALL, largest=SIZES[-1], **dials) or SIZES[-1]
-    size = next(candidate for candidate in SIZES if candidate >= size)
+    size = propose(difficulty, PlanRequest(exponent=exponent, mean_exponent=mean_exponent, **tokens)).size.size
     return SolveRates(correct, tried, difficulty, speaking_band(size), size, balanced_exponent(difficulty, size))
 
 
@@ -119,9 +122,8 @@ def reasons(analysis: SolveRates) -> list[str]:
     """Explains the recommended settings, in a sentence or two for each."""
     low, high = analysis.band
     return [
-        f"Group size: larger groups give more gradient, up to a limit. G = {analysis.group_size} is the smallest of "
-        f"{', '.join(map(str, SIZES))} that keeps {1 - MAX_SHORTFALL:.0%} of it on problems with pass rates from 2 % "
-        "to 98 %, or the largest if none does.",
+        f"Group size: at G = {analysis.group_size} a token is expected to gain most, as `grpo dynamics plan` explains. "
+        "dynamics=adaptive measures it while training.",
         f"Problems: those with pass rates from {low:.1%} to {high:.1%} are {analysis.within:.0%} of all. At most "
         "half of their groups are silent.",
         f"Dial: α = {analysis.exponent:g} is the smallest of {', '.join(f'{exponent:g}' for exponent in EXPONENTS)} "

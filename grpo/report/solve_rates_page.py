@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,11 @@ def write_solve_rates(
         bool(rated_rows), f"no problem of {path} has a rate, since none could be graded: look at the messages above"
     )
     pairs = [(row[f"{column}_correct"], row[f"{column}_samples"]) for row in rated_rows]
-    analysis = analysed(pairs, exponent, mean_exponent)
+    lengths = {
+        name: [row[name] for row in rated_rows if row.get(name)] for name in ("prompt_tokens", "completion_tokens")
+    }
+    tokens = {name: fmean(found) for name, found in lengths.items() if found}
+    analysis = analysed(pairs, exponent, mean_exponent, tokens)
     console, too_few = Terminal(), few_samples(analysis)
     # Rates from too few samples recommend nothing, so only their histogram is shown.
     tables = () if too_few else (silence_table(analysis), mass_table(analysis))

@@ -3,6 +3,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.gain import Gain
@@ -141,19 +142,33 @@ def test_a_plan_goes_by_both_dials():
         assert option.fidelity == pytest.approx(fidelity)
 
 
-def test_a_plan_takes_the_size_at_which_progress_costs_least():
+def aim_by_hand(size, rate=0.5):
+    """Dr. GRPO has the signal (1 − 1/G)·pq, noise of completions that over G, and noise of prompts E[σ⁴]."""
+    shares = stats.binom.pmf(np.arange(size + 1), size, rate)
+    squares = np.arange(size + 1) * (size - np.arange(size + 1)) / size**2
+    return shares @ squares / (shares @ squares / size + shares @ squares**2) ** 0.5
+
+
+def test_a_plan_takes_the_size_at_which_a_token_is_expected_to_gain_most():
     request = PlanRequest(
         prompt_tokens=0.0, completion_tokens=1.0, budget_tokens=1280.0, exponent=0.0, smallest=2, largest=4
     )
     options = {option.size: option for option in size_options(at(0.5), request)}
-    # Dr. GRPO: signal (1 − 1/G)/4, noise of completions that over G, and of prompts E[σ⁴]. G tokens are paid for it.
-    fourth = {2: 1 / 32, 3: 0.75 * 4 / 81, 4: 9 / 512 + 6 / 256}
-    signal = {size: (1 - 1 / size) / 4 for size in fourth}
-    gained = {size: signal[size] / (signal[size] / size + fourth[size]) ** 0.5 / size for size in fourth}
+    # Half of the signal of a step with 16 completions is heat, of which a step pays a half. G tokens are paid for it.
+    gained = {size: (aim_by_hand(size) / aim_by_hand(16) - 0.25) / size for size in (2, 3, 4)}
+    best = max(gained.values())
     for size, option in options.items():
-        assert option.progress == pytest.approx(gained[size] / gained[2])
+        assert option.progress == pytest.approx(gained[size] / best)
         assert option.steps == 1280 // (128 * size) and option.seconds is None
-    assert propose(at(0.5), request).size.size == 2 and propose(at(0.5), request).interval == 1
+    proposal = propose(at(0.5), replace(request, budget_tokens=0.0))
+    assert (proposal.size.size, proposal.size.steps, proposal.interval) == (3, None, 1)
+
+
+def test_a_plan_proposes_larger_groups_for_harder_and_for_easier_problems():
+    sizes = {rate: propose(at(rate), PlanRequest()).size.size for rate in (0.02, 0.1, 0.5, 0.9, 0.98)}
+    assert sizes == {0.02: 20, 0.1: 5, 0.5: 3, 0.9: 5, 0.98: 20}
+    # Nothing is learned from problems that are never solved, at any size.
+    assert propose(at(0.0), PlanRequest()).size.size == 2
 
 
 MACHINE = MachineConstants("CPU", 1_000_000, ((128, 100.0), (1024, 800.0)), 1000.0, 9.0, 1.0)

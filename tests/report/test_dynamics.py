@@ -225,6 +225,10 @@ def test_a_replay_by_rules_that_training_refuses_is_refused(tmp_path, capsys, wo
 @pytest.mark.slow
 def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
     write_run(tmp_path, 40)
+    path = tmp_path / "metrics.jsonl"
+    cool = {"step/gain": 1e-3, "step/cosine": 0.3, "step/length": 0.05}
+    cool |= {"path/gain": 9e-4, "path/cosine": 0.3, "path/steps": 15.0}
+    path.write_text("".join(json.dumps(json.loads(line) | cool) + "\n" for line in path.read_text().splitlines()))
     assert main(["dynamics", "replay", str(tmp_path), "dynamics.adaptive.smallest_group=4"]) == 0
     printed = capsys.readouterr().out
     assert "8→4" in printed and "no round shows the effect of an earlier decision" in printed
@@ -248,18 +252,18 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e8"]) == 0
     printed = capsys.readouterr().out
     assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
-    # 128 prompts × (100 + 4 × 500) tokens fit 372 times into 1e8.
-    assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=372" in printed
+    # 128 prompts × (100 + 3 × 500) tokens fit 488 times into 1e8.
+    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=488" in printed
     page = (tmp_path / "plan.html").read_text()
-    assert "Proposed: G = 4 completions of each prompt, and τ = 1 step on them." in page and "num_steps=372" in page
-    assert "silent groups" in page and ">4 (proposed)<" in page and "τ = 1: only training shows" in page
+    assert "Proposed: G = 3 completions of each prompt, and τ = 1 step on them." in page and "num_steps=488" in page
+    assert "silent groups" in page and ">3 (proposed)<" in page and "τ = 1: only training shows" in page
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
     assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
     assert "7 (proposed)" in re.findall(r'<th scope="row">([^<]+)</th>', (tmp_path / "plans" / "plan.html").read_text())
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
-    assert "budget_tokens=1000 does not suffice for one step at G = 4: give more tokens" in capsys.readouterr().err
+    assert "budget_tokens=1000 does not suffice for one step at G = 3: give more tokens" in capsys.readouterr().err
     for word in ("prompts_per_step=0", "tried=0", "budget_tokens=nan", "completion_tokens=0"):
         assert main(["dynamics", "plan", str(path), word]) == 2
         assert f"{word.replace('=', '=' + chr(39))}' is not valid: it must be a" in capsys.readouterr().err
@@ -294,8 +298,12 @@ def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e6"]) == 0
     printed = capsys.readouterr().out
     assert "60 problems, mean pass rate 0.50" in printed
-    # 128 prompts × (20 + 4 × 60) tokens fit 30 times into 1e6.
-    assert "dynamics.group_size=4 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=30" in printed
+    # A step has no more prompts than there are problems. 60 × (20 + 3 × 60) tokens fit 83 times into 1e6.
+    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=60 num_steps=83" in printed
+    assert main(["dynamics", "plan", str(path)]) == 0
+    assert "num_steps" not in capsys.readouterr().out
+    assert main(["dynamics", "plan", str(path), "prompts_per_step=61"]) == 2
+    assert "prompts_per_step=61 is more than the 60 problems that have a pass rate" in capsys.readouterr().err
 
 
 @pytest.mark.slow
