@@ -523,7 +523,7 @@ def test_a_run_whose_rewards_happen_to_be_0_and_1_is_compared_with_others_by_its
     ]
     other = replace(rewarded, variant="other", evaluations=by_chance, yardstick=PASS_RATE)
     assert [variant.last.value for variant in contrast([other, rewarded]).variants] == pytest.approx([1.0, 1.48])
-    with pytest.raises(UserError, match=r"base-seed0 was written by a version that recorded no mean rewards"):
+    with pytest.raises(UserError, match="base-seed0 was written by a version that recorded no mean rewards"):
         contrast([runs[0], rewarded])
 
 
