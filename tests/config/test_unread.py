@@ -5,7 +5,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.sweep import SweepConfig
-from grpo.config.unread import RULES, refuse_unread
+from grpo.config.unread import RULES, refuse_unread, unread
 from grpo.config.validate import validate
 from grpo.sweep.cells import cells_of
 
@@ -63,12 +63,12 @@ def test_a_word_without_effect_is_refused(words, message):
     ],
 )
 def test_a_word_with_effect_is_taken(words):
-    refuse_unread(words, compose_config(words))
+    assert unread(words, compose_config(words)) == {}
 
 
 def test_what_a_choice_or_a_recipe_sets_is_left_alone():
     for words in (["objective=kl_cov", "objective.selection.name=none"], ["task=gsm8k", "task.data.source=file"]):
-        refuse_unread(words, compose_config(words))
+        assert unread(words, compose_config(words)) == {}
 
 
 def test_every_rule_names_keys_of_a_run():
