@@ -199,6 +199,9 @@ def _readable(word: str) -> str:
     if (second := re.search(r"\s([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
         first = word[: len(key) + 1 + second.start()]
         return f"it holds two words: write each as one, {first!r} and {word[len(first) :].strip()!r}"
+    empty = re.search(r"([\w.]+):\s*(?=[,}\]])", value) if value.startswith(("[", "{")) else None
+    if empty and kind_of(key.lstrip("+")) is not str:
+        return f"{empty[1]} has no value: write one after its colon, or '' for an empty text"
     if re.fullmatch(r"\([^()]*\)", value) and kind_of(key.lstrip("+")) is not str:
         return f"a list is written in brackets, {f'{key}=[{value[1:-1]}]'!r}"
     is_text = kind_of(key.lstrip("+")) is str or not re.search(r"[\"'\[({]", value)

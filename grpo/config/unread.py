@@ -15,6 +15,7 @@ from grpo.config.compare_saved import differences
 from grpo.config.errors import UserError
 from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
+from grpo.config.task import SelectionConfig
 
 
 class Rule(NamedTuple):
@@ -38,6 +39,10 @@ def _rounds(config: TrainConfig) -> int:
     """Returns how many rounds a run has at most."""
     interval = config.dynamics.refresh_interval if config.dynamics.name == "fixed" else 1
     return -(-config.num_steps // interval)
+
+
+def _selects_by_rate(selection: SelectionConfig) -> bool:
+    return [*selection.solve_rate] != [0.0, 1.0] or selection.without_solve_rate == "drop"
 
 
 def _tracked(config: TrainConfig) -> bool:
@@ -161,6 +166,11 @@ RULES = (
         ("task.data.selection.ngram",),
         lambda c: c.task.data.selection.evaluation_sets,
         "name files in task.data.selection.evaluation_sets",
+    ),
+    Rule(
+        ("task.data.selection.solve_rate_column",),
+        lambda c: _selects_by_rate(c.task.data.selection),
+        "set task.data.selection.solve_rate, e.g. to [0.1, 0.9]; a curriculum has task.curriculum.solve_rate_column",
     ),
     Rule(
         ("task.reward.format_pattern",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from grpo.config.choices import value_at
@@ -12,7 +13,7 @@ from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
 from grpo.config.ranges import check_sizes, check_values
 from grpo.config.run import TrainConfig
-from grpo.config.runs_within import resumable
+from grpo.config.runs_within import is_run, resumable
 from grpo.config.validate_loss import check_loss
 from grpo.config.validate_pipeline import check_pipeline
 from grpo.config.validate_task import check_task
@@ -48,8 +49,9 @@ def validate_evaluation(config: TrainConfig) -> None:
         "such as output_dir=runs/mine, and copy it afterwards",
     )
     _require(
-        Path(config.output_dir).absolute() not in (Path("/"), Path.home()),
-        f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own",
+        not _mixes(Path(os.path.realpath(config.output_dir))),
+        f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own, such as "
+        "output_dir=runs/mine",
     )
     _check_lengths(config)
     check_pass_through(config)
@@ -86,6 +88,15 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]; 1 turns it off",
     )
     _require(evaluation.max_tokens != 0, "evaluation.max_tokens=0 must be above 0; null takes rollout.sampling's")
+
+
+def _mixes(output: Path) -> bool:
+    """Tells whether a folder holds what surely is no run: it is a home, or the working folder or one around it, unless
+    it is empty or a run lies there."""
+    here = Path.cwd()
+    if output in (Path("/"), Path.home()):
+        return True
+    return output in (here, *here.parents) and not is_run(output) and any(output.glob("*"))
 
 
 def validate_serving(config: TrainConfig) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from grpo.config.errors import require
 from grpo.config.loss import ObjectiveConfig
 from grpo.config.run import TrainConfig
-from grpo.config.task import RewardConfig
+from grpo.config.task import RewardConfig, RewardPartConfig, remote_kind
 
 
 def check_loss(config: TrainConfig) -> None:
@@ -108,6 +110,7 @@ def _check_normalization(config: TrainConfig) -> None:
             "normalization.name=reinforce_plus_plus compares with the whole step and learns from silent groups: set "
             "normalization.parts=sum and rollout.refill.enabled=false",
         )
+    _check_least_std(config)
     kl_in_reward = config.objective.kl.in_reward
     require(
         settings.parts == "sum" or not kl_in_reward,
@@ -128,10 +131,40 @@ def _check_normalization(config: TrainConfig) -> None:
     )
 
 
+def _check_least_std(config: TrainConfig) -> None:
+    """Refuses a normalization.min_std that no group can exceed, where the reward's own parts bound every reward."""
+    settings = config.normalization
+    names = [part.name for reward in config.task.rewards for part in _parts(reward)]
+    if config.objective.kl.in_reward or any(":" in name or remote_kind(name) for name in names):
+        return
+    # Two rewards at the ends of the range have the largest σ, that of a sample.
+    largest = max(map(_range, config.task.rewards), default=0.0) / math.sqrt(2 if settings.ddof else 4)
+    largest = max(largest, 1.0) if settings.parts == "each" else largest
+    require(
+        settings.min_std < largest,
+        f"normalization.min_std={settings.min_std:g} silences every group, since rewards of these parts have a σ of at "
+        f"most {largest:.3g}: lower it",
+    )
+
+
+def _range(reward: RewardConfig) -> float:
+    """Returns by how much two rewards may differ, for some source, if the value of every part is in [0, 1]."""
+    sums = [sum(abs(part.weight) for part in parts) for parts in _alternatives(reward)]
+    return max(sums) * (2 if reward.signed else 1) + (reward.overlong == "soft")
+
+
 def _may_be_negative(reward: RewardConfig) -> bool:
     """Says whether a reward may be negative, for some source, although the value of every part is in [0, 1]."""
-    parts = [*reward.parts, *(part for source_reward in reward.by_source.values() for part in source_reward.parts)]
-    return reward.signed or reward.overlong == "soft" or any(part.weight < 0 for part in parts)
+    return reward.signed or reward.overlong == "soft" or any(part.weight < 0 for part in _parts(reward))
+
+
+def _alternatives(reward: RewardConfig) -> list[list[RewardPartConfig]]:
+    """Returns the parts of the reward, and those of each source that has its own."""
+    return [reward.parts, *(source_reward.parts for source_reward in reward.by_source.values())]
+
+
+def _parts(reward: RewardConfig) -> list[RewardPartConfig]:
+    return [part for parts in _alternatives(reward) for part in parts]
 
 
 def _check_uses_of_the_dial(config: TrainConfig) -> None:

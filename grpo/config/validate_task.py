@@ -12,7 +12,7 @@ from grpo.config.credentials import PLACE
 from grpo.config.errors import UserError, require
 from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
-from grpo.config.task import REMOTE, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
+from grpo.config.task import REMOTE, CurriculumConfig, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
 
 PATHS = {"file": "file", "hub": "data set on the hub", "reasoning_gym": "generator"}
 
@@ -20,6 +20,7 @@ PATHS = {"file": "file", "hub": "data set on the hub", "reasoning_gym": "generat
 def check_task(config: TrainConfig) -> None:
     """Raises UserError for the first thing that is wrong with the task, or with one of its sets."""
     task = config.task
+    _check_curriculum(task.curriculum)
     if not task.sets:
         require(
             task.weight == 1.0,
@@ -45,6 +46,14 @@ def check_task(config: TrainConfig) -> None:
         except UserError as error:
             raise UserError(_of_set(name, str(error))) from error
     _check_together(config)
+
+
+def _check_curriculum(curriculum: CurriculumConfig) -> None:
+    require(
+        curriculum.name != "anneal" or curriculum.hard < curriculum.easy,
+        f"task.curriculum.easy={curriculum.easy:g} must be above task.curriculum.hard={curriculum.hard:g}, since both "
+        "are pass rates and anneal goes from easy problems to hard ones: exchange them",
+    )
 
 
 def _of_set(name: str, message: str) -> str:

@@ -70,10 +70,12 @@ _UNGRADED = (
 def shares(metrics: Mapping[str, float]) -> str:
     """Returns one line on how a round's completions were graded. `metrics` are named as in metrics.jsonl.
 
-    The share of right ones is that of the completions that could be graded.
+    The share of right ones is that of the completions that could be graded. Shares of trouble that are 0 are left out.
 
-    >>> shares({"pass_rate": 0.25, "completions/no_answer_fraction": 0.5, "completions/truncated_fraction": 0.0})
-    'of the completions 25% are right, 0% were cut off, 50% hold no answer'
+    >>> shares({"pass_rate": 0.0, "completions/no_answer_fraction": 0.5, "completions/truncated_fraction": 0.0})
+    'of the completions 0% are right, 50% hold no answer'
+    >>> shares({"completions/truncated_fraction": 0.0})
+    'of the completions 0% were cut off'
     """
     words = {
         "pass_rate": "are right",
@@ -82,7 +84,9 @@ def shares(metrics: Mapping[str, float]) -> str:
         "completions/timed_out_fraction": "timed out in grading",
         "completions/failed_fraction": "failed in grading",
     }
-    shares_in_words = [f"{metrics[name]:.0%} {word}" for name, word in words.items() if name in metrics]
+    logged = [name for name in words if name in metrics]
+    told = [name for index, name in enumerate(logged) if index == 0 or metrics[name]]
+    shares_in_words = [f"{metrics[name]:.0%} {words[name]}" for name in told]
     if ungraded := sum(metrics.get(name, 0.0) for name in _UNGRADED):
         shares_in_words.append(f"{ungraded:.0%} could not be graded and count neither as right nor as wrong")
     return "of the completions " + ", ".join(shares_in_words)

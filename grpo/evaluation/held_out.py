@@ -135,12 +135,13 @@ def is_graded(result: Mapping[str, Any]) -> bool:
 
 
 def is_unjudged(result: Mapping[str, Any]) -> bool:
-    """Tells whether an evaluation measures the mean reward only. That is so where its problems have no answers and
-    their mean rewards are no shares of right completions. Evaluations by earlier versions lack the rewards."""
+    """Tells whether an evaluation measures the mean reward only. That is so where its problems have no answers, no
+    grader judges them, and their mean rewards are no shares of right completions. Evaluations by earlier versions lack
+    the rewards."""
     rows = result.get("per_problem", ())
     return (
         "mean_reward" in result
-        and not any(row.get("answer") for row in rows)
+        and not any(row.get("answer") or row.get("judged") for row in rows)
         and any(row["reward"] != row["correct"] / row["total"] for row in rows)
     )
 
@@ -216,6 +217,7 @@ def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -
     completions, problem = scored.group.completions, scored.group.prompt.problem
     row = {"problem_id": problem.problem_id, "question": problem.question, "answer": problem.answer}
     row |= {"source": problem.source} if problem.source else {}
+    row |= {"judged": True} if scored.judged_without_answer else {}
     if scored.spoilt:
         outcome = next(grade.outcome for grade in scored.grades if grade.outcome in NOT_THEIR_FAULT)
         return row | {"outcome": outcome, "completion": completions[0].text}

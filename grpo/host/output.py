@@ -13,18 +13,23 @@ OUTPUTS = ("stdout", "stderr")
 
 
 class _Lasting(io.FileIO):
-    """This file drops what it cannot write. `unread` tells whether its reader, such as `tee`, has left."""
+    """This file drops what it cannot write. `unread` tells whether its reader, such as `tee`, has left, and `lost`
+    counts the bytes that a full disk did not take since it last took any."""
 
     unread = False
+    lost = 0
 
     def write(self, text: Any) -> int | None:
         try:
+            if self.lost:
+                super().write(b"\ngrpo: %d bytes of output are missing here, since the disk was full\n" % self.lost)
+                self.lost = 0
             return super().write(text)
         except BrokenPipeError:
             self.unread = True
         except OSError:
             # A full disk may have space again at the next line.
-            pass
+            self.lost += len(text)
         return len(text)
 
 

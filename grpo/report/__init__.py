@@ -8,6 +8,7 @@ course        how it ended, and where it was resumed
 
 Several runs:
 finished_runs, contrast   loads runs; compares variants
+yardstick     what they are compared by: pass@1, or the mean reward
 contrast_page, contrast_panels, contrast_tables   the page, charts and tables of a comparison
 
 The dynamics of a run:

@@ -23,12 +23,13 @@ from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.evaluation.pass_rates import FEWEST_SEEDS, crossed_difference, geometric_ratio, holm, ratio_p_value
 from grpo.report.finished_runs import Run
 from grpo.report.logs import counts_of, read_log
+from grpo.report.yardstick import MEAN_REWARD, PASS_RATE, Yardstick
 from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
 QUARTERS = ("hardest", "second", "third", "easiest")
-# The level is the first variant's held-out pass@1 before training plus this share of its gain.
+# The level is the first variant's held-out result before training plus this share of its gain.
 LEVEL_SHARE = 0.75
 # A difference with a smaller p-value, corrected for the number of variants, counts as clear.
 SURE = 0.05
@@ -39,13 +40,13 @@ EXTREMES = (0.0, 0.1, 0.9, 1.0)
 class Against:
     """This type compares one variant with the first variant, on the seeds that both have.
 
-    difference   the difference of the last held-out pass@1, paired by problem
+    difference   the difference of the last held-out result, paired by problem
     p            the p-value of no difference, corrected for the number of variants
     higher       the number of seeds with which this variant ended above the first
     seeds        the number of pairs of runs with the same seed
     tokens       the ratio of tokens sampled until the level; a run that never reached it counts with all its tokens
     tokens_p     the p-value of no difference in tokens, corrected for the number of variants
-    quarters     the difference in the change of the pass rate, for the problems of each quarter of difficulty
+    quarters     the difference in the change of the result, for the problems of each quarter of difficulty
     """
 
     difference: Interval
@@ -70,11 +71,11 @@ class Against:
 class Variant:
     """A variant holds its runs and their results. Intervals are 95 % over seeds (t), without width below three seeds.
 
-    first, last   held-out pass@1 before and after training; `pass_at` maps k to pass@k after training
+    first, last   held-out result before and after training; `pass_at` maps k to pass@k after training, if it is known
     arrived       the number of runs that reached the level
-    quarters      the change of the pass rate, for the problems of each quarter of difficulty
+    quarters      the change of the result, for the problems of each quarter of difficulty
     silent, law   the share of silent groups, as observed, and as p^G + (1−p)^G predicts from the prompts' difficulties,
-                  which are estimated from the same counts
+                  which are estimated from the same counts; NaN without counts of right completions
     extreme       the share of the gradient from prompts with pass rates below .1 or above .9, predicted from the dials
                   and these difficulties; NaN under a normalization that has no dials
     laws          law of the reward curve → the number of runs that it fitted best
@@ -100,7 +101,7 @@ class Variant:
 class Contrast:
     """A contrast holds all variants of a sweep. Each further variant is compared with the first one.
 
-    level      the held-out pass@1 to which the variants' tokens are compared
+    level      the held-out result to which the variants' tokens are compared
     problems   the number of held-out problems
     best       the name of the variant that ended highest
     rivals     the names of the variants that are not clearly below `best`, see `not_below`
@@ -117,10 +118,23 @@ class Contrast:
         """Returns the first variant, with which the others are compared."""
         return self.variants[0]
 
+    @property
+    def yardstick(self) -> Yardstick:
+        """Returns what all runs are compared by: their pass@1 or mean reward on held-out problems, the result."""
+        return self.base.runs[0].yardstick
+
 
 def contrast(runs: Sequence[Run]) -> Contrast:
-    """Compares the variants of `runs` with the first one. Raises `UserError` when runs have different held-out problems
-    or a variant shares no seed with the first."""
+    """Compares the variants of `runs` with the first one, by their mean rewards if one of them can be compared by
+    nothing else. Raises `UserError` when runs have different held-out problems or a variant shares no seed with the
+    first."""
+    if any(run.yardstick is MEAN_REWARD for run in runs):
+        older = [run.folder for run in runs if any("mean_reward" not in row for row in run.evaluations)]
+        require(
+            not older,
+            f"{older[0] if older else None} was written by a version that recorded no mean rewards: leave it out",
+        )
+        runs = [replace(run, yardstick=MEAN_REWARD) for run in runs]
     groups = {
         name: tuple(run for run in runs if run.variant == name) for name in dict.fromkeys(r.variant for r in runs)
     }
@@ -159,9 +173,10 @@ def over_seeds(values: Sequence[float], least: float, most: float) -> Interval:
     return Interval(mean, max(least, mean - half_width), min(most, mean + half_width))
 
 
-def _possible(difference: Interval) -> Interval:
-    """Cuts the interval of a difference of pass rates to [−1, 1]."""
-    return replace(difference, low=max(-1.0, difference.low), high=min(1.0, difference.high))
+def _possible(difference: Interval, yardstick: Yardstick) -> Interval:
+    """Cuts the interval of a difference to what is possible, which is [−1, 1] for pass rates."""
+    least, most = yardstick.change_bounds
+    return replace(difference, low=max(least, difference.low), high=min(most, difference.high))
 
 
 def _quarters(runs: Sequence[Run], problems: Sequence[str]) -> list[list[str]]:
@@ -186,16 +201,17 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
-    ks = runs[0].evaluations[-1]["pass@k"]
+    ks = runs[0].evaluations[-1]["pass@k"] if runs[0].yardstick is PASS_RATE else ()
     return Variant(
         name=name,
         runs=runs,
         first=float(np.mean([run.held_out[0] for run in runs])),
-        last=over_seeds([float(run.held_out[-1]) for run in runs], 0.0, 1.0),
+        last=over_seeds([float(run.held_out[-1]) for run in runs], *runs[0].yardstick.bounds),
         pass_at={k: float(np.mean([run.evaluations[-1]["pass@k"][k]["value"] for run in runs])) for k in ks},
         arrived=sum(run.cost(level, "tokens")[1] for run in runs),
         quarters=tuple(
-            over_seeds([float(np.mean(_change(run, names))) for run in runs], -1.0, 1.0) for names in quarters
+            over_seeds([float(np.mean(_change(run, names))) for run in runs], *runs[0].yardstick.change_bounds)
+            for names in quarters
         ),
         silent=silent,
         law=law,
@@ -208,9 +224,10 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
 def _extreme(difficulty: Difficulty, log: RunLog) -> float:
     """Returns the predicted share of the gradient from prompts with pass rates below .1 or above .9.
 
-    The prediction uses the run's dials and the largest group size of its first round. It is NaN without dials.
+    The prediction uses the run's dials and the largest group size of its first round. It is NaN without dials, and
+    without counts of right completions.
     """
-    if log.group_dials is None:
+    if log.group_dials is None or not log.counts:
         return float("nan")
     exponent, mean_exponent = log.group_dials
     size = max(size for _, size in log.counts[0])
@@ -223,7 +240,7 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
     """Returns the prompts' estimated difficulties, and the share of silent groups as observed and as predicted.
 
     Difficulties are estimated from the counts of all rounds together. The prediction is approximate, since it uses
-    these same difficulties for every round.
+    these same difficulties for every round. It is NaN where completions were not counted as right or wrong.
     """
     counts: Counter[tuple[int, int]] = Counter()
     for run in runs:
@@ -231,6 +248,8 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
             counts.update(counts_of(row))
     difficulty = fit_difficulty(counts)
     total = sum(counts.values())
+    if not total:
+        return difficulty, float(np.mean([run.mean("groups/silent_fraction") for run in runs])), float("nan")
     silent_share = sum(number for (correct, size), number in counts.items() if correct in (0, size)) / total
     sizes: Counter[int] = Counter()
     for (_, size), number in counts.items():
@@ -273,14 +292,13 @@ def _against(
             "run both with the same seeds"
         )
     difference, p = crossed_difference(_last_differences(pairs, problems))
-    by_quarter = tuple(
-        _possible(crossed_difference([np.subtract(_change(new, names), _change(old, names)) for old, new in pairs])[0])
-        for names in quarters
-    )
+    yardstick = base[0].yardstick
+    changes = [[np.subtract(_change(new, names), _change(old, names)) for old, new in pairs] for names in quarters]
+    by_quarter = tuple(_possible(crossed_difference(of_quarter)[0], yardstick) for of_quarter in changes)
     spent = _tokens_spent(pairs, level)
     costs_known = min(min(spent)) > 0
     return Against(
-        difference=_possible(difference),
+        difference=_possible(difference, yardstick),
         p=p,
         higher=sum(sum(row) > 0 for row in _last_differences(pairs, problems)),
         seeds=len(pairs),
@@ -313,7 +331,8 @@ def _corrected(
     cells, spent = _last_differences(pairs, problems), _tokens_spent(pairs, level)
     difference, _ = crossed_difference(cells, _level(against.p, p))
     tokens = geometric_ratio(*spent, _level(against.tokens_p, tokens_p)) if min(min(spent)) > 0 else against.tokens
-    return replace(against, difference=_possible(difference), p=p, tokens=tokens, tokens_p=tokens_p)
+    difference = _possible(difference, base[0].yardstick)
+    return replace(against, difference=difference, p=p, tokens=tokens, tokens_p=tokens_p)
 
 
 def _level(p: float, corrected_p: float) -> float:

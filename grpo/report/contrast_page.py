@@ -17,14 +17,16 @@ from grpo.host.terminal import Terminal, clean
 from grpo.report import page
 from grpo.report.contrast import SURE, Contrast, Variant
 from grpo.report.contrast_panels import PANELS
-from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, percent, points, ratio, results, settings
+from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, ratio, results, settings
 from grpo.report.course import standing, unfinished, where
 from grpo.report.finished_runs import Run
-from grpo.report.glossary import meanings, signed
+from grpo.report.glossary import meanings
 from grpo.report.links import links_to
 from grpo.report.style import sheet
 from grpo.report.summary import unlike
 from grpo.report.verdict import GOOD, UNSURE, Number, probability
+from grpo.report.yardstick import Yardstick
+from grpo.telemetry import Row
 
 NUM_SAMPLES = 3
 # The head of the page names at most this many variants.
@@ -74,8 +76,8 @@ def write_contrast(
         run_links=links_to(folders, folder),
         samples=samples(contrast),
         meanings=meanings(
-            *("pass@1", "held-out problems", "seed", "95 % interval", "percentage point", "p", "group"),
-            *("silent group", "entropy", "law"),
+            *(("pass@1", "percentage point") if contrast.yardstick.in_percent else ()),
+            *("held-out problems", "seed", "95 % interval", "p", "group", "silent group", "entropy", "law"),
         ),
     )
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
@@ -101,10 +103,11 @@ def _listed(names: Sequence[str]) -> str:
 def conclusion(contrast: Contrast) -> list[str]:
     """Says in sentences which variants differ from the first, by how much, and how certain that is."""
     base, others = contrast.base, [variant for variant in contrast.variants if variant.against]
+    yardstick = contrast.yardstick
     if not others:
         return [
-            f"Held-out pass@1 of {base.name} went from {base.first:.1%} to {percent(base.last)}. There is no other "
-            "variant to compare it with."
+            f"The held-out {yardstick.name} of {base.name} went from {yardstick.value(base.first)} to "
+            f"{yardstick.values(base.last)}. There is no other variant to compare it with."
         ]
     sentences = [_winner(contrast)] if len(others) > 1 else []
     for word, better in (("higher", 1), ("lower", -1)):
@@ -112,14 +115,18 @@ def conclusion(contrast: Contrast) -> list[str]:
             variant for variant in others if variant.against.clear and variant.against.difference.value * better > 0
         ]
         if clear_variants:
-            variant_list = ", ".join(_surely(variant) for variant in clear_variants)
+            variant_list = ", ".join(_surely(variant, yardstick) for variant in clear_variants)
             sentences.append(f"These variants end clearly {word} than {base.name}: {variant_list}.")
     unclear_variants = [variant for variant in others if variant.against.telling and not variant.against.clear]
     if unclear_variants:
-        sentences.append(f"No clear difference from {base.name} (in points): {_differences(unclear_variants)}.")
+        in_units = "in points" if yardstick.in_percent else "of the mean reward"
+        differences = ", ".join(
+            f"{variant.name} {yardstick.changes(variant.against.difference)}" for variant in unclear_variants
+        )
+        sentences.append(f"No clear difference from {base.name} ({in_units}): {differences}.")
     too_few = [variant for variant in others if not variant.against.telling]
     if too_few:
-        sentences.append(_open(too_few, base))
+        sentences.append(_open(too_few, base, yardstick))
     cheaper = [
         variant
         for variant in others
@@ -133,7 +140,8 @@ def conclusion(contrast: Contrast) -> list[str]:
             f"{variant.name} with {ratio(variant.against.tokens)} of its tokens" for variant in cheaper
         )
         sentences.append(
-            f"These variants reach {contrast.level:.1%} with fewer sampled tokens than {base.name}: {variant_list}."
+            f"These variants reach {yardstick.value(contrast.level)} with fewer sampled tokens than {base.name}: "
+            f"{variant_list}."
         )
     sentences.append(_certainty(contrast.problems, len(base.runs), len(others)))
     sentences.append(
@@ -171,30 +179,30 @@ def courses(contrast: Contrast) -> list[str]:
     return sentences
 
 
-def _open(variants: Sequence[Variant], base: Variant) -> str:
+def _open(variants: Sequence[Variant], base: Variant, yardstick: Yardstick) -> str:
     """Says how far variants with too few seeds ended from the first, and how many seeds are needed to decide."""
     seeds = min(variant.against.seeds for variant in variants)
     endings = " and ".join(
-        f"{variant.name} {_apart(100 * variant.against.difference.value)} {base.name}" for variant in variants
+        f"{variant.name} {_apart(variant.against.difference.value, yardstick)} {base.name}" for variant in variants
     )
     return (
         f"Nothing is decided: {seeds} seed{'s' * (seeds > 1)} cannot show whether another would agree. In held-out "
-        f"pass@1 {endings}. At least {FEWEST_SEEDS} seeds are needed to tell."
+        f"{yardstick.name} {endings}. At least {FEWEST_SEEDS} seeds are needed to tell."
     )
 
 
-def _apart(points_more: float) -> str:
-    """Says by how many percentage points one variant ended above or below another, as "ended 1.5 points above"."""
-    amount = f"{abs(points_more):.1f}"
-    if amount == "0.0":
+def _apart(more: float, yardstick: Yardstick) -> str:
+    """Says by how much one variant ended above or below another, as "ended 1.5 points above"."""
+    amount = yardstick.change(more)
+    if not float(amount):
         return "ended level with"
-    return f"ended {amount} points {'above' if points_more > 0 else 'below'}"
+    return f"ended {amount[1:]} {yardstick.unit} {'above' if more > 0 else 'below'}"
 
 
 def _winner(contrast: Contrast) -> str:
     """Says which variant ended highest, and which of the others may be as good."""
     best_end = next(variant.last for variant in contrast.variants if variant.name == contrast.best)
-    highest = f"{contrast.best} ended highest, at {percent(best_end)}"
+    highest = f"{contrast.best} ended highest, at {contrast.yardstick.values(best_end)}"
     if not contrast.rivals:
         return f"{highest}, clearly above all others."
     if len(contrast.rivals) == len(contrast.variants) - 1:
@@ -202,16 +210,12 @@ def _winner(contrast: Contrast) -> str:
     return f"{highest}. These may be as good, since they are not clearly below it: {', '.join(contrast.rivals)}."
 
 
-def _surely(variant: Variant) -> str:
-    """Says by how many points a variant differs from the first, how many seeds agree, and the p-value."""
+def _surely(variant: Variant, yardstick: Yardstick) -> str:
+    """Says by how much a variant differs from the first, how many seeds agree, and the p-value."""
     against = variant.against
     agreeing = against.higher if against.difference.value > 0 else against.seeds - against.higher
     how_sure = f"{agreeing} of {against.seeds} seeds, p = {against.p:.2g}"
-    return f"{variant.name} by {points(against.difference)} points ({how_sure})"
-
-
-def _differences(variants: Sequence[Variant]) -> str:
-    return ", ".join(f"{variant.name} {points(variant.against.difference)}" for variant in variants)
+    return f"{variant.name} by {yardstick.changes(against.difference)} {yardstick.unit} ({how_sure})"
 
 
 def _certainty(problems: int, seeds: int, others: int) -> str:
@@ -238,10 +242,10 @@ def _certainty(problems: int, seeds: int, others: int) -> str:
 
 def numbers(contrast: Contrast) -> list[Number]:
     """Returns the three numbers on top of the page: the best variant, its lead, and how many runs were compared."""
-    best = max(contrast.variants, key=lambda variant: variant.last.value)
+    best, value = max(contrast.variants, key=lambda variant: variant.last.value), contrast.yardstick.value
     seeds = [len(variant.runs) for variant in contrast.variants]
     runs = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
-    first = Number(f"highest at the end: {best.name}", f"{best.last.value:.1%}", f"{best.first:.1%} before training")
+    first = Number(f"highest at the end: {best.name}", value(best.last.value), f"{value(best.first)} before training")
     return [
         first,
         _lead(contrast, best),
@@ -253,20 +257,22 @@ def numbers(contrast: Contrast) -> list[Number]:
 
 def _lead(contrast: Contrast, best: Variant) -> Number:
     """Says how far the best variant ended above the first one. If it is the first, above the one that comes next."""
-    others = [variant for variant in contrast.variants if variant.against]
+    others, yardstick = [variant for variant in contrast.variants if variant.against], contrast.yardstick
     if not others:
         gain = best.last.value - best.first
         return Number(
-            "change, in percentage points", signed(100 * gain), "there is no other variant to compare it with"
+            f"change, in {yardstick.change_unit}",
+            yardstick.change(gain),
+            "there is no other variant to compare it with",
         )
     other = best if best.against else max(others, key=lambda variant: variant.last.value)
     difference = other.against.difference
-    ends = [100 * difference.value, 100 * difference.low, 100 * difference.high]
+    ends = [difference.value, difference.low, difference.high]
     value, low, high = ends if best.against else (-ends[0], -ends[2], -ends[1])
     return Number(
-        f"points above {contrast.base.name if best.against else other.name}",
-        signed(value),
-        f"95 % interval {signed(low)} to {signed(high)}, {probability(other.against.p)}"
+        f"{'points' if yardstick.in_percent else 'reward'} above {contrast.base.name if best.against else other.name}",
+        yardstick.change(value),
+        f"95 % interval {yardstick.change(low)} to {yardstick.change(high)}, {probability(other.against.p)}"
         if other.against.telling
         else "too few seeds: another may differ",
     )
@@ -297,12 +303,18 @@ def _sample(contrast: Contrast, name: str) -> dict[str, Any]:
         "completions": [
             {
                 "who": writer,
-                "score": f"{row['correct']} of {row['total']}",
+                "score": _score(row, contrast.yardstick),
                 "text": clean(row["completion"][:EXCERPT]),
             }
             for writer, row in named_rows
         ],
     }
+
+
+def _score(row: Row, yardstick: Yardstick) -> str:
+    if not yardstick.in_percent:
+        return f"mean reward {yardstick.value(row['reward'])}"
+    return f"{row['correct']} of {row['total']} right"
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:

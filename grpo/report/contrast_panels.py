@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
-from grpo.report.contrast_tables import points
 from grpo.report.style import (
     drawn,
     in_percent,
@@ -43,7 +42,7 @@ def line_styles(contrast: Contrast) -> Mapping[str, dict[str, str]]:
 
 
 def learning(unit: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws held-out pass@1 over `unit`: means over seeds, with bands of one standard error.
+    """Returns a panel that draws held-out results over `unit`: means over seeds, with bands of one standard error.
 
     Seeds are averaged step by step, in what they spent as in what they solved. So a line ends at the mean of its runs'
     ends, whichever of them was quicker.
@@ -51,6 +50,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
     from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes, contrast: Contrast) -> str:
+        yardstick = contrast.yardstick
         lines: dict[Line2D, list[str]] = {}
         for variant in contrast.variants:
             style = line_styles(contrast)[variant.name]
@@ -63,7 +63,7 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
             same = next((line for line in lines if _is_same(line, spent, mean)), None)
             if same is None:
                 (same,) = axes.plot(spent, mean, **style)
-                tell(same, [(plain(amount), f"{rate:.1%}") for amount, rate in zip(spent, mean, strict=True)])
+                tell(same, [(plain(amount), yardstick.value(value)) for amount, value in zip(spent, mean, strict=True)])
             names = [*lines.get(same, ()), variant.name]
             lines[same] = names
             same.set_label(" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others")
@@ -77,17 +77,18 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-        axes.set_ylabel("held-out pass@1")
-        in_percent(axes)
+        axes.set_ylabel(f"held-out {yardstick.name}")
+        if yardstick.in_percent:
+            in_percent(axes)
         legend_below(axes, of_one=len(lines) < len(contrast.variants))
-        axes.set_title(f"Held-out pass@1 over {NAMED_UNITS[unit]}")
+        axes.set_title(f"Held-out {yardstick.name} over {NAMED_UNITS[unit]}")
         seeds = max(len(variant.runs) for variant in contrast.variants)
         # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
         bands = {1: "", 2: " Lines are means, and bands reach from one seed to the other."}
         band = bands.get(seeds, " Lines are means over seeds, and bands reach one standard error to each side.")
         return (
-            f"The share of held-out problems solved at the first try. Dots are evaluations.{band} The dotted line at "
-            f"{contrast.level:.1%} is three quarters of what {contrast.base.name} gained."
+            f"{yardstick.meaning} Dots are evaluations.{band} The dotted line at {yardstick.value(contrast.level)} is "
+            f"three quarters of what {contrast.base.name} gained."
         )
 
     return draw
@@ -99,32 +100,32 @@ def _is_same(line: Line2D, x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def differences(axes: Axes, contrast: Contrast) -> str:
-    """Draws the differences of the last held-out pass@1 from the first variant's, with 95 % intervals."""
+    """Draws the differences of the last held-out results from the first variant's, with 95 % intervals."""
     others = [variant for variant in contrast.variants if variant.against]
     for place, variant in enumerate(others):
         difference = variant.against.difference
         reach = [[difference.value - difference.low], [difference.high - difference.value]]
         color = line_styles(contrast)[variant.name]["color"]
         bar = axes.errorbar(difference.value, place, xerr=reach, fmt="o", color=color, capsize=3, label=variant.name)
-        tell(bar, [("", points(difference))])
+        tell(bar, [("", contrast.yardstick.changes(difference))])
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_ylabel("variant")
     names = [variant.name for variant in others]
     axes.set_yticks(range(len(names)), names, fontsize=name_size(len(names)))
     axes.set_ylim(-0.6, max(len(others), 1) - 0.4)
     axes.invert_yaxis()
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}" if value else "0")
-    axes.set_xlabel("percentage points")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{contrast.yardstick.factor * value:+g}" if value else "0")
+    axes.set_xlabel(contrast.yardstick.change_unit)
     axes.set_title(f"Difference from {contrast.base.name}")
     few = "" if all(variant.against.telling for variant in others) else " So few seeds say nothing of other seeds."
     return (
-        "Held-out pass@1 at the end. Bars reach over the 95 % interval. A bar that crosses the line at 0 leaves open "
-        f"who is better.{few}"
+        f"The held-out {contrast.yardstick.name} at the end. Bars reach over the 95 % interval. A bar that crosses the "
+        f"line at 0 leaves open who is better.{few}"
     )
 
 
 def quarters(axes: Axes, contrast: Contrast) -> str:
-    """Draws each variant's change of the pass rate on the problems of each quarter of difficulty before training."""
+    """Draws each variant's change of the result on the problems of each quarter of difficulty before training."""
     places, width = np.arange(len(QUARTERS)), 0.8 / len(contrast.variants)
     for index, variant in enumerate(contrast.variants):
         values = np.array([change.value for change in variant.quarters])
@@ -133,17 +134,24 @@ def quarters(axes: Axes, contrast: Contrast) -> str:
         color = line_styles(contrast)[variant.name]["color"]
         style = {"color": color, "error_kw": {"linewidth": 0.8}, "label": variant.name}
         bars = axes.bar(bar_places, values, width * 0.9, yerr=reach, **style)
-        tell(bars, [(name, points(change)) for name, change in zip(QUARTERS, variant.quarters, strict=True)])
+        tell(
+            bars,
+            [
+                (name, contrast.yardstick.changes(change))
+                for name, change in zip(QUARTERS, variant.quarters, strict=True)
+            ],
+        )
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(places, QUARTERS)
-    axes.set_xlabel("quarter of the problems, by pass rate before training")
-    axes.set_ylabel("percentage points")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g}" if value else "0")
+    axes.set_xlabel(f"quarter of the problems, by {contrast.yardstick.rate} before training")
+    axes.set_ylabel(contrast.yardstick.change_unit)
+    factor = contrast.yardstick.factor
+    axes.yaxis.set_major_formatter(lambda value, _: f"{factor * value:+.3g}" if value else "0")
     legend_below(axes)
     axes.set_title("What was learned, by difficulty")
     return (
-        "How much the pass rate changed on the hardest quarter of the held-out problems, and so on. By chance alone "
-        "the hardest seem to gain and the easiest to lose, so compare the variants with each other."
+        f"How much the {contrast.yardstick.rate} changed on the hardest quarter of the held-out problems, and so on. "
+        "By chance alone the hardest seem to gain and the easiest to lose, so compare the variants with each other."
     )
 
 

@@ -6,21 +6,22 @@ from typing import Any
 
 from grpo.report.contrast import QUARTERS, Contrast, Variant
 from grpo.report.finished_runs import differing_keys
-from grpo.report.glossary import signed
 from grpo.types import Interval
 
 # What the columns of each table mean.
 CAPTIONS = {
     "Results": (
-        "Pass rates are those of held-out problems. “Minus” is the difference at the end, in percentage points. “Seeds "
-        "higher” counts the seeds with which a variant ended above the first. p is the probability of so large a "
-        "difference by chance, corrected for the number of variants (Holm); fewer than three seeds have none. "
-        "“Reached” counts the runs that made three quarters of the first variant's gain. “Tokens to there” are the "
-        "sampled tokens until then, read off straight lines between evaluations, as a multiple of the first variant's. "
+        "Pass rates and mean rewards are those of held-out problems. “Minus” is the difference at the end, for pass "
+        "rates in percentage points. “Seeds higher” counts the seeds with which a variant ended above the first. p is "
+        "the probability of so large a difference by chance, corrected for the number of variants (Holm); fewer than "
+        "three seeds have none. “Reached” counts the runs that made three quarters of the first variant's gain. "
+        "“Tokens to there” are the sampled tokens until then, read off straight lines between evaluations, as a "
+        "multiple of the first variant's. "
         "“≥” says that not every run got there."
     ),
     "Learned, by difficulty before training": (
-        "Each cell is the change of the pass rate in percentage points, on a quarter of the problems."
+        "Each cell is the change of the pass rate in percentage points, or of the mean reward, on a quarter of the "
+        "problems."
     ),
     "How the runs went": (
         "In a silent group all G completions have the same reward, so nothing is learned from it. If each prompt has "
@@ -34,12 +35,21 @@ CAPTIONS = {
 
 def results(contrast: Contrast) -> list[tuple[str, ...]]:
     """Returns the table of results: a header, and a row per variant."""
+    yardstick = contrast.yardstick
     ks = sorted({int(k) for variant in contrast.variants for k in variant.pass_at if int(k) > 1})
     rows = [
         (
-            *("variant", "seeds", "pass@1 before", "after", f"minus {contrast.base.name}", "seeds higher", "p"),
+            *(
+                "variant",
+                "seeds",
+                f"{yardstick.name} before",
+                "after",
+                f"minus {contrast.base.name}",
+                "seeds higher",
+                "p",
+            ),
             *(f"pass@{k}" for k in ks),
-            *(f"reached {contrast.level:.1%}", f"tokens to there, ÷ {contrast.base.name}"),
+            *(f"reached {yardstick.value(contrast.level)}", f"tokens to there, ÷ {contrast.base.name}"),
         )
     ]
     for variant in contrast.variants:
@@ -48,9 +58,9 @@ def results(contrast: Contrast) -> list[tuple[str, ...]]:
             (
                 variant.name,
                 str(len(variant.runs)),
-                f"{variant.first:.1%}",
-                percent(variant.last),
-                points(against.difference) if against else "",
+                yardstick.value(variant.first),
+                yardstick.values(variant.last),
+                yardstick.changes(against.difference) if against else "",
                 f"{against.higher} of {against.seeds}" if against else "",
                 f"{against.p:.2g}" if against and against.telling else "",
                 *(f"{variant.pass_at[str(k)]:.1%}" if str(k) in variant.pass_at else "" for k in ks),
@@ -62,16 +72,17 @@ def results(contrast: Contrast) -> list[tuple[str, ...]]:
 
 
 def by_quarter(contrast: Contrast) -> list[tuple[str, ...]]:
-    """Returns the table of each variant's change of the pass rate on each quarter of the problems, and its difference
+    """Returns the table of each variant's change of the result on each quarter of the problems, and its difference
     from the first variant's."""
+    changes = contrast.yardstick.changes
     rows = [("variant", *QUARTERS, *(f"{name}, minus {contrast.base.name}" for name in QUARTERS))]
     for variant in contrast.variants:
         against = variant.against.quarters if variant.against else ()
         rows.append(
             (
                 variant.name,
-                *map(points, variant.quarters),
-                *(map(points, against) if against else [""] * len(QUARTERS)),
+                *map(changes, variant.quarters),
+                *(map(changes, against) if against else [""] * len(QUARTERS)),
             )
         )
     return rows
@@ -90,9 +101,7 @@ def health(contrast: Contrast) -> list[tuple[str, ...]]:
         rows.append(
             (
                 variant.name,
-                f"{variant.silent:.1%}",
-                f"{variant.law:.1%}",
-                "" if variant.extreme != variant.extreme else f"{variant.extreme:.1%}",
+                *("" if share != share else f"{share:.1%}" for share in (variant.silent, variant.law, variant.extreme)),
                 _late(variant, "policy/entropy", 2),
                 _late(variant, "completions/length_mean", 1),
                 _counted(variant.laws),
@@ -117,18 +126,6 @@ def _late(variant: Variant, name: str, digits: int) -> str:
 
 def _counted(names: Any) -> str:
     return ", ".join(f"{name} ({number})" for name, number in sorted(names.items(), key=lambda item: -item[1]))
-
-
-def percent(interval: Interval) -> str:
-    if interval.low == interval.high:
-        return f"{interval.value:.1%}"
-    return f"{interval.value:.1%} [{max(0.0, interval.low):.1%}, {min(1.0, interval.high):.1%}]"
-
-
-def points(interval: Interval) -> str:
-    """Formats a difference in percentage points, with its interval in brackets if it has a width."""
-    value, low, high = (signed(100 * bound) for bound in (interval.value, interval.low, interval.high))
-    return value if interval.low == interval.high else f"{value} [{low}, {high}]"
 
 
 def _tokens(variant: Variant) -> str:

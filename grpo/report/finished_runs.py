@@ -17,6 +17,7 @@ from grpo.config.saved import flat
 from grpo.evaluation.held_out import is_unjudged
 from grpo.report.logs import Row, costs, read_evaluations, read_run, run_config
 from grpo.report.summary import asked
+from grpo.report.yardstick import MEAN_REWARD, PASS_RATE, Yardstick
 from grpo.telemetry import COUNTS, Resumption, read_resumptions
 
 Array = NDArray[np.float64]
@@ -26,7 +27,8 @@ Array = NDArray[np.float64]
 class Run:
     """This type holds a run of a variant. `rows` are its rounds, `evaluations` its two or more held-out evaluations.
 
-    `resumptions` say where it was resumed.
+    `resumptions` say where it was resumed. It is compared by its `yardstick`: pass@1, or the mean reward where rewards
+    do not say which completions are right.
     """
 
     folder: Path
@@ -36,6 +38,7 @@ class Run:
     rows: Sequence[Row]
     evaluations: Sequence[Mapping[str, Any]]
     resumptions: Sequence[Resumption] = ()
+    yardstick: Yardstick = PASS_RATE
 
     @cached_property
     def spent(self) -> dict[str, Array]:
@@ -49,7 +52,9 @@ class Run:
 
     @cached_property
     def held_out(self) -> Array:
-        """Returns the held-out pass@1 at each evaluation."""
+        """Returns the held-out pass@1, or the mean reward, at each evaluation."""
+        if self.yardstick is MEAN_REWARD:
+            return np.array([evaluation["mean_reward"] for evaluation in self.evaluations])
         return np.array([evaluation["pass@1"]["value"] for evaluation in self.evaluations])
 
     def asked(self, index: int) -> set[str]:
@@ -57,16 +62,23 @@ class Run:
         return {row["problem_id"] for row in asked(self.evaluations[index])}
 
     def rates(self, index: int) -> dict[str, float]:
-        """Returns the pass rate of each held-out problem that was graded at an evaluation (see `asked`)."""
-        return {row["problem_id"]: row["correct"] / row["total"] for row in self.evaluations[index]["per_problem"]}
+        """Returns the pass rate, or the mean reward, of each held-out problem that was graded at an evaluation (see
+        `asked`)."""
+        rows = self.evaluations[index]["per_problem"]
+        if self.yardstick is MEAN_REWARD:
+            return {row["problem_id"]: row["reward"] for row in rows}
+        return {row["problem_id"]: row["correct"] / row["total"] for row in rows}
 
     def late(self, name: str) -> float:
         """Returns the mean of a metric over the last quarter of the rounds, or NaN when it was not logged."""
-        values = [row[name] for row in self.rows[-max(1, len(self.rows) // 4) :] if name in row]
-        return float(np.mean(values)) if values else float("nan")
+        return _mean(self.rows[-max(1, len(self.rows) // 4) :], name)
+
+    def mean(self, name: str) -> float:
+        """Returns the mean of a metric over all rounds, or NaN when it was not logged."""
+        return _mean(self.rows, name)
 
     def cost(self, level: float, unit: str) -> tuple[float, bool]:
-        """Returns the run's cost, in `unit`, until held-out pass@1 reached `level`, and whether it reached `level`.
+        """Returns the run's cost, in `unit`, until its held-out result reached `level`, and whether it reached `level`.
 
         The curve is first made monotone (isotonic regression), and interpolated between evaluations. If it never
         reaches the level, the cost is that of the whole run.
@@ -81,6 +93,11 @@ class Run:
         return float(amounts[index - 1] + share * (amounts[index] - amounts[index - 1])), True
 
 
+def _mean(rows: Sequence[Row], name: str) -> float:
+    values = [row[name] for row in rows if name in row]
+    return float(np.mean(values)) if values else float("nan")
+
+
 def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     """Loads the run in `folder` as a run of `variant`. Without `seed`, the seed is that of its configuration.
 
@@ -92,15 +109,11 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     if len(evaluations) < 2:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
     seed = config["seed"] if seed is None else seed
-    if is_unjudged(evaluations[-1]):
-        raise UserError(
-            f"{folder} has no pass rates to compare, since its problems have no answers and its rewards are not only 0 "
-            "and 1: compare the mean rewards on the runs' own pages, or use a reward of 0 or 1"
-        )
     rows = read_run(folder)
-    if not any(row[COUNTS] for row in rows):
+    if not any(row[COUNTS] or "reward/mean" in row for row in rows):
         raise UserError(f"no completion of {folder} could be graded, so there is nothing to compare")
-    return Run(folder, variant, seed, config, rows, evaluations, read_resumptions(folder))
+    yardstick = MEAN_REWARD if any(map(is_unjudged, evaluations)) else PASS_RATE
+    return Run(folder, variant, seed, config, rows, evaluations, read_resumptions(folder), yardstick)
 
 
 OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")

@@ -26,6 +26,7 @@ from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
 from grpo.telemetry import read_json_lines
 from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
 
+CONFIGURATIONS = (".yaml", ".yml")
 TRL_STATE = "trainer_state.json"
 PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
@@ -70,6 +71,11 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
         return _stepped(_csv_rows(file, column))
     if file.suffix == ".json":
         return _json_rows(file)
+    require(
+        file.suffix not in CONFIGURATIONS,
+        f"{file} is a configuration by its name, and a log is needed: give the output_dir of a run, or another "
+        "framework's log",
+    )
     if file.is_file():  # a pipe can be read once only
         _require_json_lines(file)
     lines = [row for row in read_json_lines(file) if isinstance(row, dict)]

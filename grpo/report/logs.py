@@ -21,6 +21,7 @@ from grpo.dynamics.history import history_of, lag, num_tried
 from grpo.dynamics.replay import round_seconds
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
+from grpo.evaluation.held_out import is_unjudged
 from grpo.report.course import how_often
 from grpo.report.foreign_logs import columns, read_foreign
 from grpo.report.foreign_names import Row
@@ -165,6 +166,8 @@ def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
 def _read_ours(folder: Path) -> RunLog:
     path = folder / EVALUATIONS_FILE
     evaluations = read_metrics(path) if path.exists() else []
+    # The pass rates of an evaluation that has only measured rewards say nothing.
+    evaluations = [] if any(map(is_unjudged, evaluations)) else evaluations
     scores = [(row["step"], row["pass@1"]["value"]) for row in evaluations]
     # A 95 % interval is 2 × 1.96 standard errors wide.
     errors = [(row["pass@1"]["high"] - row["pass@1"]["low"]) / 3.92 for row in evaluations if "low" in row["pass@1"]]

@@ -137,8 +137,10 @@ def _by_training(metrics: Sequence[Row]) -> RunVerdict:
         UNSURE: f"No clear change yet: the {what} in training moved",
     }
     mood = GOOD if shift.low > 0 else BAD if shift.high < 0 else UNSURE
+    low, high = f"{shift.low:+.3f}", f"{shift.high:+.3f}"
+    interval = f" (99 % interval {low} to {high})" if low != high else ""
     lines = [
-        f"{sentences[mood]} by {shift.value:+.3f} (99 % interval {shift.low:+.3f} to {shift.high:+.3f}).",
+        f"{sentences[mood]} by {shift.value:+.3f}{interval}.",
         "There are no two evaluations on held-out problems, so the run may have memorized what it was trained on.",
     ]
     return RunVerdict(lines, mood, numbers)

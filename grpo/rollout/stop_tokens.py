@@ -8,16 +8,22 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 
 
 def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns every token that ends a completion: the tokenizer's end of sequence and the model's own.
+    """Returns every token that ends a completion: the tokenizer's end of sequence and the model's own."""
+    return sorted({*configured_ends(model_path), *filter(_is_given, [tokenizer.eos_token_id])})
 
-    The model's own are those of its generation_config.json, or of its config.json if there is no such file.
-    """
+
+def configured_ends(model_path: str | Path) -> list[int]:
+    """Returns the tokens that end a completion by the model's generation_config.json, or by its config.json if there is
+    no such file."""
     try:
         configured = GenerationConfig.from_pretrained(model_path).eos_token_id
     except OSError:
         configured = _of_config(model_path)
-    token_ids = configured if isinstance(configured, list) else [configured]
-    return sorted({token for token in (*token_ids, tokenizer.eos_token_id) if token is not None})
+    return [*filter(_is_given, configured if isinstance(configured, list) else [configured])]
+
+
+def _is_given(token: int | None) -> bool:
+    return token is not None
 
 
 def _of_config(model_path: str | Path) -> int | list[int] | None:

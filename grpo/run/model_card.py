@@ -12,6 +12,7 @@ from typing import Any
 from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
 from grpo.config.plain_json import read_object
+from grpo.evaluation.held_out import is_unjudged
 from grpo.telemetry import read_metrics
 
 PIPE = r"\|"
@@ -105,7 +106,7 @@ def _header(config: TrainConfig, library: str) -> str:
 
 
 def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, Any]], library: str) -> str:
-    """Returns the title, and a paragraph on what the model is and how its pass@1 has changed."""
+    """Returns the title, and a paragraph on what the model is and how its results have changed."""
     base, task, rank = _base(config), _problems(config), config.model.lora.rank
     intro = f"{base} was trained with GRPO for {step} optimizer steps on the problems of {task}."
     if library == "peft":
@@ -118,13 +119,16 @@ def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, 
 
 
 def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
-    """Returns sentences on how pass@1 has changed from the first evaluation to the last."""
+    """Returns sentences on how pass@1, or the mean reward, has changed from the first evaluation to the last."""
     if not evaluations:
         return "It was not evaluated on held-out problems while it was trained."
     first, last = evaluations[0], evaluations[-1]
-    before, after = (f"{row['pass@1']['value']:.1%}" for row in (first, last))
+    by_reward = any(map(is_unjudged, evaluations))
+    before, after = (f"{row['mean_reward']:.3g}" if by_reward else _rate(row) for row in (first, last))
     start = "before training" if first["step"] == 0 else f"after step {first['step']}"
-    sentence = f"Its pass@1 on {_graded(last)} held-out problems was {before} {start}"
+    sentence = (
+        f"Its {'mean reward' if by_reward else 'pass@1'} on {_graded(last)} held-out problems was {before} {start}"
+    )
     sentence += f" and {after} after step {last['step']}." if first["step"] < last["step"] else "."
     return sentence + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
 
@@ -160,19 +164,28 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
     """Returns the first and the last evaluation as a table, or a line that says that there is none."""
     if not evaluations:
         return "## Results\n\nThere are none."
-    lines = ["## Results", "", "| problems | after step | pass@1 | 95 % interval | number |", "|---|---|---|---|---|"]
+    by_reward, cells = any(map(is_unjudged, evaluations)), []
     ends = {row["step"]: row for row in (evaluations[0], evaluations[-1])}.values()
     for name in (HELD_OUT, *evaluations[-1].get("suite", {})):
         for row in ends:
             if result := row if name == HELD_OUT else row.get("suite", {}).get(name):
                 rate = result["pass@1"]
-                interval = f"[{rate['low']:.1%}, {rate['high']:.1%}]"
-                lines.append(f"| {name} | {row['step']} | {rate['value']:.1%} | {interval} | {_graded(result)} |")
+                measured = f"pass@1 | {_rate(result)} | [{rate['low']:.1%}, {rate['high']:.1%}]"
+                if by_reward and name == HELD_OUT:
+                    measured = f"mean reward | {result['mean_reward']:.3g} | –"
+                cells.append(f"| {name} | {row['step']} | {measured} | {_graded(result)} |")
+    lines = ["## Results", "", "| problems | after step | measured | value | 95 % interval | number |"]
+    lines += ["|---|---|---|---|---|---|", *cells]
     last = evaluations[-1]
     if "temperature" in last:
-        how = f"with {last['samples_per_problem']} of each problem, drawn at temperature {last['temperature']:g}"
-        lines += ["", f"pass@1 is the share of right completions, {how}. Held-out problems were not trained on."]
+        drawn = f"{last['samples_per_problem']} of each problem, drawn at temperature {last['temperature']:g}"
+        rates = "" if by_reward and "suite" not in last else "pass@1 is the share of right completions. "
+        lines += ["", f"{rates}Completions were {drawn}. Held-out problems were not trained on."]
     return "\n".join(lines)
+
+
+def _rate(result: Mapping[str, Any]) -> str:
+    return f"{result['pass@1']['value']:.1%}"
 
 
 def _graded(result: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from grpo import models
@@ -24,6 +25,12 @@ from grpo.run.parts import warm_start_examples
 
 WIDENED = ("fp8", "mxfp4")
 """Of models that are quantized in these ways, transformers makes models with plain weights."""
+
+COUNTED = re.compile(r"(layers?|experts)$")
+"""Keys of a config.json that end like this count modules that are made one by one."""
+OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""These keys of a config.json count the layers of the model."""
+MOST_MODULES = 10_000
 
 SHOWN = 3
 """A message names as many weights, and the number of the others."""
@@ -62,6 +69,7 @@ def _settings(path: Path, name: str, trust: bool) -> Mapping[str, Any]:
         require(isinstance(settings, dict), f"{name} has a damaged {CONFIG}, which is no object: copy it again")
     except (OSError, ValueError) as error:
         raise UserError(f"{name} has a damaged {CONFIG}: copy it again ({first_line(error)})") from error
+    _check_layers(settings, name)
     kind, own_code = settings.get("model_type"), "auto_map" in settings
     require(
         bool(kind) or own_code,
@@ -74,11 +82,39 @@ def _settings(path: Path, name: str, trust: bool) -> Mapping[str, Any]:
         f"correct model_type in its {CONFIG}, install a newer transformers, or choose another model",
     )
     try:
-        AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     except Exception as error:  # whatever a config's own code says of such settings
         reason = OWN_CODE if "trust_remote_code" in str(error) else f"correct it ({' '.join(str(error).split())[:200]})"
         raise UserError(f"{name}: transformers cannot read its {CONFIG}: {reason}") from error
+    if not own_code:
+        _check_kind(config, f"{name} is a {kind} model")
     return settings
+
+
+def _check_layers(settings: Mapping[str, Any], name: str) -> None:
+    """Raises UserError for a number of layers or experts that no model has. A model of so many modules would take hours
+    to be made, even without weights."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            _check_layers(value, name)
+        elif COUNTED.search(key) and isinstance(value, int):
+            require(
+                value <= MOST_MODULES and (value > 0 or key not in OF_LAYERS),
+                f"{name}: its {CONFIG} says {key}={value:,}, which no model has: correct it",
+            )
+
+
+def _check_kind(config: PretrainedConfig, it_is: str) -> None:
+    """Raises UserError for a model that does not continue texts."""
+    require(
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING,
+        f"{it_is}, of which transformers makes no language model that continues a text: choose one that it does",
+    )
+    require(
+        not getattr(config, "is_encoder_decoder", False),
+        f"{it_is}, whose encoder reads what its decoder then answers, and only models that continue a text are trained "
+        "here: choose one of these",
+    )
 
 
 def _quantized(settings: Mapping[str, Any]) -> str:

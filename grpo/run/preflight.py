@@ -16,7 +16,7 @@ from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.rollout.engine_arguments import keeps_state
-from grpo.rollout.stop_tokens import stop_token_ids
+from grpo.rollout.stop_tokens import configured_ends, stop_token_ids
 from grpo.rollout.vllm_version import vllm_version
 from grpo.run.shape import setting_of
 from grpo.tasks import LoadedTask
@@ -106,10 +106,17 @@ def check_spread(config: TrainConfig, path: Path) -> None:
 def check_vocabulary(
     config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[LoadedTask]
 ) -> None:
-    """Raises UserError if a prompt of `tasks`, or the end of every completion, has a token without a row in the model's
-    embedding. Further tokens that no prompt has do no harm, and neither do rows without a token."""
+    """Raises UserError if a prompt of `tasks`, the end of every completion, or an end that the model's own files name
+    has a token without a row in the model's embedding. Further tokens that no prompt has do no harm, and neither do
+    rows without a token."""
     trust = config.model.trust_remote_code
     rows = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config().vocab_size
+    strange = [token for token in configured_ends(path) if token >= rows]
+    require(
+        not strange,
+        f"the model in {path} ends its completions with token {strange[:1]}, and it has embeddings of tokens up to "
+        f"{rows - 1}: correct eos_token_id in its generation_config.json and config.json",
+    )
     vocabulary = tokenizer.get_vocab()
     largest = max(vocabulary.values())
     if largest < rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -72,12 +73,8 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
     title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
     console.print(facts_table(title, header, batch_table(config, count)))
-    if (warmup := config.learner.warmup_steps) > config.num_steps:
-        console.print(
-            f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
-            f"{config.num_steps / warmup:.0%} of learner.learning_rate",
-            style="yellow",
-        )
+    for line in surprises(config):
+        console.print(line, style="yellow", soft_wrap=True)
     largest = at_its_largest(config)
     rows = memory_estimate(largest, shape, count, device_memory.device_gib(config))
     title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
@@ -103,6 +100,21 @@ def print_tables(config: TrainConfig, path: Path) -> None:
             f"free: lower {lower}, set learner.gradient_checkpointing=true, or use more ranks with "
             "learner.zero_stage=3",
             style="yellow",
+        )
+
+
+def surprises(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about settings that are possible and rarely meant."""
+    if (warmup := config.learner.warmup_steps) > config.num_steps:
+        yield (
+            f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
+            f"{config.num_steps / warmup:.0%} of learner.learning_rate"
+        )
+    smallest, size, largest = config.dynamics.adaptive.smallest_group, config.dynamics.group_size, config.largest_group
+    if config.dynamics.name == "adaptive" and not smallest <= size <= largest:
+        yield (
+            f"the run begins with dynamics.group_size={size}, and the schedule chooses groups of {smallest} to "
+            f"{largest} only (dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
         )
 
 

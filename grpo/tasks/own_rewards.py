@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import UserError
-from grpo.config.errors import first_line
+from grpo.config.errors import first_line, require
 from grpo.types import Problem, RolloutGroup
 from grpo.types.imported import given, imported
 
@@ -232,9 +232,10 @@ def own_reward(path: str, answer_name: str) -> Part:
     """Imports the function at ``"package.module:function"`` or ``"file.py:function"``.
 
     Returns a function of (completion, answer, metadata), or one of the classes of this module, depending on the
-    function's signature. Raises UserError when the import fails, and for a signature that is none of `WANTED`.
+    function's signature. A class, or an object of one, stands for its method `__call__`. Raises UserError when the
+    import fails, and for a signature that is none of `WANTED`.
     """
-    function = _imported(path)
+    function = _function_of(path, _imported(path))
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -261,6 +262,30 @@ def own_reward(path: str, answer_name: str) -> Part:
     if not ours:
         raise UserError(f"task.reward.parts: {path!r} takes ({', '.join(parameters)}); write it as {WANTED}.")
     return _synchronous(function)
+
+
+def _function_of(path: str, found: Any) -> Function:
+    """Returns the function that computes the reward: what was found, or the method `__call__` of the object or class
+    that was found. Raises UserError for a class whose objects cannot be made without arguments, or not called."""
+    if inspect.isclass(found):
+        require(
+            _calls(found),
+            f"task.reward.parts: {path!r} is a class without a method __call__: give it one, or name a function",
+        )
+        try:
+            found = found()
+        except Exception as error:  # the user's own constructor may raise anything
+            raise UserError(
+                f"task.reward.parts: {path!r} is a class, and none of its objects can be made without arguments "
+                f"({first_line(error)}): make one in the file, as in reward = {path.rpartition(':')[2]}(…), and name "
+                "that object"
+            ) from error
+    return found.__call__ if _calls(type(found)) else found
+
+
+def _calls(kind: type) -> bool:
+    """Tells whether a class defines `__call__` itself, in Python. Functions and methods are objects of classes too."""
+    return inspect.isfunction(inspect.getattr_static(kind, "__call__", None))
 
 
 _STARRED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import DataConfig, RewardConfig, UserError
+from grpo.config.errors import require
 from grpo.tasks.arithmetic import arithmetic_problems
 from grpo.tasks.columns import (
     Row,
@@ -169,6 +170,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
     if not rows:
         raise UserError(f"{data.path} has no rows.")
     columns = columns_of(rows)
+    require(bool(columns), f"the rows of {data.path} are empty: each needs columns for its question and answer.")
     for key in ("question_column", "id_column", "choices_column", "source_column"):
         name = getattr(data, key)
         if name not in columns and (name or key == "question_column"):

@@ -22,7 +22,8 @@ from grpo.types.rollout import NOT_THEIR_FAULT
 def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
     """Returns one completion of a group with its problem and its grade, as a JSON object.
 
-    `versions` lists (policy version, number of tokens that it wrote).
+    `versions` lists (policy version, number of tokens that it wrote). A row without an answer is `judged` where the
+    reward tells right from wrong all the same.
     """
     completion, grade, problem = scored.group.completions[sample], scored.grades[sample], scored.group.prompt.problem
     return {
@@ -38,6 +39,7 @@ def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
         "tokens": len(completion.token_ids),
         "truncated": completion.truncated,
         "versions": completion.versions,
+        **({"judged": True} if scored.judged_without_answer else {}),
     }
 
 
@@ -115,7 +117,8 @@ def is_graded(row: Row) -> bool:
 
 def is_unjudged(group: Sequence[Row]) -> bool:
     """Tells whether a group's rewards do not say which completions are right, see `ScoredGroup.unjudged`."""
-    return not group[0]["answer"] and any(abs(row["reward"]) not in (0.0, 1.0) for row in group)
+    known = group[0]["answer"] or group[0].get("judged")
+    return not known and any(abs(row["reward"]) not in (0.0, 1.0) for row in group)
 
 
 def score_of(group: Sequence[Row]) -> str:

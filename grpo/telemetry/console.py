@@ -21,7 +21,7 @@ from grpo.host.terminal import Terminal
 class Field(NamedTuple):
     """A field is one number of a round's line: its label, its metric, its format, and what it means.
 
-    A line shows the field when the number's size is at least `least`; 0 shows the field always.
+    Lines show the field from the first round on in which the number's size is at least `least`; 0 shows it always.
     """
 
     label: str
@@ -122,7 +122,12 @@ class RunDisplay:
         """Prints the line of a round that ended at optimizer step `step`. `metrics` have the names that `flatten`
         gives them."""
         width = len(str(self._total))
-        available = [field for field in FIELDS if field.metric in metrics and abs(metrics[field.metric]) >= field.least]
+        # What was shown once is shown at any size, since columns that come and go are hard to read.
+        available = [
+            field
+            for field in FIELDS
+            if field.metric in metrics and (field.label in self._explained or abs(metrics[field.metric]) >= field.least)
+        ]
         shown = [field for field in available if field.label not in self._left_out]
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{field.label} {field.form.format(metrics[field.metric])}" for field in shown]

@@ -42,12 +42,17 @@ class NotebookDisplay:
         """Adds the row of a round that ended at optimizer step `step`. `metrics` have the names that `flatten` gives
         them."""
         self._rows = [*self._rows, (step, metrics)][-MOST_ROWS:]
+        seconds = (self._clock() - self._start) * (self._total - step) / max(1, step - self._first)
+        self._draw(f"{timedelta(seconds=round(seconds))} to go")
+
+    def _draw(self, time_told: str) -> None:
+        """Shows the bar, followed by `time_told`, and the table."""
+        step = self._rows[-1][0]
         shown = [
             field
             for field in FIELDS
             if any(field.metric in row and abs(row[field.metric]) >= field.least for _, row in self._rows)
         ]
-        seconds = (self._clock() - self._start) * (self._total - step) / max(1, step - self._first)
         bar = f'<progress value="{step}" max="{self._total}"></progress> step {step} of {self._total}'
         head = "".join(f'<th title="{escape(field.meaning)}">{field.label}</th>' for field in shown)
         cells = (
@@ -56,15 +61,16 @@ class NotebookDisplay:
         )
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
         table = f"<table><tr><th>step</th>{head}</tr>{body}</table>"
-        left = timedelta(seconds=round(seconds))
-        self._show(f'{bar}, {left} to go<div style="max-height: 30em; overflow: auto">{table}</div>')
+        self._show(f'{bar}, {time_told}<div style="max-height: 30em; overflow: auto">{table}</div>')
 
     def note(self, text: str) -> None:
         """Prints `text` unchanged below what is shown."""
         Terminal().print(Text(text))
 
     def close(self) -> None:
-        """Leaves the table as it is."""
+        """Shows how long the rounds took in place of the remaining time."""
+        if self._rows:
+            self._draw(f"ended after {timedelta(seconds=round(self._clock() - self._start))}")
 
 
 def in_notebook() -> bool:

@@ -29,6 +29,8 @@ def imported(path: str) -> Any:
     module_name, _, function_name = path.rpartition(":")
     if module_name == GIVEN:
         raise ImportError("it was given in Python, as an object that this process lacks: give it to Trainer again")
+    if not module_name.endswith(".py") and ("/" in module_name or Path(module_name).is_file()):
+        raise ImportError(f"{module_name} is no Python file: give a file that ends in .py, or a module's name")
     module = _of_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     function = getattr(module, function_name)
     if not callable(function):

@@ -152,9 +152,16 @@ class ScoredGroup:
 
     @property
     def unjudged(self) -> bool:
-        """Says whether nothing tells right completions from wrong ones: the problem has no answer, and the rewards are
-        not only 0, 1 and −1."""
-        return not self.group.prompt.problem.answer and any(abs(reward) not in (0.0, 1.0) for reward in self.rewards)
+        """Says whether nothing tells right completions from wrong ones: the problem has no answer, no grader of its own
+        judges them, and the rewards are not only 0, 1 and −1."""
+        known = self.group.prompt.problem.answer or self.judged_without_answer
+        return not known and any(abs(reward) not in (0.0, 1.0) for reward in self.rewards)
+
+    @property
+    def judged_without_answer(self) -> bool:
+        """Says whether the reward judges the answers to a problem that names none, as some of reasoning_gym's
+        generators do."""
+        return not self.group.prompt.problem.answer and any(grade.answered is not None for grade in self.grades)
 
     @property
     def silent(self) -> bool:

@@ -277,6 +277,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
             "is more than model.max_length=50: lower one of the two, or raise model.max_length to 560",
         ),
         ("model.max_length=-1", "model.max_length=-1 must not be negative"),
+        ("normalization.min_std=10", "normalization.min_std=10 silences every group, since rewards of these parts"),
         ("evaluation.pass_at=[8]", "must hold numbers between 1 and evaluation.samples_per_problem=1"),
         ("objective.dual_clip=0.5", "must be 0 (off) or above 1"),
         ("objective.aggregation.level=constant", "needs objective.aggregation.constant_length"),
@@ -427,6 +428,56 @@ def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
         (folder / name).mkdir()
     assert [step_of(path) for path in checkpoints_in(folder)] == [8, 12, 100_000_000]
     assert checkpoints_in(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], None),
+        (["task.curriculum.easy=0.1", "task.curriculum.hard=0.9"], "easy=0.1 must be above task.curriculum.hard=0.9"),
+        (["task.curriculum.hard=0.9"], "easy=0.9 must be above task.curriculum.hard=0.9"),
+    ],
+)
+def test_a_curriculum_that_would_go_from_hard_to_easy_problems_is_refused(words, message, tmp_path):
+    config = compose_config(["task=arithmetic", "task.curriculum.name=anneal", f"output_dir={tmp_path}/run", *words])
+    if message is None:
+        return validate(config)
+    with pytest.raises(UserError, match=message):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        (["task.reward.parts=[{name: math}]", "normalization.ddof=1"], "0.707"),
+        (["task.reward.parts=[{name: math}]", "normalization.ddof=0"], "0.5"),
+        (["task.reward.parts=[{name: math, weight: 2}, {name: format, weight: -1}]", "normalization.ddof=0"], "1.5"),
+        (["task.reward.parts=[{name: math}]", "normalization.ddof=0", "task.reward.signed=true"], "1"),
+    ],
+)
+def test_a_least_spread_that_no_group_can_have_is_refused(words, largest, tmp_path):
+    words = ["task=arithmetic", f"output_dir={tmp_path}/run", "task.reward.format_pattern=x", *words]
+    with pytest.raises(UserError, match=f"silences every group, .* a σ of at most {re.escape(largest)}: lower it"):
+        validate(compose_config([*words, f"normalization.min_std={1.01 * float(largest)}"]))
+    validate(compose_config([*words, f"normalization.min_std={0.99 * float(largest)}"]))
+    # A function's rewards have no known bound.
+    validate(compose_config([*words, "normalization.min_std=10", "task.reward.parts=[{name: 'mine:f'}]"]))
+
+
+def test_a_run_is_not_written_among_other_files(tmp_path, monkeypatch):
+    folder = tmp_path / "work" / "empty"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    validate(compose_config(["task=arithmetic", "output_dir=."]))
+    for output in ("..", "../..", str(tmp_path), str(tmp_path / "work" / "empty" / "..")):
+        with pytest.raises(UserError, match="would mix the run's files with others: name a folder of its own, such as"):
+            validate(compose_config(["task=arithmetic", f"output_dir={output}"]))
+    (folder / "mine.py").touch()
+    with pytest.raises(UserError, match="output_dir=. would mix the run's files with others"):
+        validate(compose_config(["task=arithmetic", "output_dir=."]))
+    # A run may be continued from within its folder.
+    (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
+    validate(compose_config(["task=arithmetic", "output_dir=.", "checkpoint.resume=true"]))
 
 
 @pytest.mark.parametrize(

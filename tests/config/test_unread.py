@@ -5,7 +5,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.sweep import SweepConfig
-from grpo.config.unread import RULES, refuse_unread
+from grpo.config.unread import RULES, refuse_unread, unread
 from grpo.config.validate import validate
 from grpo.sweep.cells import cells_of
 
@@ -29,6 +29,7 @@ CASES = [
     (["hardware.server_nodes=1"], "hardware.server_nodes=1 has no effect here: add rollout=vllm_server"),
     (["rollout.servers.replicas=2"], "rollout.servers.replicas=2 has no effect here: add rollout=vllm_server"),
     (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
+    (["task.data.selection.solve_rate_column=nowhere"], "column=nowhere has no effect here: set task.data.selection"),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
     (["tracking.tags=[a]"], "tracking.tags=['a'] has no effect here: add tracking=wandb or tracking=mlflow"),
     (["learner.min_lr_fraction=0.1"], "learner.min_lr_fraction=0.1 has no effect here: set learner.schedule"),
@@ -56,16 +57,18 @@ def test_a_word_without_effect_is_refused(words, message):
         ["tracking=wandb_offline", "tracking.tags=[a]", "tracking.entity=me"],
         ["task.reward.parts=[{name: math}, {name: format}]", "task.reward.format_pattern=x"],
         ["objective=kl_cov", "objective.selection.penalty=0.5", "objective.selection.share=0.001"],
+        ["task.data.selection.solve_rate_column=rate", "task.data.selection.without_solve_rate=drop"],
+        ["task.data.selection.solve_rate_column=rate", "task.data.selection.solve_rate=[0, 0.9]"],
         ["normalization=pass_at_k", "normalization.k=4", "objective.name=own:loss", "objective.clip_low=0.1"],
     ],
 )
 def test_a_word_with_effect_is_taken(words):
-    refuse_unread(words, compose_config(words))
+    assert unread(words, compose_config(words)) == {}
 
 
 def test_what_a_choice_or_a_recipe_sets_is_left_alone():
     for words in (["objective=kl_cov", "objective.selection.name=none"], ["task=gsm8k", "task.data.source=file"]):
-        refuse_unread(words, compose_config(words))
+        assert unread(words, compose_config(words)) == {}
 
 
 def test_every_rule_names_keys_of_a_run():

@@ -134,6 +134,11 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
             "'key=[\"a=b\"]'",
         ),
         (
+            "task.reward.parts=[{name: a, weight: }]",
+            "cannot read 'task.reward.parts=[{name: a, weight: }]': weight has no value: write one after its colon, or "
+            "'' for an empty text",
+        ),
+        (
             "rollout.engine_args.a=1,2",
             "'rollout.engine_args.a=1,2' gives several values: put one text in quotes, a list in brackets; grpo sweep "
             "runs several",

@@ -52,8 +52,9 @@ def test_an_evaluation_without_answers_is_scored_and_told_by_its_mean_reward():
     assert score(lengths) == 3.75
     assert told(lengths) == ["the completions of 2 held-out problems earn a mean reward of 3.75"]
     assert evaluation_numbers(lengths)["evaluation/reward_mean"] == 3.75
-    # With an answer, or with rewards of 1 for right completions and 0 for others, a pass rate is measured.
-    for judged in (result("7", [3.5, 4.0], 4), result("", [1.0, 1.0], 4)):
+    # A pass rate is measured with an answer, with a grader that needs none, and by rewards of 1 and 0.
+    graded = [row | {"judged": True} for row in lengths["per_problem"]]
+    for judged in (result("7", [3.5, 4.0], 4), result("", [1.0, 1.0], 4), summarize(graded, [1])):
         assert score(judged) == 1.0 and told(judged)[0].startswith("of 2 held-out problems 100.0% are solved")
 
 

@@ -38,6 +38,21 @@ def test_a_run_goes_on_when_its_output_cannot_be_written(options, before, report
     assert done.stderr == "a message\nprinted as before\n"
 
 
+def test_output_that_a_full_disk_did_not_take_is_told_once_there_is_space(tmp_path):
+    code = (
+        "import resource, signal\nfrom grpo.host.output import outlasting\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nwhole = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "with outlasting():\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (10, whole[1]))\n    print('x' * 20, flush=True)\n"
+        "    print('lost', flush=True)\n    resource.setrlimit(resource.RLIMIT_FSIZE, whole)\n    print('again')\n"
+    )
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=log)
+    assert (tmp_path / "log").read_text() == (
+        "xxxxxxxxxx\ngrpo: 16 bytes of output are missing here, since the disk was full\nagain\n"
+    )
+
+
 def test_streams_that_someone_has_put_in_place_are_left_alone(capsys):
     with outlasting():
         print("a cell of a notebook")

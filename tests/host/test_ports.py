@@ -42,7 +42,9 @@ def test_of_several_ports_all_are_held_or_none():
 def test_a_port_that_the_starter_of_a_process_holds_for_it_can_be_held_there(monkeypatch):
     held = HeldPort(LOOPBACK)
     monkeypatch.setenv(HELD_VARIABLE, f"1 {held.port}")
-    HeldPort(LOOPBACK, held.port).close()
+    again = HeldPort(LOOPBACK, held.port)
+    assert again.port == held.port
+    again.close()
 
 
 def test_a_hold_ends_with_its_process():

@@ -31,6 +31,7 @@ from grpo.report.contrast_tables import CAPTIONS, by_quarter, health, results, s
 from grpo.report.finished_runs import load
 from grpo.report.page import picture
 from grpo.report.style import STYLE
+from grpo.report.yardstick import PASS_RATE
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, State, begin_ledger
 from grpo.telemetry import FINISHED, INTERRUPTED, KILLED, Ending, Resumption, add_resumption, write_ending
@@ -457,12 +458,78 @@ def test_a_difference_that_the_correction_leaves_open_has_an_interval_with_0():
         assert (corrected_p < 0.05) == (not interval.low <= 0 <= interval.high)
 
 
-def test_load_refuses_a_run_whose_rewards_do_not_say_which_completions_are_right(tmp_path):
+def write_rewarded_run(folder, seed, gain):
+    """Writes a run whose problems have no answers. On problem i it earns i − 3 before training, and about `gain` more
+    after it: 2 % less with seed 0, and 2 % more with seed 2."""
+    write_run(folder, 0.5, seed)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"groups/counts": [], "reward/mean": 1.5, "groups/silent_fraction": 0.25}
+        del row["pass_rate"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluations = []
+    for step in (0, 30):
+        rewards = [i - 3 + gain * (1 + 0.02 * (seed - 1)) * (step > 0) for i in range(8)]
+        problems = [
+            {"problem_id": f"p{i}", "question": f"q {i}", "answer": "", "correct": 4, "total": 4, "reward": reward}
+            | {"completion": f"text {i}", "tokens": 12, "truncated": 0}
+            for i, reward in enumerate(rewards)
+        ]
+        evaluation = {"step": step, "problems": 8, "pass@1": {"value": 1.0}, "pass@k": {}, "per_problem": problems}
+        evaluation |= {"mean_reward": sum(rewards) / 8, "samples_per_problem": 4, "mean_length": 3.0}
+        evaluations.append(evaluation | {"truncated_fraction": 0.0})
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
+    return folder
+
+
+def test_runs_whose_rewards_do_not_say_which_completions_are_right_are_compared_by_their_mean_rewards(tmp_path):
+    gains = {"base": 1.0, "better": 3.5}
+    runs = [
+        load(write_rewarded_run(tmp_path / f"{name}-seed{seed}", seed, gain), name)
+        for name, gain in gains.items()
+        for seed in range(3)
+    ]
+    compared = contrast(runs)
+    base, better = compared.variants
+    # The mean of −3 … 4 is .5. Over the seeds the difference is 2.45, 2.5 and 2.55.
+    assert (base.first, base.last.value, better.last.value) == pytest.approx((0.5, 1.5, 4.0))
+    half_width = 4.3027 * 0.05 / 3**0.5
+    difference = better.against.difference
+    assert (difference.low, difference.high) == pytest.approx((2.5 - half_width, 2.5 + half_width), abs=1e-4)
+    assert base.pass_at == {} and base.silent == 0.25
+    header, *rows = results(compared)
+    assert [row[2:5] for row in (header, *rows)] == [
+        ("mean reward before", "after", "minus base"),
+        ("0.5", "1.5 [1.45, 1.55]", ""),
+        ("0.5", "4 [3.83, 4.17]", "+2.5 [+2.38, +2.62]"),
+    ]
+    assert [row[1:4] for row in health(compared)[1:]] == [("25.0%", "", "")] * 2
+    assert conclusion(compared)[0] == (
+        "These variants end clearly higher than base: better by +2.5 [+2.38, +2.62] of reward (3 of 3 seeds, "
+        "p = 0.00013)."
+    )
+    assert samples(compared)[0]["completions"][1]["score"] == "mean reward -2.02"
+    write_contrast(compared, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "Held-out mean reward over" in page and "pass@1" not in page
+    assert_well_made(page)
+
+
+def test_a_run_whose_rewards_happen_to_be_0_and_1_is_compared_with_others_by_its_mean_reward(runs, tmp_path):
+    rewarded = load(write_rewarded_run(tmp_path / "rewarded", 0, 1.0), "rewarded")
+    by_chance = [
+        evaluation | {"per_problem": [row | {"reward": 1.0} for row in evaluation["per_problem"]], "mean_reward": 1.0}
+        for evaluation in rewarded.evaluations
+    ]
+    other = replace(rewarded, variant="other", evaluations=by_chance, yardstick=PASS_RATE)
+    assert [variant.last.value for variant in contrast([other, rewarded]).variants] == pytest.approx([1.0, 1.48])
+    with pytest.raises(UserError, match="base-seed0 was written by a version that recorded no mean rewards"):
+        contrast([runs[0], rewarded])
+
+
+def test_load_refuses_a_run_of_which_nothing_was_graded(tmp_path):
     folder = write_run(tmp_path / "run", 0.5, 0)
-    rows = [{"problem_id": "p0", "answer": "", "correct": 4, "total": 4, "reward": 3.5}]
-    evaluation = {"problems": 1, "pass@1": {"value": 1.0}, "mean_reward": 3.5, "per_problem": rows, "pass@k": {}}
-    evaluation |= {"samples_per_problem": 1, "mean_length": 3.0, "truncated_fraction": 0.0}
-    lines = [json.dumps(evaluation | {"step": step}) for step in (0, 2)]
-    (folder / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match="has no pass rates to compare, since its problems have no answers"):
+    rows = [json.loads(line) | {"groups/counts": []} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="no completion of .* could be graded"):
         load(folder, "a")

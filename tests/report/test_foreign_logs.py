@@ -109,6 +109,7 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
             "epoch 1\nepoch 2\n",
             "e.log is not JSON, and a log is .jsonl with one JSON object per line, .json, .csv",
         ),
+        ("mine.yaml", "num_steps: 3\nseed: 1\n", "mine.yaml is a configuration by its name, and a log is needed: give"),
         ("f.jsonl", '{"log_history": []}', "f.jsonl is one JSON document: give it a name that ends in .json"),
         ("g.csv", "step,reward,reward\n1,2,3\n", "g.csv has two columns reward: give each another name"),
         ("h.csv", 'step,"reward\n1,2\n', "h.csv is no CSV file in UTF-8 (unexpected end of data): save it as one"),

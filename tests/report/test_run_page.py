@@ -53,6 +53,11 @@ def metrics(*rates, norm=1.0):
     ]
 
 
+def test_a_change_without_spread_is_told_without_an_interval():
+    verdict = judge(metrics(*[0.5] * 12, *[0.25] * 12), [])
+    assert verdict.lines[0] == "The model gets worse: its pass rate in training fell by -0.250."
+
+
 def test_a_run_that_learned_is_said_to_have_with_what_it_took():
     verdict = judge(metrics(0.2, 0.4), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
     assert verdict.mood == "good"

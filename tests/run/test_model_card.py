@@ -28,8 +28,19 @@ def test_the_card_says_what_training_brought_and_where_it_was_not_measured():
     evaluations = [evaluation(0, 0.25), evaluation(4, 0.5, suite=suite), evaluation(9, 0.75)]
     text = card(compose_config([]), 6, evaluations, {})
     assert "pass@1 on 8 held-out problems was 25.0% before training and 50.0% after step 4. It was not" in text
-    assert "| math500 | 4 | 50.0% | [40.0%, 60.0%] | 500 |" in text and "75.0%" not in text
+    assert "| math500 | 4 | pass@1 | 50.0% | [40.0%, 60.0%] | 500 |" in text and "75.0%" not in text
     assert "It was not evaluated on held-out problems" in card(compose_config([]), 6, [], {})
+
+
+def test_the_card_of_a_run_without_answers_tells_the_mean_reward():
+    rows = [{"problem_id": "p", "answer": "", "correct": 4, "total": 4, "reward": 3.5}]
+    evaluations = [
+        evaluation(step, 1.0, per_problem=rows, mean_reward=reward) for step, reward in ((0, 3.5), (4, 4.25))
+    ]
+    text = card(compose_config([]), 4, evaluations, {})
+    assert "Its mean reward on 8 held-out problems was 3.5 before training and 4.25 after step 4." in text
+    assert "| held-out problems | 4 | mean reward | 4.25 | – | 8 |" in text
+    assert "Completions were 4 of each problem, drawn at temperature 1. Held-out" in text and "pass@1" not in text
 
 
 @pytest.mark.parametrize(

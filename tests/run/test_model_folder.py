@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, T5Config, ViTConfig, WhisperConfig
 
 import grpo
 from benchmarks.small_models import ARCHITECTURES, config_of
@@ -123,7 +123,7 @@ def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
         ('{"model_type": "lama9"}', " is a lama9 model, and the installed transformers "),
         ('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', "it brings its own code; if you"),
         ('{"model_type": "llama", "hidden_size": "wide"}', ": transformers cannot read its config.json: correct it ("),
-        ('{"model_type": "t5"}', ": transformers makes no language model of it: Unrecognized configuration class"),
+        ('{"model_type": "t5"}', " is a t5 model, of which transformers makes no language model that continues a text"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_makes_no_model_is_one_line(text, told, tmp_path):
@@ -168,3 +168,34 @@ def test_weights_that_transformers_widens_are_widened_everywhere(tmp_path):
 def test_every_command_finds_its_model_here():
     sources = Path(grpo.__file__).parent.rglob("*.py")
     assert [file.name for file in sources if "models.resolve(" in file.read_text()] == ["model_folder.py"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num_hidden_layers": 10**9}, ": its config.json says num_hidden_layers=1,000,000,000, which no model has"),
+        ({"num_hidden_layers": -3}, ": its config.json says num_hidden_layers=-3, which no model has: correct it"),
+        ({"text_config": {"num_experts": 10**6}}, ": its config.json says num_experts=1,000,000, which no model has"),
+        ({"is_encoder_decoder": True}, " is a llama model, whose encoder reads what its decoder then answers"),
+    ],
+)
+def test_a_model_that_cannot_be_one_is_refused_before_it_is_made(settings, told, tmp_path):
+    tiny_llama(tmp_path)
+    with_settings(tmp_path, **settings)
+    assert refusal(tmp_path).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (ViTConfig(), " is a vit model, of which transformers makes no language model that continues a text"),
+        (T5Config(), " is a t5 model, of which transformers makes no language model"),
+        (WhisperConfig(), " is a whisper model, whose encoder reads what its decoder then answers"),
+    ],
+)
+def test_a_model_that_does_not_continue_texts_is_refused(config, told, tmp_path):
+    config.save_pretrained(tmp_path)
+    (tmp_path / WEIGHTS).touch()
+    with pytest.raises(UserError) as caught:
+        model_folder(run_with(tmp_path), needs_weights=False)
+    assert str(caught.value).startswith(f"model.path={tmp_path}{told}")

@@ -152,10 +152,10 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
 
 
 def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_right():
-    def logged(answer, rewards):
+    def logged(answer, rewards, answered=None):
         scripted = ScriptedTask([rewards, rewards])
         collected = PlainCollector(asking(scripted, ScriptedSampler())).collect(RoundPlan(4, 1, 2), 10)
-        groups = tuple(with_answer(scored, answer) for scored in collected.sampled)
+        groups = tuple(with_answer(scored, answer, answered) for scored in collected.sampled)
         noted, written = Noted(), []
         noted.log = lambda values, step: written.append(values)
         recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
@@ -173,14 +173,15 @@ def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_
     assert not [name for name in unjudged if name.startswith(counting)]
     # Rewards of 0 and 1 are verdicts also where problems have no answers.
     assert logged("", [1, 0, 1, 1])["pass_rate"] == 0.75
+    # So are any rewards of a part that looks for an answer, as reasoning_gym's own graders do.
+    assert logged("", [3, 0, 5, 1], answered=True)["pass_rate"] == 0.75
 
 
-def with_answer(scored, answer):
-    """Returns a scored group whose problem has this answer."""
-    prompt = scored.group.prompt
-    return replace(
-        scored, group=replace(scored.group, prompt=replace(prompt, problem=replace(prompt.problem, answer=answer)))
-    )
+def with_answer(scored, answer, answered):
+    """Returns a scored group whose problem has this answer, and whose grades say whether they found one."""
+    prompt, grades = scored.group.prompt, tuple(replace(grade, answered=answered) for grade in scored.grades)
+    prompt = replace(prompt, problem=replace(prompt.problem, answer=answer))
+    return replace(scored, group=replace(scored.group, prompt=prompt), grades=grades)
 
 
 def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):

@@ -148,6 +148,15 @@ def test_a_prompt_with_a_token_that_the_model_lacks_is_told_before_anything_load
         check_vocabulary(config, tmp_path, tokenizer, tasks)
 
 
+def test_an_end_token_of_the_models_files_outside_its_vocabulary_is_refused(tmp_path):
+    LlamaConfig(**SMALL | {"vocab_size": 4096}, eos_token_id=[7, 999999]).save_pretrained(tmp_path)
+    tokenizer, config = character_tokenizer(), compose_config(["experiment=tiny"])
+    with pytest.raises(UserError, match=r"with token \[999999\], and it has embeddings of tokens up to 4095: correct"):
+        check_vocabulary(config, tmp_path, tokenizer, [])
+    LlamaConfig(**SMALL | {"vocab_size": 4096}, eos_token_id=[7, -1]).save_pretrained(tmp_path)
+    check_vocabulary(config, tmp_path, tokenizer, [])
+
+
 def test_an_end_token_that_the_model_lacks_is_told_before_anything_loads(tmp_path):
     LlamaConfig(**SMALL | {"vocab_size": 101}, eos_token_id=None).save_pretrained(tmp_path)
     tokenizer = character_tokenizer()

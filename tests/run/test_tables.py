@@ -11,7 +11,7 @@ from grpo.config.hydra import compose_config
 from grpo.host import device_memory, main_memory
 from grpo.run import tables
 from grpo.run.shape import model_shape
-from grpo.run.tables import print_price, print_tables, too_much_memory, too_small_a_share
+from grpo.run.tables import print_price, print_tables, surprises, too_much_memory, too_small_a_share
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -44,6 +44,16 @@ def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):
     print_tables(settings, tmp_path)
     told = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
     assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_schedule_that_begins_outside_its_own_bounds_is_told():
+    def said(*words):
+        return [*surprises(compose_config(["dynamics=adaptive", "dynamics.group_size=4", *words]))]
+
+    [told] = said("dynamics.adaptive.smallest_group=6")
+    assert "begins with dynamics.group_size=4, and the schedule chooses groups of 6 to 64 only" in told
+    assert said("dynamics.adaptive.smallest_group=4") == []
+    assert said("dynamics=fixed", "dynamics.adaptive.smallest_group=6") == []
 
 
 @pytest.mark.parametrize(

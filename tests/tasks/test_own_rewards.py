@@ -48,6 +48,15 @@ def batch(groups):
     return [[len(groups) * 10.0 + len(group["completions"]) + group["step"]] * len(group["completions"])
             for group in groups]
 def short_batch(groups): return [[1.0]]
+class Class:
+    def __call__(self, completion, answer, metadata): return 0.75
+class Async:
+    async def __call__(self, completion): return 0.125
+made = Class()
+class Uncallable: pass
+class Needy:
+    def __init__(self, scale): self.scale = scale
+    def __call__(self, completion): return self.scale
 def hangs(completions):
     while True: pass
 """
@@ -77,6 +86,13 @@ def test_a_function_of_a_file_may_have_any_of_the_signatures(rewards):
     }
     assert (second["ours"], second["verl"], second["trl"], second["rank"]) == (0.25, 0.0, 0.0, 1.0)
     assert third["rank"] == 0.0  # None counts as 0
+
+
+def test_a_class_or_an_object_stands_for_its_method(rewards):
+    graded = values(rewards, "Class", "made")
+    assert graded == [{"Class": 0.75, "made": 0.75}] * 3
+    [group] = scored(rewards("Async"), (written("a"),))
+    assert group == [{"Async": 0.125}]
 
 
 def written(text, tokens=(7, 8), truncated=False):
@@ -159,12 +175,23 @@ def test_a_reward_that_returns_nonsense_is_one_line_with_its_name_and_what_is_wa
         ("openrlhf", r"takes \(queries, prompts, labels\); write it as"),
         ("foreign", r"takes \(prompt, response, label\); write it as"),
         ("needy", "takes level, trainer_state, which the data have no column for; they have bonus, data_source, extra"),
+        ("Uncallable", "Uncallable' is a class without a method __call__: give it one, or name a function"),
+        ("Needy", r"Needy' is a class, .* without arguments .*: make one in the file, as in reward = Needy\(…\), and"),
         ("nowhere", "AttributeError: module 'rewards' has no attribute 'nowhere'"),
     ],
 )
 def test_what_cannot_be_called_is_refused_before_any_worker_starts(rewards, name, message):
     with pytest.raises(UserError, match=message):
         GraderPool(rewards(name), "solution", PROBLEM)
+
+
+def test_a_reward_in_a_file_that_is_no_python_file_is_one_line(tmp_path):
+    (tmp_path / "reward.txt").write_text("def f(completion): return 1.0")
+    for path in (tmp_path / "reward.txt", tmp_path / "reward"):
+        with pytest.raises(
+            UserError, match=f"{path} is no Python file: give a file that ends in .py, or a module's name"
+        ):
+            build_parts(RewardConfig(parts=[RewardPartConfig(name=f"{path}:f")]))
 
 
 def test_a_module_that_exits_while_it_is_imported_is_one_line(tmp_path):

@@ -120,6 +120,8 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
     broken.write_text('{"problem": "q", "answer": "1"}\n{"problem": \n')
     empty.write_text("\n")
     scalar.write_text("3")
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text("{}\n{}\n")
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"problem,answer\n\xff\xfe,1\n")
     fake = tmp_path / "fake.parquet"
@@ -127,6 +129,7 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
     for path, message in (
         (broken, "line 2 is not JSON"),
         (empty, "has no rows"),
+        (bare, "the rows of .*bare.jsonl are empty: each needs columns for its question and answer"),
         (scalar, "must hold a row for each problem: a list of JSON objects"),
         (binary, "is not UTF-8 text .*: save it as UTF-8"),
         (fake, "cannot read"),

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from grpo.config import (
     UserError,
 )
 from grpo.tasks import Grouping, LoadedTask, build_task, loaded_task, usable_problems
+from grpo.telemetry.completions import completion_row, score_of
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 
 
@@ -218,6 +220,19 @@ def test_a_generators_problems_are_graded_by_its_own_scorer(tokenizer):
         ])  # fmt: skip
     assert [scored_group.grades[0].correct for scored_group in scored] == [True] * 4
     assert [scored_group.grades[1].correct for scored_group in scored] == [False] * 4
+
+
+@pytest.mark.slow
+def test_a_generator_without_answers_judges_by_its_own_scorer(tokenizer):
+    data = DataConfig(source="reasoning_gym", path="rush_hour", size=1, held_out_fraction=0.0)
+    reward = RewardConfig(parts=[RewardPartConfig(name="reasoning_gym", weight=0.5)], extract="tag")
+    with build(tokenizer, TaskConfig(data=data, reward=reward)) as task:
+        [prompt] = task.next_prompts(1)
+        [scored] = task.grade([group(prompt, completion("<answer>no move</answer>"), completion("nothing"))])
+    assert prompt.problem.answer == ""
+    scored = replace(scored, grades=(replace(scored.grades[0], reward=0.5), *scored.grades[1:]))
+    assert scored.judged_without_answer and not scored.unjudged
+    assert completion_row(scored, 0)["judged"] and score_of([completion_row(scored, 0)]) == "0 of 1 right"
 
 
 def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_rows, caplog):

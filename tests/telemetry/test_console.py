@@ -58,6 +58,15 @@ def test_each_number_is_explained_once_when_it_first_appears():
     assert "KL 0.004  loss -0.500  gap 0.030" in lines[-1]
 
 
+def test_a_number_that_was_shown_once_is_shown_from_then_on():
+    def two_rounds(display):
+        display.round(5, METRICS | {"policy/loss": -0.5, "policy/reference_kl": 0.0})
+        display.round(6, METRICS | {"policy/loss": 0.01, "policy/reference_kl": 0.0})
+
+    last = logged(two_rounds).splitlines()[-1]
+    assert "loss +0.010" in last and "KL" not in last
+
+
 def test_completions_that_are_left_out_are_told_of_in_the_rounds_in_which_there_are_some():
     def two_rounds(display):
         display.round(5, METRICS | {"completions/raised_fraction": 0.0, "completions/unanswered_fraction": 0.0})

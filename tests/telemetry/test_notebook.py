@@ -29,6 +29,20 @@ def test_each_round_adds_a_row_to_one_table_whose_heads_say_what_they_mean():
     assert 'title="distance from the reference model, in nats per token">KL' in shown[1]
 
 
+def test_the_end_of_a_run_is_shown_in_place_of_the_remaining_time():
+    shown, clock = [], Clock()
+    display = NotebookDisplay(80, show=shown.append, clock=clock)
+    display.close()
+    assert shown == []
+    display.begin()
+    clock.now += 10
+    display.round(5, METRICS)
+    clock.now += 2
+    display.close()
+    assert "step 5 of 80, 0:02:30 to go" in shown[0] and "step 5 of 80, ended after 0:00:12<" in shown[1]
+    assert cells(shown[1], "td") == cells(shown[0], "td")
+
+
 def test_the_table_of_a_long_run_holds_its_last_rounds():
     shown = []
     display = NotebookDisplay(300, show=shown.append)

@@ -131,6 +131,13 @@ def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
+def test_rows_share_their_names_in_memory(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a/name": 0.5}\n{"step": 2, "a/name": 0.25}\n')
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert first == {"step": 1, "a/name": 0.5} and second == {"step": 2, "a/name": 0.25}
+    assert all(one is other for one, other in zip(first, second, strict=True))
+
+
 def test_damage_before_the_last_line_names_file_and_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
