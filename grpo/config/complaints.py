@@ -18,6 +18,11 @@ from grpo.config.run import TrainConfig
 
 SECTION = "keys and values, {KEY: VALUE}"
 LIST = "a list, [a,b]"
+# What follows + or ~ in a word: names, joined by dots in a key, by slashes in a group, by @ before a place.
+_KEY = re.compile(r"~?[A-Za-z_][\w-]*([./@][\w-]+)*", re.ASCII)
+# A value in quotes or brackets, and what follows its end.
+_ENDED = re.compile(r"""("[^"]*"|'[^']*'|\[[^][]*\]|\{[^{}]*\})(.+)""", re.DOTALL)
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false"}
 ONE_CHOICE = "a group takes the name of one of its choices, such as task=file"
 # Pattern in OmegaConf's message about a value that does not fit → what the key takes.
 WANTED = {
@@ -31,6 +36,7 @@ WANTED = {
 # Pattern in OmegaConf's message about a `${…}` → what is wrong with it. {0} is the pattern's group in parentheses.
 UNRESOLVED = {
     r"Interpolation key '(.*?)' not found": "there is no key {0}",
+    r"Error resolving key '(.*?)'": "there is no key {0}",
     r"Environment variable '(.*?)' not found": "the environment variable {0} is not set",
     r"Unsupported interpolation type (\w+)": "${{{0}:…}} is unknown",
     r"Recursive interpolation": "its ${{…}} leads back to itself",
@@ -47,6 +53,9 @@ GROUPS = {
     r"force-add of config groups is not supported: '\++(.*?)'": "a group takes no ++ before it: write {0}",
     r"An item is already at '(.*?)'": "{0} is there already: leave out the + before it",
     r"Config group override must be a string|argument of type '\w+' is not iterable": ONE_CHOICE,
+    r"invalid literal for int\(\) with base 10: '(.*?)'": (
+        "{0} stands where a list has the places 0, 1, …: give the list as a whole, KEY=[a,b]"
+    ),
     r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
 }
 
@@ -61,7 +70,7 @@ def one_line(error: Exception) -> str:
 
 def _meaning(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
-        word = error.override.lstrip("+")
+        word = re.sub(r"^\+{1,2}", "", error.override)
         return f"cannot read {word!r}: {_readable(word)}"
     text = str(error)
     for pattern, meaning in GROUPS.items():
@@ -128,6 +137,8 @@ def _unknown_choice(text: str) -> str:
         return ""
     group, slash, choice = match[2].partition("/")
     file = f"{match[1]}.yaml: " if match[1] not in (None, "train") else ""
+    if match[1] and match[1].startswith("experiment/") and choice.partition("/")[0] in sections():
+        return f"{file}in its list of defaults, write `override /{choice.replace('/', ': ')}`"
     options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
     choices_hint = f": choose one of {', '.join(options)}" if options else ""
     if group == "model" and "/" in choice:
@@ -148,6 +159,8 @@ def _unknown_key(text: str) -> str:
     if not unknown:
         return ""
     key = unknown[1] or unknown[2]
+    if relative := re.match(r"experiment/(\w+)@", key):
+        return f"a recipe's list of defaults names a group after a slash: `override /{relative[1]}: …`"
     if key.startswith("task.sets"):
         return _no_set(key)
     if unknown[2] and free_key(key):
@@ -194,33 +207,67 @@ def _classes(hint: Any = TrainConfig) -> Iterator[type]:
 def _readable(word: str) -> str:
     """Returns how to write a word that Hydra's grammar cannot parse."""
     key, _, value = word.partition("=")
-    if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
+    if dotted := next((known for known in paths(TrainConfig()) if known == key.replace("/", ".")), ""):
+        if dotted != key:
+            return f"the names of a key are joined by dots, {dotted}"
+    elif not _KEY.fullmatch(key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
-    if (second := re.search(r"\s([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
+    if (second := re.search(r"[\s,;&]([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
         first = word[: len(key) + 1 + second.start()]
-        return f"it holds two words: write each as one, {first!r} and {word[len(first) :].strip()!r}"
-    if re.fullmatch(r"\([^()]*\)", value) and kind_of(key.lstrip("+")) is not str:
+        return f"it holds two words: write each as one, {first!r} and {word[len(first) + 1 :].strip()!r}"
+    kind = kind_of(key)
+    if re.fullmatch(r"\([^()]*\)", value) and kind is not str:
         return f"a list is written in brackets, {f'{key}=[{value[1:-1]}]'!r}"
-    is_text = kind_of(key.lstrip("+")) is str or not re.search(r"[\"'\[({]", value)
-    if value and is_text and not {'"', "'"} <= {*value}:
-        quoted = f"\"{key}='{value}'\"" if '"' in value else f"'{key}=\"{value}\"'"
-    else:
-        quoted = "'key=[\"a=b\"]'" if value.startswith(("[", "{")) else "key='\"a=b\"'"
-    return f"put a value with special characters in quotes, {quoted}"
+    if "${}" in value or value.count("${") > value.count("}"):
+        return "${ begins the name of a key, which } ends, such as ${seed}"
+    if kind in _PLAIN:
+        return f"{key} takes {_PLAIN[kind]}"
+    if kind is not str and (fault := _fault_in_brackets(value)):
+        return fault
+    ended = _ENDED.fullmatch(value)
+    if ended and (kind is not str or value[0] in "\"'"):
+        return f"leave out {ended[2]!r}, which follows the end of its value, {ended[1]}"
+    if value.count('"') + value.count("'") == 1 and {value[0], value[-1]} & {'"', "'"}:
+        return "its quotation mark has no second one: close it, or leave it out"
+    if value.startswith(("[", "{")) and kind is not str:
+        return "put a value with special characters in quotes, 'key=[\"a=b\"]'"
+    return f"put a value with special characters in quotes, {_quoted(key, value)}"
+
+
+def _fault_in_brackets(value: str) -> str:
+    """Returns what is wrong with a list or with keys and values that are written as in JSON, Python or a file."""
+    if value.startswith(("[", "{")):
+        if name := re.search(r"""[{,]\s*(["'])([\w.]+)\1\s*:""", value):
+            return f"a name before a colon stands without quotes, {{{name[2]}: VALUE}}"
+        if "{" in value and (name := re.search(r"[{,]\s*([\w.]+)=", value)):
+            return f"a colon and a blank follow a name within braces, {{{name[1]}: VALUE}}"
+        if ";" in value:
+            return "commas separate the entries of a list, [a,b]"
+    return ""
+
+
+def _quoted(key: str, value: str) -> str:
+    """Returns a word with its value in quotes, for a shell and for Hydra."""
+    if "'" in value:
+        return f'"{key}=\\"{value}\\""' if '"' not in value else "key='\"a=b\"'"
+    return f"'{key}=\"{value.replace(chr(34), chr(92) + chr(34))}\"'"
 
 
 def paths(node: object, prefix: str = "") -> list[str]:
     """Returns every dotted key of a configuration, sections included."""
-    keys = []
-    for field in fields(node):
-        value = getattr(node, field.name)
-        keys.append(f"{prefix}{field.name}")
-        if is_dataclass(value):
-            keys += paths(value, f"{prefix}{field.name}.")
-    return keys
+    return list(_classes_by_key(node, prefix))
 
 
 def sections() -> dict[str, str]:
-    """Returns the class name of each top-level field of the configuration, by the field's name."""
-    run = TrainConfig()
-    return {field.name: type(getattr(run, field.name)).__name__ for field in fields(run)}
+    """Returns the name of the class of each section of the configuration, by the section's key."""
+    return {key: name for key, name in _classes_by_key(TrainConfig()).items() if name.endswith("Config")}
+
+
+def _classes_by_key(node: object, prefix: str = "") -> dict[str, str]:
+    found = {}
+    for field in fields(node):
+        value = getattr(node, field.name)
+        found[f"{prefix}{field.name}"] = type(value).__name__
+        if is_dataclass(value):
+            found |= _classes_by_key(value, f"{prefix}{field.name}.")
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.config.aliases import ALIASES
+from grpo.config.aliases import ALIASES, ELSEWHERE
 from grpo.config.errors import UserError, require
 
 FLAGS = "--help, --cfg job, --config-dir DIR, --config-name NAME"
@@ -33,6 +33,28 @@ class Request:
     show: bool = False
 
 
+def _as_key(flag_name: str) -> str:
+    """Returns what to write in place of a flag of other programs, as the end of a message, or ""."""
+    from grpo.config.complaints import paths
+    from grpo.config.run import TrainConfig
+
+    if flag_name in ELSEWHERE:
+        return f"; {ELSEWHERE[flag_name]}"
+    key = ALIASES.get(flag_name, flag_name)
+    return f"; a key is written {key}=VALUE" if key in paths(TrainConfig()) else ""
+
+
+def _meant(word: str) -> str:
+    """Returns how to write a word that has no key."""
+    from grpo.config.hydra import config_directory
+
+    if Path(word).suffix in (".json", ".toml", ".yml"):
+        return "a configuration file of your own is YAML, and its name ends in .yaml"
+    files = sorted(config_directory().glob("*/*.yaml"))
+    choices = [f"{file.parent.name}={word}" for file in files if file.stem == word and file.parent.name != "sweep"]
+    return f"write {' or '.join(choices)}" if choices else "a key is written KEY=VALUE"
+
+
 def read_words(words: Sequence[str]) -> Request:
     """Separates flags from overrides. A word that ends in .yaml is the user's configuration file to begin with.
 
@@ -50,9 +72,7 @@ def read_words(words: Sequence[str]) -> Request:
             flags[name] = value if equals else next(remaining_words, "")
             require(bool(flags[name]), f"{name} needs a value: there are {FLAGS}")
         elif word.startswith("-"):
-            flag_name = name.lstrip("-").replace("-", "_")
-            as_key = f"; a key is written {ALIASES.get(flag_name, flag_name)}=VALUE" if len(flag_name) > 1 else ""
-            raise UserError(f"unknown flag {name}: there are {FLAGS}{as_key}")
+            raise UserError(f"unknown flag {name}: there are {FLAGS}{_as_key(name.lstrip('-').replace('-', '_'))}")
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")
             require(word.endswith(".yaml"), f"Hydra reads {word} as {Path(word).stem}.yaml: give it that name")
@@ -61,7 +81,7 @@ def read_words(words: Sequence[str]) -> Request:
             flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
         else:
             has_key = bool(equals and name.lstrip("+~")) or word.startswith("~")
-            require(has_key, f"cannot read {word!r}: a key is written KEY=VALUE")
+            require(has_key, f"cannot read {word!r}: {_meant(word)}")
             # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
             at_home = value.startswith("~/")
             overrides.append(f'{name}="{Path(value).expanduser()}"' if at_home else word)

@@ -20,7 +20,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from grpo.config import plain_yaml
 from grpo.config.complaints import ONE_CHOICE, one_line, paths
@@ -102,8 +101,10 @@ def composed(words: list[str]) -> DictConfig:
     try:
         with plain_yaml.bounded(), _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides, return_hydra_config=True)
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{_not_utf8(request.directory or first)} is not UTF-8 text: save it as UTF-8") from error
+    except RecursionError:
+        raise UserError("a configuration file names itself in its list of defaults: leave it out there") from None
     # A TypeError is Hydra's, about a group that is given a list.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         raise UserError(one_line(error)) from error
@@ -114,6 +115,16 @@ def composed(words: list[str]) -> DictConfig:
     return config
 
 
+def _not_utf8(folder: Path) -> str:
+    """Returns the name of the first configuration file that is not UTF-8, which Hydra's error does not name."""
+    for file in sorted(folder.rglob("*.yaml")):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return str(file.relative_to(folder))
+    return "a configuration file"
+
+
 def _check_own(file: Path) -> None:
     """Raises UserError for a user's configuration file that does not build on, or is overridden by, train.yaml.
 
@@ -122,10 +133,7 @@ def _check_own(file: Path) -> None:
     """
     if not file.is_file():
         return
-    try:
-        content = OmegaConf.to_container(plain_yaml.load(file))
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
+    content = OmegaConf.to_container(plain_yaml.load(file))
     if isinstance(content, dict) and "hydra" in content:
         raise UserError(f"{file.name}: the block hydra: {_UNREAD}; --config-dir DIR adds a folder of groups")
     defaults = content.get("defaults") if isinstance(content, dict) else None
@@ -194,11 +202,16 @@ def _refuse_removed(overrides: list[str]) -> None:
 
 
 def _refuse_several_choices(overrides: list[str]) -> None:
-    """Raises UserError for `group=[a,b]`, whose choices Hydra would merge, and for a number in a choice's place."""
+    """Raises UserError for `group=[a,b]`, whose choices Hydra would merge, and for a number in a choice's place.
+
+    Only a group that is a section too, unlike experiment, takes keys and values.
+    """
+    config_keys = paths(TrainConfig())
     for word in overrides:
         group, _, choice = word.lstrip("+").partition("=")
         is_group = bool(group) and "." not in group and (config_directory() / group).is_dir()
-        require(not (is_group and re.match(r"\[|-?\d+$|(null|true|false)$", choice)), f"{word}: {ONE_CHOICE}")
+        wrong = re.match(r"\[|-?\d+$|(null|true|false)$" + ("" if group in config_keys else r"|\{"), choice)
+        require(not (is_group and wrong), f"{word}: {ONE_CHOICE}")
 
 
 def _refuse_added(config: DictConfig) -> None:
@@ -262,7 +275,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         words, file_config = OmegaConf.from_dotlist(reworded(overrides, SweepConfig)), plain_yaml.load(path)
         require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+    except OmegaConfBaseException as error:
         raise UserError(f"{path.name}: {one_line(error)}") from error
 
 
