@@ -3,7 +3,6 @@
 import asyncio
 import json
 import multiprocessing
-import os
 import re
 import sys
 import threading

@@ -170,8 +170,8 @@ NAMES = {
     "hardware.first_port": "main_process_port master_port",
     "seed": "data_seed random_seed random_state",
     "output_dir": (
-        "checkpoint_dir ckpt_path default_local_dir experiment_name logging_dir out_dir run_name save_dir "
-        "save_path wandb.name wandb_run_name"
+        "checkpoint_dir ckpt_path default_local_dir experiment_name logging_dir out_dir output output_directory "
+        "run_name save_dir save_path wandb.name wandb_run_name"
     ),
     "device": "accelerator no_cuda use_cpu",
     "normalization.mean_exponent": "normalization.beta",

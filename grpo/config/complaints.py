@@ -124,7 +124,8 @@ def misfit(text: str, word: str = "") -> str:
     if looked_up:
         return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
     is_section = what_it_takes == SECTION and not free_key(word or subject)
-    where_listed = f"; `grpo config {word or subject}` lists them" if is_section else ""
+    section = (word or subject).partition("[")[0]
+    where_listed = f"; `grpo config {section}` lists them" if is_section else ""
     if what_it_takes == "text" and re.search("ListConfig|'list'", text):
         return f"{subject} takes one text, not a list; `grpo config {word or subject}` says how to write it"
     return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
@@ -154,6 +155,9 @@ def _unknown_key(text: str) -> str:
         key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
         if key == "experiment" and in_file[1].startswith("experiment/"):
             return f"{in_file[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
+        owner = re.search(r"not in '(\w+)'", text)
+        if owner and owner[1] not in ("TrainConfig", *sections().values()):
+            return f"{in_file[1]}.yaml: an entry of a list has no key {_with_others(key, text)}"
         return f"{in_file[1]}.yaml: unknown config key {key}{hint(key, config_keys)}" if key else ""
     unknown = re.search(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'", text)
     if not unknown:

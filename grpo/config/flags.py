@@ -34,20 +34,27 @@ class Request:
 
 
 def _as_key(flag_name: str) -> str:
-    """Returns what to write in place of a flag of other programs, as the end of a message, or ""."""
+    """Returns what to write in place of a flag of other programs, as the end of a message."""
     from grpo.config.complaints import paths
+    from grpo.config.hints import hint
     from grpo.config.run import TrainConfig
 
     if flag_name in ELSEWHERE:
         return f"; {ELSEWHERE[flag_name]}"
-    key = ALIASES.get(flag_name, flag_name)
-    return f"; a key is written {key}=VALUE" if key in paths(TrainConfig()) else ""
+    key, config_keys = ALIASES.get(flag_name, flag_name), paths(TrainConfig())
+    return f"; a key is written {key}=VALUE" if key in config_keys else hint(flag_name, config_keys)
 
 
 def _meant(word: str) -> str:
     """Returns how to write a word that has no key."""
     from grpo.config.hydra import config_directory
 
+    if word.count("[") + word.count("{") != word.count("]") + word.count("}"):
+        return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"
+    if ".py:" in word:
+        return f"a reward is written 'task.reward.parts=[{{name: \"{word}\"}}]'"
+    if Path(word).is_dir() or (word.count("/") == 1 and not Path(word).exists()):
+        return f"a model is written model.path={word}"
     if Path(word).suffix in (".json", ".toml", ".yml"):
         return "a configuration file of your own is YAML, and its name ends in .yaml"
     files = sorted(config_directory().glob("*/*.yaml"))

@@ -58,6 +58,7 @@ vllm_enable_sleep_mode learner.offload_states
 vllm_enable_sleep learner.offload_states
 colocate_all_models rollout.engine
 hardware.nodes hardware.learner_nodes
+output output_dir
 reward_model.overlong_buffer.len task.reward.overlong_buffer
 reward_model.enable task.reward.parts
 task.reward.weights task.reward.parts

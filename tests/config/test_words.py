@@ -197,7 +197,21 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
             "unknown flag --config: there are --help, --cfg job, --config-dir DIR, --config-name NAME; `grpo train "
             "my.yaml` begins with a configuration file of your own",
         ),
-        ("--info", "unknown flag --info: there are --help, --cfg job, --config-dir DIR, --config-name NAME"),
+        (
+            "--info",
+            "unknown flag --info: there are --help, --cfg job, --config-dir DIR, --config-name NAME; `grpo config "
+            "WORD` searches all keys",
+        ),
+        (
+            "name: f}]",
+            "cannot read 'name: f}]': a blank has cut a word in two: put the whole word in quotes, "
+            "'KEY=[{name: VALUE}]'",
+        ),
+        (
+            "rewards.py:f",
+            "cannot read 'rewards.py:f': a reward is written 'task.reward.parts=[{name: \"rewards.py:f\"}]'",
+        ),
+        ("Qwen/Qwen3-0.6B", "cannot read 'Qwen/Qwen3-0.6B': a model is written model.path=Qwen/Qwen3-0.6B"),
         (
             "rollout.engine_args.a=1,2",
             "'rollout.engine_args.a=1,2' gives several values: put one text in quotes, a list in brackets; grpo sweep "

@@ -128,6 +128,10 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
     ("words", "message"),
     [
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (
+            ["dry_run=true", "output_dir=/dev/null"],
+            "output_dir=/dev/null cannot be written to, since /dev/null is no folder",
+        ),
         (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
         ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… is too large: give at most 18 digits"),
