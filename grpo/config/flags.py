@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +55,8 @@ def _meant(word: str) -> str:
         return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"
     if ".py:" in word:
         return f"a reward is written 'task.reward.parts=[{{name: \"{word}\"}}]'"
-    if Path(word).is_dir() or (word.count("/") == 1 and not Path(word).exists()):
+    # A word of any length and with any character is a path to os.path.
+    if os.path.isdir(word) or (re.fullmatch(r"[\w.-]+/[\w.-]+", word) and not os.path.exists(word)):
         return f"a model is written model.path={word}"
     if Path(word).suffix in (".json", ".toml", ".yml"):
         return "a configuration file of your own is YAML, and its name ends in .yaml"
@@ -88,7 +91,8 @@ def read_words(words: Sequence[str]) -> Request:
             flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
         else:
             has_key = bool(equals and name.lstrip("+~")) or word.startswith("~")
-            require(has_key, f"cannot read {word!r}: {_meant(word)}")
+            if not has_key:
+                raise UserError(f"cannot read {word!r}: {_meant(word)}")
             # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
             at_home = value.startswith("~/")
             overrides.append(f'{name}="{Path(value).expanduser()}"' if at_home else word)

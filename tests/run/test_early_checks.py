@@ -165,6 +165,11 @@ def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
+        ({"WORLD_SIZE": "0"}, "the environment variable RANK is 0 and WORLD_SIZE 0, and ranks are numbered from 0 to"),
+        (
+            {"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "the environment variable RANK is 3 and WORLD_SIZE 2, and ranks are numbered from 0 to WORLD_SIZE − 1",
+        ),
         ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
