@@ -112,6 +112,8 @@ def misfit(text: str, word: str = "") -> str:
     if re.search(r"is not Optional|Incompatible value 'None'|NoneType is not", text):
         return f"{subject} takes no null; leave it out for its default"
     what_it_takes = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
+    if re.search(r"Key '' not in", text):
+        return "a key has no name: write KEY: VALUE"
     if not what_it_takes:
         return f"{full_key}: {text.splitlines()[0]}"
     if not subject:

@@ -14,6 +14,7 @@ BEGINNING = "defaults: [train, _self_]\n"
         ("tracking:\n  tags: !!set {a, b}\n", "own.yaml cannot be read: Value 'set' is not a supported primitive type"),
         ("null: 3\n", "own.yaml cannot be read: Incompatible key type 'NoneType'"),
         ("seed: " + "9" * 6000, "own.yaml cannot be read: Exceeds the limit (4300 digits)"),
+        ("'': 3\n", "own.yaml: a key has no name: write KEY: VALUE"),
         ("a:\tb: 3\n", "own.yaml cannot be read: while scanning for the next token found character '\\t' that cannot"),
     ],
 )
