@@ -120,6 +120,8 @@ def misfit(text: str, word: str = "") -> str:
         # OmegaConf does not name a section of a file, but its class.
         subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
         subject = next((name for name, kind in sections().items() if kind == subject), subject)
+    if not subject:
+        return f"a list or text stands where {SECTION} belong"
     value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
     value = next(filter(None, value_match.groups()), "") if value_match else ""
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
@@ -138,15 +140,17 @@ def _unknown_choice(text: str) -> str:
     match = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
     if not match:
         return ""
-    group, slash, choice = match[2].partition("/")
-    file = f"{match[1]}.yaml: " if match[1] not in (None, "train") else ""
+    group, slash, choice = match[2].rpartition("/") if match[2].startswith("hydra/") else match[2].partition("/")
+    file = f"{match[1]}.yaml: " if match[1] not in (None, "train", "hydra/config") else ""
     if match[1] and match[1].startswith("experiment/") and choice.partition("/")[0] in sections():
         return f"{file}in its list of defaults, write `override /{choice.replace('/', ': ')}`"
     options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
     choices_hint = f": choose one of {', '.join(options)}" if options else ""
     if group == "model" and "/" in choice:
         choices_hint = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
-    return f"{file}there is no {group}={choice}{choices_hint}" if slash else f"{file}there is no {choice}.yaml"
+    if not slash:
+        return f"{file}there is no {group.removesuffix('.yaml')}.yaml beside it"
+    return f"{file}there is no {group}={choice}{choices_hint}"
 
 
 def _unknown_key(text: str) -> str:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir, main
+from hydra import compose, initialize, initialize_config_dir, main
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -288,7 +288,7 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
     job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
     ConfigStore.instance().store(name="grpo_cell", node=job)
     outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=none"]
-    passed_words = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
+    passed_words = _for_launchers(words)
     cells = ",".join(map(str, indices))
     arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=none", *passed_words]
     before = sys.argv
@@ -297,6 +297,20 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
         main(version_base="1.3", config_path=None, config_name="grpo_cell")(run)()
     finally:
         sys.argv = before
+
+
+def check_launcher(words: list[str]) -> None:
+    """Raises UserError for words that choose no launcher of Hydra's, or set what it does not have."""
+    ConfigStore.instance().store(name="grpo_cell", node={"folder": "", "cell": 0, "launcher": 0})
+    try:
+        with initialize(version_base="1.3", config_path=None):
+            compose("grpo_cell", _for_launchers(words), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(one_line(error)) from error
+
+
+def _for_launchers(words: list[str]) -> list[str]:
+    return [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
 
 
 def to_config(composed: DictConfig) -> TrainConfig:

@@ -14,6 +14,10 @@ BEGINNING = "defaults: [train, _self_]\n"
         ("tracking:\n  tags: !!set {a, b}\n", "own.yaml cannot be read: Value 'set' is not a supported primitive type"),
         ("null: 3\n", "own.yaml cannot be read: Incompatible key type 'NoneType'"),
         ("seed: " + "9" * 6000, "own.yaml cannot be read: Exceeds the limit (4300 digits)"),
+        (
+            "rollout: {engine_args: [--max-num-seqs 4]}\n",
+            "own.yaml: a list or text stands where keys and values, {KEY: VALUE} ",
+        ),
         ("'': 3\n", "own.yaml: a key has no name: write KEY: VALUE"),
         ("a:\tb: 3\n", "own.yaml cannot be read: while scanning for the next token found character '\\t' that cannot"),
     ],
@@ -24,6 +28,13 @@ def test_a_file_that_yaml_or_omegaconf_cannot_read_is_one_line(text, message, tm
     with pytest.raises(UserError) as refusal:
         compose_config([str(file)])
     assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+def test_a_list_of_defaults_that_names_no_file_says_which(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("defaults: [train, base.yaml, _self_]\n")
+    with pytest.raises(UserError, match="^own.yaml: there is no base.yaml beside it$"):
+        compose_config([str(file)])
 
 
 @pytest.mark.parametrize(
