@@ -231,7 +231,8 @@ def _readable(word: str) -> str:
     if "${}" in value or value.count("${") > value.count("}"):
         return "${ begins the name of a key, which } ends, such as ${seed}"
     if kind in _PLAIN:
-        return f"{key} takes {_PLAIN[kind]}"
+        searched = "; grpo sweep takes a range too, interval(a,b)" if re.match(r"\w+\(", value) else ""
+        return f"{key} takes {_PLAIN[kind]}{searched}"
     if kind is not str and (fault := _fault_in_brackets(value)):
         return fault
     ended = _ENDED.fullmatch(value)

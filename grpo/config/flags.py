@@ -49,7 +49,7 @@ def _as_key(flag_name: str) -> str:
 
 def _meant(word: str) -> str:
     """Returns how to write a word that has no key."""
-    from grpo.config.hydra import config_directory
+    from grpo.config.directory import config_directory
 
     if word.count("[") + word.count("{") != word.count("]") + word.count("}"):
         return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"

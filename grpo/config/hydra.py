@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from grpo.config import plain_yaml
 from grpo.config.complaints import ONE_CHOICE, one_line, paths
 from grpo.config.credentials import refuse_credentials
+from grpo.config.directory import config_directory
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.hints import hint
@@ -33,15 +34,8 @@ from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
-PACKAGE = Path(__file__).resolve().parent.parent
 _UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
-
-
-def config_directory() -> Path:
-    """Returns the folder of YAML groups: inside the package when installed, beside it in a checkout."""
-    installed = PACKAGE / "configs"
-    return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
 @cache

@@ -59,9 +59,11 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {path}, whose rows do not fit into memory: give a smaller file.") from error
     except (ValueError, csv.Error, OSError, EOFError) as error:
         raise UserError(f"cannot read {path}: {first_line(error)}; correct the file.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    listed = rows if isinstance(rows, list) else [None]
+    if wrong := [number for number, row in enumerate(listed, start=1) if not isinstance(row, dict)]:
+        which = f"; row {wrong[0]} is none" if wrong[0] > 1 else ""
         raise UserError(
-            f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line."
+            f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line{which}."
         )
     return rows
 

@@ -138,6 +138,11 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
             "learner.learning_rate=1\N{MINUS SIGN}6",
             "cannot read 'learner.learning_rate=1−6': learner.learning_rate takes a number",
         ),
+        (
+            "learner.learning_rate=uniform(0,1)",
+            "cannot read 'learner.learning_rate=uniform(0,1)': learner.learning_rate takes a number; grpo sweep takes "
+            "a range too, interval(a,b)",
+        ),
         ("checkpoint.resume=yes!", "cannot read 'checkpoint.resume=yes!': checkpoint.resume takes true or false"),
         (
             "num_steps=3,seed=4",

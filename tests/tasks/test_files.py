@@ -144,6 +144,12 @@ def test_rows_that_do_not_fit_into_memory_are_one_line(tmp_path):
     )
 
 
+def test_the_row_that_is_none_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"problem": "1 + 1 =", "answer": 2}\n[1, 2]\n')
+    with pytest.raises(UserError, match="or in .jsonl one in each line; row 2 is none.$"):
+        read_rows(tmp_path / "a.jsonl", "task.data.path")
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [
