@@ -116,7 +116,7 @@ class Trainer:
         begin_anew()
         self.config: TrainConfig = compose_config([*words])
         self._words = words
-        self._rewards = _by_path([reward] if callable(reward) else [*reward])
+        self._rewards = _by_path(list(reward) if isinstance(reward, list | tuple) else [reward])
         if self._rewards:
             self.config.task.reward.parts = [RewardPartConfig(name=path) for path, _ in self._rewards]
         self._dataset = dataset
@@ -263,6 +263,11 @@ def _by_path(rewards: Sequence[Reward]) -> list[tuple[str, Reward]]:
     """
     pairs: list[tuple[str, Reward]] = []
     for function in rewards:
+        require(
+            callable(function),
+            f"reward={function!r} is no function: give one or a list of them; a reward that has a name here is a word, "
+            "'task.reward.parts=[{name: math}]'",
+        )
         path = import_path(function)
         name = f"{GIVEN}:{getattr(function, '__name__', type(function).__name__).strip('<>')}"
         number = sum(other.partition("-")[0] == name for other, _ in pairs)

@@ -271,6 +271,12 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("reward", [3, "math", [len, None]])
+def test_a_reward_that_is_no_function_is_refused_when_it_is_given(reward):
+    with pytest.raises(UserError, match="^reward=(3|'math'|None) is no function: give one or a list of them"):
+        Trainer("experiment=tiny", reward=reward)
+
+
 @pytest.mark.slow
 def test_a_reward_of_a_notebooks_cell_grades_in_other_processes(tmp_path):
     """The second reward uses what another cell has defined. The third one's pid is that of a grading process."""

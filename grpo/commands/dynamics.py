@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo.commands.words import count, natural, positive, typed
+from grpo.commands.words import count, degrees, dial, natural, positive, typed
 from grpo.config import TrainConfig, UserError
 from grpo.config.complaints import paths
 from grpo.config.errors import require
@@ -159,6 +159,7 @@ def _plan(path: Path, settings: list[str]) -> Analysis:
     kinds = {field.name: type(field.default) for field in fields(PlanRequest)}
     kinds |= dict.fromkeys(("prompt_tokens", "completion_tokens", "budget_tokens"), positive)
     kinds |= dict.fromkeys(("prompts_per_step", "smallest", "largest"), natural)
+    kinds |= {"exponent": dial, "mean_exponent": dial, "ddof": degrees}
     options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
     sizes = {field.name: options.get(field.name, field.default) for field in fields(PlanRequest)}
     require(

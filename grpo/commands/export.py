@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     )
     name = options.get("upload", "")
     require(bool(name) or "public" not in options, "public= says who may see what upload=USER/NAME sends: give both")
-    if name:
+    if "upload" in options:
         models.check_upload(name)
     (place, directory), adapter = places, options.get("adapter", False)
     to_export(place, directory, adapter)

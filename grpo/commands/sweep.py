@@ -11,7 +11,7 @@ from rich.table import Table
 
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.hydra import compose_sweep, launch_all
+from grpo.config.hydra import check_launcher, compose_sweep, launch_all
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import run_cell
 from grpo.sweep.cells import Cell, cells_of
@@ -44,6 +44,8 @@ def run(words: Sequence[str]) -> int:
         raise UserError("grpo sweep needs one sweep=NAME (grpo sweep help)")
     of_sweep = [word for word in words if word.partition("=")[0] in OWN_KEYS]
     hydra = [word for word in words if word.startswith(("hydra.", "hydra/"))]
+    if hydra:
+        check_launcher(hydra)
     config = compose_sweep(preset[0], of_sweep)
     of_runs = [word for word in words if word not in (*of_sweep, *hydra, f"sweep={preset[0]}")]
     command = shlex.split(config.command) or [sys.executable, "-m", "grpo.cli"]

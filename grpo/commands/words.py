@@ -83,6 +83,26 @@ def positive(word: str) -> float:
 positive.__name__ = "a number above 0"
 
 
+def dial(word: str) -> float:
+    """Reads an exponent of advantages. Raises ValueError for a number that no run uses, and for anything else."""
+    if not -10 <= (number := float(word)) <= 10:
+        raise ValueError(word)
+    return number
+
+
+dial.__name__ = "a number between -10 and 10"
+
+
+def degrees(word: str) -> int:
+    """Reads σ's degrees of freedom. Raises ValueError for anything but 0 and 1."""
+    if (number := whole(word)) not in (0, 1):
+        raise ValueError(word)
+    return number
+
+
+degrees.__name__ = "0 (population σ) or 1 (sample σ)"
+
+
 def seconds(word: str) -> float:
     """Reads a finite number of seconds above 0. Raises ValueError for anything else."""
     return positive(word)

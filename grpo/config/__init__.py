@@ -12,6 +12,7 @@ start, runs_within the name of a new run's folder; which runs a folder holds
 
 From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
+directory          the YAML groups that come with grpo
 rewording          words that Hydra would misunderstand
 complaints, hints  what Hydra and OmegaConf complain of, in plain words; what an unknown key may mean
 saved, compare_saved   a saved configuration read again, and compared with the present one

@@ -42,12 +42,13 @@ NAMES = {
     "task.prompt.too_long": "filter_overlong_prompts truncation",
     "task.reward.parts": (
         "custom_reward_function custom_reward_function.name custom_reward_function.path remote_rm_url reward_fn "
-        "reward_funcs reward_function reward_functions reward_manager reward_model reward_model.path "
-        "reward_weights task.reward.function task.reward.functions task.reward.name task.reward.path"
+        "reward_funcs reward_function reward_functions reward_manager reward_model reward_model.enable "
+        "reward_model.path reward_weights task.reward.function task.reward.functions task.reward.name "
+        "task.reward.path task.reward.weights"
     ),
     "task.reward.extract": "answer_format",
     "task.reward.overlong": "mask_truncated_completions",
-    "task.reward.overlong_buffer": "overlong_buffer",
+    "task.reward.overlong_buffer": "overlong_buffer overlong_buffer.len overlong_buffer_len",
     "normalization.name": "adv_estimator advantage_estimator",
     "normalization.exponent": (
         "norm_adv_by_std_in_grpo normalization.alpha normalization.std normalize_reward scale_rewards std_normalization"
@@ -87,8 +88,8 @@ NAMES = {
         "batch_size generation_batch_size per_device_train_batch_size ppo_mini_batch_size rollout_batch_size "
         "train_batch_size"
     ),
-    "pipeline": "async_train",
-    "rollout.engine": "use_vllm vllm_mode rollout.name",
+    "pipeline": "async_train rollout.mode",
+    "rollout.engine": "colocate_actor_ref colocate_all_models rollout.name use_vllm vllm_mode",
     "rollout.servers.replicas": "num_servers servers.count servers.number vllm_num_engines",
     "rollout.servers.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size",
     "rollout.servers.urls": "base_url vllm_server_base_url",
@@ -114,7 +115,7 @@ NAMES = {
     "learner.zero_stage": "stage zero",
     "learner.sequence_parallel": "context_parallel_size cp_size sequence_parallel_size ulysses_sequence_parallel_size",
     "learner.offload_optimizer": "adam_offload optimizer_offload",
-    "learner.offload_states": "free_cache_engine offload param_offload vllm_enable_sleep_mode",
+    "learner.offload_states": "free_cache_engine offload param_offload vllm_enable_sleep vllm_enable_sleep_mode",
     "learner.precision": "bf16 dtype fp16 mixed_precision torch_dtype",
     "learner.gradient_checkpointing": (
         "activation_checkpointing enable_gradient_checkpointing use_gradient_checkpointing"
@@ -160,7 +161,7 @@ NAMES = {
         "epochs iterations max_epochs max_steps num_episodes num_epochs num_train_epochs num_training_steps steps "
         "total_epochs total_steps total_training_steps train_steps training_steps"
     ),
-    "hardware.learner_nodes": "actor_num_nodes nnodes num_machines num_nodes",
+    "hardware.learner_nodes": "actor_num_nodes hardware.nodes nnodes num_machines num_nodes",
     "hardware.ranks_per_node": (
         "actor_num_gpus_per_node gpus gpus_per_node n_gpus n_gpus_per_node nproc nproc_per_node num_gpus "
         "num_processes world_size"
@@ -169,8 +170,8 @@ NAMES = {
     "hardware.first_port": "main_process_port master_port",
     "seed": "data_seed random_seed random_state",
     "output_dir": (
-        "checkpoint_dir ckpt_path default_local_dir experiment_name logging_dir out_dir run_name save_dir "
-        "save_path wandb.name wandb_run_name"
+        "checkpoint_dir ckpt_path default_local_dir experiment_name logging_dir out_dir output output_directory "
+        "run_name save_dir save_path wandb.name wandb_run_name"
     ),
     "device": "accelerator no_cuda use_cpu",
     "normalization.mean_exponent": "normalization.beta",

@@ -18,6 +18,11 @@ from grpo.config.run import TrainConfig
 
 SECTION = "keys and values, {KEY: VALUE}"
 LIST = "a list, [a,b]"
+# What follows + or ~ in a word: names, joined by dots in a key, by slashes in a group, by @ before a place.
+_KEY = re.compile(r"~?[A-Za-z_][\w-]*([./@][\w-]+)*", re.ASCII)
+# A value in quotes or brackets, and what follows its end.
+_ENDED = re.compile(r"""("[^"]*"|'[^']*'|\[[^][]*\]|\{[^{}]*\})(.+)""", re.DOTALL)
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false"}
 ONE_CHOICE = "a group takes the name of one of its choices, such as task=file"
 # Pattern in OmegaConf's message about a value that does not fit → what the key takes.
 WANTED = {
@@ -31,6 +36,7 @@ WANTED = {
 # Pattern in OmegaConf's message about a `${…}` → what is wrong with it. {0} is the pattern's group in parentheses.
 UNRESOLVED = {
     r"Interpolation key '(.*?)' not found": "there is no key {0}",
+    r"Error resolving key '(.*?)'": "there is no key {0}",
     r"Environment variable '(.*?)' not found": "the environment variable {0} is not set",
     r"Unsupported interpolation type (\w+)": "${{{0}:…}} is unknown",
     r"Recursive interpolation": "its ${{…}} leads back to itself",
@@ -47,6 +53,9 @@ GROUPS = {
     r"force-add of config groups is not supported: '\++(.*?)'": "a group takes no ++ before it: write {0}",
     r"An item is already at '(.*?)'": "{0} is there already: leave out the + before it",
     r"Config group override must be a string|argument of type '\w+' is not iterable": ONE_CHOICE,
+    r"invalid literal for int\(\) with base 10: '(.*?)'": (
+        "{0} stands where a list has the places 0, 1, …: give the list as a whole, KEY=[a,b]"
+    ),
     r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
 }
 
@@ -61,7 +70,7 @@ def one_line(error: Exception) -> str:
 
 def _meaning(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
-        word = error.override.lstrip("+")
+        word = re.sub(r"^\+{1,2}", "", error.override)
         return f"cannot read {word!r}: {_readable(word)}"
     text = str(error)
     for pattern, meaning in GROUPS.items():
@@ -103,19 +112,24 @@ def misfit(text: str, word: str = "") -> str:
     if re.search(r"is not Optional|Incompatible value 'None'|NoneType is not", text):
         return f"{subject} takes no null; leave it out for its default"
     what_it_takes = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
+    if re.search(r"Key '' not in", text):
+        return "a key has no name: write KEY: VALUE"
     if not what_it_takes:
         return f"{full_key}: {text.splitlines()[0]}"
     if not subject:
         # OmegaConf does not name a section of a file, but its class.
         subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
         subject = next((name for name, kind in sections().items() if kind == subject), subject)
+    if not subject:
+        return f"a list or text stands where {SECTION} belong"
     value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
     value = next(filter(None, value_match.groups()), "") if value_match else ""
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
     if looked_up:
         return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
     is_section = what_it_takes == SECTION and not free_key(word or subject)
-    where_listed = f"; `grpo config {word or subject}` lists them" if is_section else ""
+    section = (word or subject).partition("[")[0]
+    where_listed = f"; `grpo config {section}` lists them" if is_section else ""
     if what_it_takes == "text" and re.search("ListConfig|'list'", text):
         return f"{subject} takes one text, not a list; `grpo config {word or subject}` says how to write it"
     return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
@@ -126,13 +140,17 @@ def _unknown_choice(text: str) -> str:
     match = re.search(r"(?:In '([^']+)': )?Could not (?:find|load) '([^']+)'", text)
     if not match:
         return ""
-    group, slash, choice = match[2].partition("/")
-    file = f"{match[1]}.yaml: " if match[1] not in (None, "train") else ""
+    group, slash, choice = match[2].rpartition("/") if match[2].startswith("hydra/") else match[2].partition("/")
+    file = f"{match[1]}.yaml: " if match[1] not in (None, "train", "hydra/config") else ""
+    if match[1] and match[1].startswith("experiment/") and choice.partition("/")[0] in sections():
+        return f"{file}in its list of defaults, write `override /{choice.replace('/', ': ')}`"
     options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
     choices_hint = f": choose one of {', '.join(options)}" if options else ""
     if group == "model" and "/" in choice:
         choices_hint = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
-    return f"{file}there is no {group}={choice}{choices_hint}" if slash else f"{file}there is no {choice}.yaml"
+    if not slash:
+        return f"{file}there is no {group.removesuffix('.yaml')}.yaml beside it"
+    return f"{file}there is no {group}={choice}{choices_hint}"
 
 
 def _unknown_key(text: str) -> str:
@@ -143,11 +161,16 @@ def _unknown_key(text: str) -> str:
         key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
         if key == "experiment" and in_file[1].startswith("experiment/"):
             return f"{in_file[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
+        owner = re.search(r"not in '(\w+)'", text)
+        if owner and owner[1] not in ("TrainConfig", *sections().values()):
+            return f"{in_file[1]}.yaml: an entry of a list has no key {_with_others(key, text)}"
         return f"{in_file[1]}.yaml: unknown config key {key}{hint(key, config_keys)}" if key else ""
     unknown = re.search(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'", text)
     if not unknown:
         return ""
     key = unknown[1] or unknown[2]
+    if relative := re.match(r"experiment/(\w+)@", key):
+        return f"a recipe's list of defaults names a group after a slash: `override /{relative[1]}: …`"
     if key.startswith("task.sets"):
         return _no_set(key)
     if unknown[2] and free_key(key):
@@ -194,36 +217,71 @@ def _classes(hint: Any = TrainConfig) -> Iterator[type]:
 def _readable(word: str) -> str:
     """Returns how to write a word that Hydra's grammar cannot parse."""
     key, _, value = word.partition("=")
-    if not re.fullmatch(r"[+~]{0,2}[\w.@-][\w.@/-]*", key):
+    if dotted := next((known for known in paths(TrainConfig()) if known == key.replace("/", ".")), ""):
+        if dotted != key:
+            return f"the names of a key are joined by dots, {dotted}"
+    elif not _KEY.fullmatch(key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
-    if (second := re.search(r"\s([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
+    if (second := re.search(r"[\s,;&]([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
         first = word[: len(key) + 1 + second.start()]
-        return f"it holds two words: write each as one, {first!r} and {word[len(first) :].strip()!r}"
+        return f"it holds two words: write each as one, {first!r} and {word[len(first) + 1 :].strip()!r}"
+    kind = kind_of(key)
     empty = re.search(r"([\w.]+):\s*(?=[,}\]])", value) if value.startswith(("[", "{")) else None
-    if empty and kind_of(key.lstrip("+")) is not str:
+    if empty and kind is not str:
         return f"{empty[1]} has no value: write one after its colon, or '' for an empty text"
-    if re.fullmatch(r"\([^()]*\)", value) and kind_of(key.lstrip("+")) is not str:
+    if re.fullmatch(r"\([^()]*\)", value) and kind is not str:
         return f"a list is written in brackets, {f'{key}=[{value[1:-1]}]'!r}"
-    is_text = kind_of(key.lstrip("+")) is str or not re.search(r"[\"'\[({]", value)
-    if value and is_text and not {'"', "'"} <= {*value}:
-        quoted = f"\"{key}='{value}'\"" if '"' in value else f"'{key}=\"{value}\"'"
-    else:
-        quoted = "'key=[\"a=b\"]'" if value.startswith(("[", "{")) else "key='\"a=b\"'"
-    return f"put a value with special characters in quotes, {quoted}"
+    if "${}" in value or value.count("${") > value.count("}"):
+        return "${ begins the name of a key, which } ends, such as ${seed}"
+    if kind in _PLAIN:
+        searched = "; grpo sweep takes a range too, interval(a,b)" if re.match(r"\w+\(", value) else ""
+        return f"{key} takes {_PLAIN[kind]}{searched}"
+    if kind is not str and (fault := _fault_in_brackets(value)):
+        return fault
+    ended = _ENDED.fullmatch(value)
+    if ended and (kind is not str or value[0] in "\"'"):
+        return f"leave out {ended[2]!r}, which follows the end of its value, {ended[1]}"
+    if value.count('"') + value.count("'") == 1 and {value[0], value[-1]} & {'"', "'"}:
+        return "its quotation mark has no second one: close it, or leave it out"
+    if value.startswith(("[", "{")) and kind is not str:
+        return "put a value with special characters in quotes, 'key=[\"a=b\"]'"
+    return f"put a value with special characters in quotes, {_quoted(key, value)}"
+
+
+def _fault_in_brackets(value: str) -> str:
+    """Returns what is wrong with a list or with keys and values that are written as in JSON, Python or a file."""
+    if value.startswith(("[", "{")):
+        if name := re.search(r"""[{,]\s*(["'])([\w.]+)\1\s*:""", value):
+            return f"a name before a colon stands without quotes, {{{name[2]}: VALUE}}"
+        if "{" in value and (name := re.search(r"[{,]\s*([\w.]+)=", value)):
+            return f"a colon and a blank follow a name within braces, {{{name[1]}: VALUE}}"
+        if ";" in value:
+            return "commas separate the entries of a list, [a,b]"
+    return ""
+
+
+def _quoted(key: str, value: str) -> str:
+    """Returns a word with its value in quotes, for a shell and for Hydra."""
+    if "'" in value:
+        return f'"{key}=\\"{value}\\""' if '"' not in value else "key='\"a=b\"'"
+    return f"'{key}=\"{value.replace(chr(34), chr(92) + chr(34))}\"'"
 
 
 def paths(node: object, prefix: str = "") -> list[str]:
     """Returns every dotted key of a configuration, sections included."""
-    keys = []
-    for field in fields(node):
-        value = getattr(node, field.name)
-        keys.append(f"{prefix}{field.name}")
-        if is_dataclass(value):
-            keys += paths(value, f"{prefix}{field.name}.")
-    return keys
+    return list(_classes_by_key(node, prefix))
 
 
 def sections() -> dict[str, str]:
-    """Returns the class name of each top-level field of the configuration, by the field's name."""
-    run = TrainConfig()
-    return {field.name: type(getattr(run, field.name)).__name__ for field in fields(run)}
+    """Returns the name of the class of each section of the configuration, by the section's key."""
+    return {key: name for key, name in _classes_by_key(TrainConfig()).items() if name.endswith("Config")}
+
+
+def _classes_by_key(node: object, prefix: str = "") -> dict[str, str]:
+    found = {}
+    for field in fields(node):
+        value = getattr(node, field.name)
+        found[f"{prefix}{field.name}"] = type(value).__name__
+        if is_dataclass(value):
+            found |= _classes_by_key(value, f"{prefix}{field.name}.")
+    return found

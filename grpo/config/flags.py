@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.config.aliases import ALIASES
+from grpo.config.aliases import ALIASES, ELSEWHERE
 from grpo.config.errors import UserError, require
 
 FLAGS = "--help, --cfg job, --config-dir DIR, --config-name NAME"
@@ -33,6 +35,36 @@ class Request:
     show: bool = False
 
 
+def _as_key(flag_name: str) -> str:
+    """Returns what to write in place of a flag of other programs, as the end of a message."""
+    from grpo.config.complaints import paths
+    from grpo.config.hints import hint
+    from grpo.config.run import TrainConfig
+
+    if flag_name in ELSEWHERE:
+        return f"; {ELSEWHERE[flag_name]}"
+    key, config_keys = ALIASES.get(flag_name, flag_name), paths(TrainConfig())
+    return f"; a key is written {key}=VALUE" if key in config_keys else hint(flag_name, config_keys)
+
+
+def _meant(word: str) -> str:
+    """Returns how to write a word that has no key."""
+    from grpo.config.directory import config_directory
+
+    if word.count("[") + word.count("{") != word.count("]") + word.count("}"):
+        return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"
+    if ".py:" in word:
+        return f"a reward is written 'task.reward.parts=[{{name: \"{word}\"}}]'"
+    # A word of any length and with any character is a path to os.path.
+    if os.path.isdir(word) or (re.fullmatch(r"[\w.-]+/[\w.-]+", word) and not os.path.exists(word)):
+        return f"a model is written model.path={word}"
+    if Path(word).suffix in (".json", ".toml", ".yml"):
+        return "a configuration file of your own is YAML, and its name ends in .yaml"
+    files = sorted(config_directory().glob("*/*.yaml"))
+    choices = [f"{file.parent.name}={word}" for file in files if file.stem == word and file.parent.name != "sweep"]
+    return f"write {' or '.join(choices)}" if choices else "a key is written KEY=VALUE"
+
+
 def read_words(words: Sequence[str]) -> Request:
     """Separates flags from overrides. A word that ends in .yaml is the user's configuration file to begin with.
 
@@ -50,9 +82,7 @@ def read_words(words: Sequence[str]) -> Request:
             flags[name] = value if equals else next(remaining_words, "")
             require(bool(flags[name]), f"{name} needs a value: there are {FLAGS}")
         elif word.startswith("-"):
-            flag_name = name.lstrip("-").replace("-", "_")
-            as_key = f"; a key is written {ALIASES.get(flag_name, flag_name)}=VALUE" if len(flag_name) > 1 else ""
-            raise UserError(f"unknown flag {name}: there are {FLAGS}{as_key}")
+            raise UserError(f"unknown flag {name}: there are {FLAGS}{_as_key(name.lstrip('-').replace('-', '_'))}")
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")
             require(word.endswith(".yaml"), f"Hydra reads {word} as {Path(word).stem}.yaml: give it that name")
@@ -61,7 +91,8 @@ def read_words(words: Sequence[str]) -> Request:
             flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
         else:
             has_key = bool(equals and name.lstrip("+~")) or word.startswith("~")
-            require(has_key, f"cannot read {word!r}: a key is written KEY=VALUE")
+            if not has_key:
+                raise UserError(f"cannot read {word!r}: {_meant(word)}")
             # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
             at_home = value.startswith("~/")
             overrides.append(f'{name}="{Path(value).expanduser()}"' if at_home else word)

@@ -25,6 +25,8 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
         for name in reversed(key.split(".")):
             nested = f"{{{name}: {nested}}}"
         return f": a file nests keys, so write {nested[1:-1]}"
+    if key.replace("/", ".") in config_keys:
+        return f"; did you mean {key.replace('/', '.')}?"
     for name in (name for name in _endings(key.lower()) if "." in name):
         ours = [known for known in config_keys if known == name or known.endswith(f".{name}")]
         if len(ours) == 1:

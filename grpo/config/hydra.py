@@ -13,18 +13,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir, main
+from hydra import compose, initialize, initialize_config_dir, main
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from grpo.config import plain_yaml
 from grpo.config.complaints import ONE_CHOICE, one_line, paths
 from grpo.config.credentials import refuse_credentials
+from grpo.config.directory import config_directory
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.hints import hint
@@ -34,15 +34,8 @@ from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
 from grpo.config.task import DataConfig, TaskConfig
 
-PACKAGE = Path(__file__).resolve().parent.parent
 _UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
-
-
-def config_directory() -> Path:
-    """Returns the folder of YAML groups: inside the package when installed, beside it in a checkout."""
-    installed = PACKAGE / "configs"
-    return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
 @cache
@@ -102,8 +95,10 @@ def composed(words: list[str]) -> DictConfig:
     try:
         with plain_yaml.bounded(), _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
             config = compose(request.name, overrides, return_hydra_config=True)
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{request.name}.yaml cannot be read: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{_not_utf8(request.directory or first)} is not UTF-8 text: save it as UTF-8") from error
+    except RecursionError:
+        raise UserError("a configuration file names itself in its list of defaults: leave it out there") from None
     # A TypeError is Hydra's, about a group that is given a list.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         raise UserError(one_line(error)) from error
@@ -114,6 +109,16 @@ def composed(words: list[str]) -> DictConfig:
     return config
 
 
+def _not_utf8(folder: Path) -> str:
+    """Returns the name of the first configuration file that is not UTF-8, which Hydra's error does not name."""
+    for file in sorted(folder.rglob("*.yaml")):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return str(file.relative_to(folder))
+    return "a configuration file"
+
+
 def _check_own(file: Path) -> None:
     """Raises UserError for a user's configuration file that does not build on, or is overridden by, train.yaml.
 
@@ -122,10 +127,7 @@ def _check_own(file: Path) -> None:
     """
     if not file.is_file():
         return
-    try:
-        content = OmegaConf.to_container(plain_yaml.load(file))
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file.name} cannot be read: {' '.join(str(error).split())}") from error
+    content = OmegaConf.to_container(plain_yaml.load(file))
     if isinstance(content, dict) and "hydra" in content:
         raise UserError(f"{file.name}: the block hydra: {_UNREAD}; --config-dir DIR adds a folder of groups")
     defaults = content.get("defaults") if isinstance(content, dict) else None
@@ -194,11 +196,16 @@ def _refuse_removed(overrides: list[str]) -> None:
 
 
 def _refuse_several_choices(overrides: list[str]) -> None:
-    """Raises UserError for `group=[a,b]`, whose choices Hydra would merge, and for a number in a choice's place."""
+    """Raises UserError for `group=[a,b]`, whose choices Hydra would merge, and for a number in a choice's place.
+
+    Only a group that is a section too, unlike experiment, takes keys and values.
+    """
+    config_keys = paths(TrainConfig())
     for word in overrides:
         group, _, choice = word.lstrip("+").partition("=")
         is_group = bool(group) and "." not in group and (config_directory() / group).is_dir()
-        require(not (is_group and re.match(r"\[|-?\d+$|(null|true|false)$", choice)), f"{word}: {ONE_CHOICE}")
+        wrong = re.match(r"\[|-?\d+$|(null|true|false)$" + ("" if group in config_keys else r"|\{"), choice)
+        require(not (is_group and wrong), f"{word}: {ONE_CHOICE}")
 
 
 def _refuse_added(config: DictConfig) -> None:
@@ -262,7 +269,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         words, file_config = OmegaConf.from_dotlist(reworded(overrides, SweepConfig)), plain_yaml.load(path)
         require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+    except OmegaConfBaseException as error:
         raise UserError(f"{path.name}: {one_line(error)}") from error
 
 
@@ -275,7 +282,7 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
     job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
     ConfigStore.instance().store(name="grpo_cell", node=job)
     outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=none"]
-    passed_words = [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
+    passed_words = _for_launchers(words)
     cells = ",".join(map(str, indices))
     arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=none", *passed_words]
     before = sys.argv
@@ -284,6 +291,20 @@ def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Pa
         main(version_base="1.3", config_path=None, config_name="grpo_cell")(run)()
     finally:
         sys.argv = before
+
+
+def check_launcher(words: list[str]) -> None:
+    """Raises UserError for words that choose no launcher of Hydra's, or set what it does not have."""
+    ConfigStore.instance().store(name="grpo_cell", node={"folder": "", "cell": 0, "launcher": 0})
+    try:
+        with initialize(version_base="1.3", config_path=None):
+            compose("grpo_cell", _for_launchers(words), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(one_line(error)) from error
+
+
+def _for_launchers(words: list[str]) -> list[str]:
+    return [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
 
 
 def to_config(composed: DictConfig) -> TrainConfig:

@@ -10,6 +10,8 @@ from typing import IO, Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from grpo.config.errors import UserError, require
 from grpo.config.rewording import with_whole_numbers
@@ -24,16 +26,19 @@ _load = OmegaConf.load
 
 def load(file: Path | IO[str]) -> Any:
     """Reads a file as `OmegaConf.load` does, and whole numbers that are written as 1e6 too. Raises UserError for one
-    that stands for more than `MOST` values, that contains itself, or that is nested too deep."""
+    that is no YAML, that stands for more than `MOST` values, that contains itself, or that is nested too deep."""
     name = Path(file.name).name
-    text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read()
     try:
+        text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read()
         # Without aliases a file stands for no more values than it has.
         few = "*" not in text or _count(yaml.compose(text, yaml.SafeLoader), {}) <= MOST
         require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
         return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
     except RecursionError:
         raise UserError(f"{name} cannot be read: it is nested too deep") from None
+    # A ValueError is one of text that is not UTF-8, or of a number of thousands of digits.
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise UserError(f"{name} cannot be read: {_without_marks(str(error))}") from error
 
 
 @contextmanager
@@ -44,6 +49,11 @@ def bounded() -> Iterator[None]:
         yield
     finally:
         OmegaConf.load = _load
+
+
+def _without_marks(text: str) -> str:
+    """Returns an error's text in one line, without the name that YAML has for the file and OmegaConf's details."""
+    return " ".join(text.split("\n    full_key:")[0].replace('in "<file>", ', "in ").split())
 
 
 def _count(node: yaml.Node | None, counts: dict[int, int]) -> int:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from grpo.config.complaints import one_line
@@ -86,6 +86,7 @@ def _parsed(overrides: list[str]) -> list[Override]:
         raise UserError(one_line(error)) from error
     for override in parsed:
         value = override.value()
+        require(not isinstance(value, Glob), f"{override.input_line}: name the values or choices, as in a,b")
         empty = isinstance(value, RangeSweep) and (not value.step or not [*value.range()])
         require(
             not empty,

@@ -35,14 +35,22 @@ def in_words(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
 
 
-def require_writable(folder: Path, key: str = "output_dir=") -> None:
-    """Raises `UserError` when a folder, which `key` names, cannot be made or written. Makes a folder where it would be,
-    and removes it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
+def require_folder(folder: Path, key: str = "output_dir=") -> Path:
+    """Returns the nearest folder above or at `folder`, which `key` names. Raises `UserError` where a file is in its
+    place, and changes nothing."""
     existing = folder.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
     problem = f"{key}{folder} cannot be written to, since {existing} is"
     require(existing.is_dir(), f"{problem} no folder: choose another")
+    return existing
+
+
+def require_writable(folder: Path, key: str = "output_dir=") -> None:
+    """Raises `UserError` when a folder, which `key` names, cannot be made or written. Makes a folder where it would be,
+    and removes it: for the superuser permissions say nothing, and /proc takes no new folder from anyone."""
+    existing = require_folder(folder, key)
+    problem = f"{key}{folder} cannot be written to, since {existing} is"
     writable = os.access(existing, os.W_OK | os.X_OK) and not os.statvfs(existing).f_flag & os.ST_RDONLY
     require(writable, f"{problem} read-only here: choose another")
     try:

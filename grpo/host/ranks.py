@@ -44,6 +44,11 @@ def check_environment(config: TrainConfig) -> None:
         "torchrun, or unset RANK",
     )
     require(
+        rank() < world_size(),
+        f"the environment variable RANK is {rank()} and WORLD_SIZE {world_size()}, and ranks are numbered from 0 to "
+        "WORLD_SIZE − 1: start them by `grpo launch` or torchrun, or unset both",
+    )
+    require(
         world_size() == 1 or not only_here(config.output_dir),
         f"each of the {world_size()} ranks would write into a folder of its own, since output_dir is named by the "
         f"start of its process: name output_dir, set {START_VARIABLE} alike for all ranks, or start them by `grpo "

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError
-from grpo.host.disk import remove, room
+from grpo.host.disk import FULL, remove, room
 from grpo.interfaces import Collective
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.weights import gathered, weight_buckets
@@ -86,9 +86,8 @@ def _fill(folder: Folder, write: Callable[[Path], object], collective: Collectiv
         try:
             folder.fill(write)
         except (OSError, SafetensorError) as error:
-            failure = str(error)
+            may_be_full = not isinstance(error, OSError) or error.errno in FULL
+            space = f"; {room(folder.path.parent)}: free some space, or" if may_be_full else ":"
+            failure = f"({error}){space} give another folder"
     if failure := collective.gather(failure)[0]:
-        raise UserError(
-            f"the model could not be written to {folder.path} ({failure}); {room(folder.path.parent)}: free some "
-            "space, or give another folder"
-        )
+        raise UserError(f"the model could not be written to {folder.path} {failure}")

@@ -42,11 +42,20 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
         column is not None or scale == 1.0, "scale= says which number in column=NAME means a right answer: give both"
     )
     require(column != "", "column= names no column: write column=NAME, or leave it out")
-    if (path / METRICS_FILE).exists() or path.name == METRICS_FILE:
+    file = path if path.name == METRICS_FILE else path / METRICS_FILE
+    if file.is_file() and _of_another_program(file):
+        return read_foreign(file, column, scale)
+    if file.exists():
         require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
         return _read_ours(path if path.is_dir() else path.parent)
     refuse_several(path)
     return read_foreign(path, column, scale)
+
+
+def _of_another_program(file: Path) -> bool:
+    """Tells whether no row of a metrics.jsonl has counts of completions, and no configuration lies beside it."""
+    rows = [] if (file.parent / CONFIG_FILE).exists() else read_metrics(file)
+    return bool(rows) and not any(COUNTS in row for row in rows)
 
 
 def run_config(folder: Path) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.alive import working
-from grpo.host.disk import require_writable
+from grpo.host.disk import require_folder, require_writable
 from grpo.host.ports import require_held
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
@@ -52,6 +52,7 @@ def check(command: str, config: TrainConfig) -> None:
         if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):
             models.require_hub_cache()
         servers = config.rollout.servers
+        require_folder(Path(config.output_dir))
         if not config.dry_run:
             ranks.refuse_missing_driver(config)
             require_writable(Path(config.output_dir))

@@ -15,6 +15,8 @@ from grpo.config.sweep_words import grid, plain
 from grpo.config.unread import unread
 from grpo.config.validate import validate
 
+MOST = 10_000
+"""A sweep has at most this many runs, each with a folder and a line of its own."""
 BUDGETS = ("steps", "samples", "tokens", "seconds")
 
 
@@ -50,6 +52,8 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
         for name, overrides in sweep.variants.items()
         for values in grid([*words])
     }
+    runs = len(variants) * sweep.seeds
+    require(runs <= MOST, f"this sweep has {runs:,} runs, and {MOST:,} are the most: lower seeds, or give fewer values")
     configs = _composed(variants)
     spending = _budget(sweep, next(iter(configs.values())))
     if sweep.budget == "steps" and sweep.amount:

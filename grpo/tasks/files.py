@@ -24,6 +24,8 @@ PACKED_BEGINNINGS = {b"\x1f\x8b": (PACKED, "gzip"), b"PAR1": (".parquet", "Parqu
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
 
+_SAVE_AGAIN = "write it again by save_to_disk, or give a file"
+
 
 def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     """Reads the rows of a JSON Lines, JSON, CSV, TSV or Parquet file, of a folder of such files in alphabetical order,
@@ -57,9 +59,11 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
         raise UserError(f"cannot read {path}, whose rows do not fit into memory: give a smaller file.") from error
     except (ValueError, csv.Error, OSError, EOFError) as error:
         raise UserError(f"cannot read {path}: {first_line(error)}; correct the file.") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    listed = rows if isinstance(rows, list) else [None]
+    if wrong := [number for number, row in enumerate(listed, start=1) if not isinstance(row, dict)]:
+        which = f"; row {wrong[0]} is none" if wrong[0] > 1 else ""
         raise UserError(
-            f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line."
+            f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line{which}."
         )
     return rows
 
@@ -98,6 +102,7 @@ def _ending(path: Path) -> str:
 def _of_folder(folder: Path, key: str) -> list[dict[str, Any]]:
     if (folder / SAVED_SPLITS).exists():
         splits = sorted(place.name for place in folder.iterdir() if (place / SAVED).exists())
+        require(bool(splits), f"{key}: {folder} is a data set of splits, of which none is there: {_SAVE_AGAIN}")
         raise UserError(f"{key}: {folder} holds the splits {', '.join(splits)}: name one of them, {folder}/{splits[0]}")
     if (folder / SAVED).exists():
         import datasets
@@ -105,7 +110,8 @@ def _of_folder(folder: Path, key: str) -> list[dict[str, Any]]:
         try:
             return datasets.load_from_disk(str(folder)).to_list()
         except Exception as error:  # the package raises many kinds, all of which mean that the set cannot be loaded
-            raise UserError(f"cannot read {folder}: {' '.join(str(error).split())}") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UserError(f"{key}: {folder} is a damaged data set ({reason}): {_SAVE_AGAIN}") from error
     # A name that begins with a dot is hidden, such as the ._x.csv that a Mac puts beside x.csv.
     shown = sorted(place for place in folder.iterdir() if not place.name.startswith("."))
     files = [file for file in shown if file.is_file() and _ending(file) in READERS]

@@ -354,4 +354,6 @@ def _imported(path: str) -> Function:
         with _deadline():
             return imported(path)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-        raise UserError(f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {error}.") from error
+        raise UserError(
+            f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {first_line(error)}."
+        ) from error

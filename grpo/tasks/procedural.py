@@ -6,6 +6,7 @@ import difflib
 import functools
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
@@ -69,6 +70,8 @@ def _dataset(name: str, options: dict[str, Any]) -> Any:
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(close)}?" if close else "reasoning_gym's gallery lists them."
+        if Path(name).suffix or Path(name).exists():
+            hint = "task=file reads a file or a folder of files."
         raise UserError(f"task.data.path: reasoning_gym has no generator {name!r}; {hint}")
     try:
         return reasoning_gym.create_dataset(name, **options)

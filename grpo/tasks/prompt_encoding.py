@@ -28,7 +28,7 @@ BATCH = 4096
 # A template that escapes, strips or interprets the question would change this text.
 _TELLTALE = """ q<&>"'\\ {{1}} {%2%}\n """.strip()
 
-_MARK = "SYSTEM-TEXT-GOES-HERE"
+_MARK = "A-MESSAGE-GOES-HERE"
 
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*|\d+)\}")
 
@@ -70,6 +70,8 @@ class PromptEncoder:
                 "begins: set add_eos_token to false in its tokenizer_config.json, or correct tokenizer.json."
             )
         self._default_system = self._written_system() if config.chat and config.system == "" else ""
+        if config.chat:
+            self._require_question()
 
     def __call__(self, problem: Problem) -> tuple[int, ...]:
         """Returns the prompt's token ids, up to where the completion begins."""
@@ -209,6 +211,19 @@ class PromptEncoder:
                 f"the chat template of {self._tokenizer.name_or_path} is broken{line} ({type(error).__name__}: "
                 f"{first_line(error)}): correct chat_template.jinja there, or chat_template in tokenizer_config.json"
             ) from error
+
+    def _require_question(self) -> None:
+        """Raises `UserError` for a template that leaves out what the user asks: all prompts would be the same."""
+        system = [_message("system", self._config.system)] if self._config.system else []
+        try:
+            prompt = self._render([*system, _message("user", _MARK)])
+        except UserError:
+            return  # it refuses this conversation, but may take those of the data
+        if _MARK not in prompt:
+            raise UserError(
+                f"the chat template of {self._tokenizer.name_or_path} leaves out the user's message: correct "
+                "chat_template.jinja there, or chat_template in tokenizer_config.json"
+            )
 
     def _written_system(self) -> str:
         """Returns the system text that the template writes when none is given. It is "" for most templates.

@@ -88,7 +88,8 @@ class WandbTracker:
                 dir=str(identity.parent),
                 settings=settings,
             )
-        except wandb.Error as error:
+        # A ValueError is one of a variable such as WANDB_MODE, whose value wandb does not know.
+        except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"wandb did not start ({reason}): correct that, or set tracking.wandb=offline") from error
         self._table = wandb.Table

@@ -22,6 +22,7 @@ from grpo.config import ModelConfig, TrainConfig
         (["x", "y", "dtype=float32", "adapter=true"], "as it was trained: leave out dtype="),
         (["x", "y", "public=true"], "public= says who may see what upload=USER/NAME sends: give both"),
         (["x", "y", "upload=name"], "upload=name must be a user or an organization and a name"),
+        (["x", "y", "upload="], "upload= must be a user or an organization and a name, like upload=me/my-model"),
         (["x", "y", "upload=me/a b"], "upload=me/a b: that is no valid name"),
         (["x", "y"], "x is no checkpoint, and has none in checkpoints/"),
         (["checkpoint", "file"], "file is not an empty folder: give a new one"),

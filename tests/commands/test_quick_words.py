@@ -23,6 +23,10 @@ sys.exit(code if not heavy else f"imported {heavy}")
         ("samples {} limit=abc", "limit='abc' is not valid: it must be a whole number of at least 0"),
         ("samples {}/nowhere", "{}/nowhere has no samples.jsonl: give the folder of a run"),
         ("export {} {}/x dtype=int4", "dtype='int4' is not valid: it must be bfloat16, float16 or float32"),
+        (
+            "sweep sweep=seeds hydra/launcher=slurm output_dir={}/s",
+            "there is no hydra/launcher=slurm: choose one of basic,",
+        ),
         ("export {}/nowhere {}/x", "{}/nowhere is no checkpoint, and has none in checkpoints/"),
         ("export {}/step /proc/x", "/proc/x cannot be written to, since /proc is"),
         ("report {} {}/step output=/proc/x", "output=/proc/x cannot be written to, since /proc is"),
@@ -31,6 +35,12 @@ sys.exit(code if not heavy else f"imported {heavy}")
         ("dynamics forecast {}/nowhere", "there is no file or folder {}/nowhere"),
         ("dynamics diagnose {} depth=1", "unknown key 'depth'; choose one of: column, scale"),
         ("dynamics plan {} largest=0", "largest='0' is not valid: it must be a whole number above 0"),
+        (
+            "dynamics plan {} mean_exponent=50",
+            "mean_exponent='50' is not valid: it must be a number between -10 and 10",
+        ),
+        ("dynamics plan {} exponent=nan", "exponent='nan' is not valid: it must be a number between -10 and 10"),
+        ("dynamics plan {} ddof=2", "ddof='2' is not valid: it must be 0 (population σ) or 1 (sample σ)"),
         ("dynamics plan {} machine={}/prove.json", "{}/prove.json is no file that `grpo prove` has written"),
         ("dynamics whatif {} group_sise=4", "unknown key group_sise; did you mean dynamics.group_size?; whatif takes "),
         ("dynamics whatif {} steps=1 tokens=2", "give one budget, not steps=1 and tokens=2"),

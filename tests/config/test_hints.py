@@ -55,6 +55,14 @@ repetition_penalty rollout.sampling.extra
 use_vllm rollout.engine
 vllm_mode rollout.engine
 vllm_enable_sleep_mode learner.offload_states
+vllm_enable_sleep learner.offload_states
+colocate_all_models rollout.engine
+hardware.nodes hardware.learner_nodes
+output output_dir
+reward_model.overlong_buffer.len task.reward.overlong_buffer
+reward_model.enable task.reward.parts
+task.reward.weights task.reward.parts
+actor_rollout_ref.rollout.mode pipeline
 vllm_server_base_url rollout.servers.urls
 vllm_server_host rollout.servers.host
 vllm_server_port rollout.servers.port

@@ -55,6 +55,14 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(policy, tmp_path):
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["model", "model/earlier"]
 
 
+def test_a_place_that_takes_no_folder_is_not_told_of_space(policy, tmp_path):
+    def in_the_way(folder):
+        raise OSError(errno.EEXIST, "File exists")
+
+    with pytest.raises(UserError, match=r"could not be written to .*model \(.*File exists\): give another folder$"):
+        export(policy, "float32", folder_at(tmp_path / "model", in_the_way), SingleRank())
+
+
 def test_a_kill_in_the_middle_leaves_no_folder_that_looks_whole(policy, tmp_path):
     target = tmp_path / "model"
     child = os.fork()

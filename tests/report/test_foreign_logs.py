@@ -27,6 +27,12 @@ def write_lines(path, rows):
     return path
 
 
+def test_another_programs_metrics_file_is_no_run_of_grpo(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [{"step": step, "reward": rate} for step, rate in enumerate(RISING)])
+    for path in (tmp_path, tmp_path / "metrics.jsonl"):
+        np.testing.assert_allclose(read_log(path, "reward").history.values, RISING)
+
+
 def test_event_files_are_read_as_one_run(tmp_path):
     summary = pytest.importorskip("torch.utils.tensorboard")
     first = summary.SummaryWriter(str(tmp_path / "runs" / "a"))

@@ -128,6 +128,10 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
     ("words", "message"),
     [
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
+        (
+            ["dry_run=true", "output_dir=/dev/null"],
+            "output_dir=/dev/null cannot be written to, since /dev/null is no folder",
+        ),
         (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
         ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… is too large: give at most 18 digits"),
@@ -161,6 +165,11 @@ def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
+        ({"WORLD_SIZE": "0"}, "the environment variable RANK is 0 and WORLD_SIZE 0, and ranks are numbered from 0 to"),
+        (
+            {"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "the environment variable RANK is 3 and WORLD_SIZE 2, and ranks are numbered from 0 to WORLD_SIZE − 1",
+        ),
         ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
         (
             {"RANK": "0", "WORLD_SIZE": "2"},

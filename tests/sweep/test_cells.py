@@ -67,6 +67,8 @@ def test_all_spend_alike():
             ["learner.learning_rat=1"],
             "the variant grpo: unknown config key learner.learning_rat; did",
         ),
+        ({"variants": TWO, "seeds": 10**6}, [], "this sweep has 2,000,000 runs, and 10,000 are the most: lower seeds"),
+        ({"variants": TWO}, ["learner.learning_rate=glob(*)"], r"learning_rate=glob\(\*\): name the values or choices"),
         ({"variants": {"a": ["num_steps=0"]}}, [], "the variant a: num_steps=0 must be above 0"),
     ],
 )

@@ -142,3 +142,31 @@ def test_rows_that_do_not_fit_into_memory_are_one_line(tmp_path):
     assert done.stdout == (
         f"cannot read {tmp_path}/bomb.parquet, whose rows do not fit into memory: give a smaller file.\n"
     )
+
+
+def test_the_row_that_is_none_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"problem": "1 + 1 =", "answer": 2}\n[1, 2]\n')
+    with pytest.raises(UserError, match="or in .jsonl one in each line; row 2 is none.$"):
+        read_rows(tmp_path / "a.jsonl", "task.data.path")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "state.json",
+            r"task.data.path: .*/saved is a damaged data set \(KeyError: '_data_files'\): write it again by",
+        ),
+        (
+            "dataset_dict.json",
+            "task.data.path: .*/saved is a data set of splits, of which none is there: write it again",
+        ),
+    ],
+)
+def test_a_saved_data_set_that_lacks_its_rows_is_one_line(file, message, tmp_path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "dataset_info.json").write_text("{}")
+    (saved / file).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        read_rows(saved, "task.data.path")

@@ -214,6 +214,12 @@ def test_a_part_named_twice_is_refused():
         validate(compose_config([parts]))
 
 
+def test_a_module_whose_error_has_several_lines_is_one_line(tmp_path):
+    (tmp_path / "long.py").write_text("raise OSError('no such model\\nCheck your internet connection')\n")
+    with pytest.raises(UserError, match="cannot import '.*long.py:f': OSError: no such model\\.$"):
+        own_rewards.own_reward(f"{tmp_path}/long.py:f", "answer")
+
+
 def test_a_module_that_blocks_while_it_is_imported_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(own_rewards, "START_SECONDS", 0.2)
     (tmp_path / "blocking.py").write_text("import time\ntime.sleep(600)\n")

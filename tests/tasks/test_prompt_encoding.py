@@ -116,6 +116,11 @@ def test_without_chat_the_template_is_the_prompt(tokenizer):
             {},
             "the chat template of models/mine is broken in line 8 .TemplateSyntaxError: .*: correct chat_template",
         ),
+        (
+            "{{ 'What?' }}",
+            {},
+            "the chat template of models/mine leaves out the user's message: correct chat_template.jin",
+        ),
         (CHATML + "{{ messages.first.role.x }}", {}, r"models/mine is broken .UndefinedError: .*: correct chat_templ"),
     ],
 )

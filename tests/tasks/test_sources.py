@@ -213,6 +213,7 @@ def test_a_scorer_that_depends_on_options_sees_them_and_junk_scores_zero():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"path": "sums.jsonl"}, "no generator 'sums.jsonl'; task=file reads a file or a folder of files"),
         ({"path": "chain_sums"}, "no generator 'chain_sums'; did you mean chain_sum"),
         ({"options": {"colour": 1}}, "unexpected keyword argument 'colour'"),
         ({"options": {"min_terms": 9, "max_terms": 2}}, "task.data.options of generator 'chain_sum'"),

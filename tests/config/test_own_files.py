@@ -1,0 +1,68 @@
+"""A configuration file of one's own with a mistake gives one line, which names the file and the mend."""
+
+import pytest
+
+from grpo.config import UserError
+from grpo.config.hydra import compose_config
+
+BEGINNING = "defaults: [train, _self_]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tracking:\n  tags: !!set {a, b}\n", "own.yaml cannot be read: Value 'set' is not a supported primitive type"),
+        ("null: 3\n", "own.yaml cannot be read: Incompatible key type 'NoneType'"),
+        ("seed: " + "9" * 6000, "own.yaml cannot be read: Exceeds the limit (4300 digits)"),
+        (
+            "rollout: {engine_args: [--max-num-seqs 4]}\n",
+            "own.yaml: a list or text stands where keys and values, {KEY: VALUE} ",
+        ),
+        ("'': 3\n", "own.yaml: a key has no name: write KEY: VALUE"),
+        ("a:\tb: 3\n", "own.yaml cannot be read: while scanning for the next token found character '\\t' that cannot"),
+    ],
+)
+def test_a_file_that_yaml_or_omegaconf_cannot_read_is_one_line(text, message, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(BEGINNING + text)
+    with pytest.raises(UserError) as refusal:
+        compose_config([str(file)])
+    assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+def test_a_list_of_defaults_that_names_no_file_says_which(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("defaults: [train, base.yaml, _self_]\n")
+    with pytest.raises(UserError, match="^own.yaml: there is no base.yaml beside it$"):
+        compose_config([str(file)])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"# @package _global_\ndefaults:\n  - model: tiny\n",
+            "experiment/mine.yaml: in its list of defaults, write `override /model: tiny`",
+        ),
+        (
+            b"# @package _global_\ndefaults:\n  - override task: gsm8k\n",
+            "a recipe's list of defaults names a group after a slash: `override /task: …`",
+        ),
+        (
+            b"# @package _global_\ndefaults:\n  - /experiment: mine\n",
+            "a configuration file names itself in its list of defaults: leave it out there",
+        ),
+        (b"\xff\xfe\0", "experiment/mine.yaml is not UTF-8 text: save it as UTF-8"),
+        (
+            b"# @package _global_\ntask:\n  reward: math\n",
+            "task.reward takes keys and values, {KEY: VALUE}, not math; ",
+        ),
+    ],
+)
+def test_a_recipe_of_ones_own_with_a_mistake_is_one_line(content, message, tmp_path):
+    recipe = tmp_path / "experiment" / "mine.yaml"
+    recipe.parent.mkdir()
+    recipe.write_bytes(content)
+    with pytest.raises(UserError) as refusal:
+        compose_config(["--config-dir", str(tmp_path), "experiment=mine"])
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
