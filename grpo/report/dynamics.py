@@ -153,6 +153,9 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         f"last_step={last_step} lies more than {MOST_LENGTHS} times as far ahead as {path} is long, which no log can "
         f"foretell: give at most {most:.0f}",
     )
+    if last_step:
+        # What is told beside the forecast, as whether going on is worth it, is of the same steps.
+        log = replace(log, num_steps=last_step)
     return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
 
 
