@@ -94,7 +94,7 @@ def stable(rule: RefreshRule, momentum: float, stiffness: float, interval: int, 
     """Tells whether the damping ratio stays above the least allowed. An interval of 1 is always allowed.
 
     A round's samples are held for all its steps, so the ratio is that of `held_oscillator`. Damping is lost long before
-    stability (`grpo.dynamics.stability`).
+    stability.
     """
     return interval == 1 or held_oscillator(momentum, stiffness, interval, lag).damping_ratio >= rule.least_damping
 
