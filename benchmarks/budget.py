@@ -2,7 +2,7 @@
 
     python benchmarks/budget.py [ROUNDS]      (40 by default; a minute)
 
-Each round has 64 prompts whose pass rates are the stand-in for Big-Math (`grpo.dynamics.bernoulli.big_math_like`), and
+Each round has 64 prompts whose pass rates are the stand-in for Big-Math (`papers.bernoulli.big_math_like`), and
 as many completions with equal as with ragged groups. Gradient: the mean of σ^(2−α), which is the length of the expected
 gradient in units of Δs. Noise: the mean of σ^(2−2α)/n, the variance of each prompt's estimate. Both are printed for
 ragged groups, relative to equal ones.
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from grpo.dynamics.bernoulli import big_math_like
+from benchmarks.papers.bernoulli import big_math_like
 from grpo.dynamics.budget import further_tries
 
 PROMPTS, LARGEST = 64, 64

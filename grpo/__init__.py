@@ -17,7 +17,6 @@ evaluation          pass rates on held-out problems
 telemetry, report   metrics, trackers, progress; plots and tables
 run                 puts a training run together and runs it
 sweep, launch       several runs, and one run over several machines
-reproduce           figures and tables of the papers
 prove               measures whether what is installed is right and fast
 trainer             the same from Python: Trainer(words, dataset=…, reward=…).train()
 commands, cli       the command line

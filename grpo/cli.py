@@ -42,7 +42,6 @@ USAGE = """usage: grpo COMMAND [key=value ...]
   export        writes the model of a checkpoint, or its adapter, as a Hugging Face folder
                 grpo export runs/a models/a
   dynamics      fits, forecasts, diagnoses or replays a run, or plans one: grpo dynamics help
-  reproduce     reproduces numbers and figures of the papers: grpo reproduce help
   config        explains every key: grpo config clip
   completion    lets the Tab key complete words: eval "$(grpo completion bash)", or zsh, or fish
   doctor        checks this machine, and says what to do about each problem
@@ -62,7 +61,7 @@ MENDABLE = (
 # The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates", "check-reward")
 # These commands need a word. Without one they print their usage.
-WORDED = ("sweep", "report", "samples", "export", "dynamics", "reproduce")
+WORDED = ("sweep", "report", "samples", "export", "dynamics")
 COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "prove")
 
 

@@ -41,7 +41,6 @@ MAY_IMPORT = {
     },
     "sweep": {"config", "host", "evaluation", "telemetry"},
     "launch": {"config", "host"},
-    "reproduce": {"types", "config", "dynamics", "report"},
     # What puts the engines of a run together to measure them.
     "prove": {
         *("types", "interfaces", "config", "host", "algorithm", "models", "weight_sync", "rollout", "learner"),
@@ -50,7 +49,7 @@ MAY_IMPORT = {
     # The door.
     "commands": {
         *("types", "interfaces", "config", "host", "dynamics", "tasks", "models", "rollout", "evaluation", "report"),
-        *("telemetry", "run", "sweep", "launch", "reproduce", "prove"),
+        *("telemetry", "run", "sweep", "launch", "prove"),
     },
     "trainer": {"types", "config", "host", "telemetry", "run"},
     "cli": {"config", "host", "run"},
@@ -81,9 +80,8 @@ MAY_NAME = {
     "run": {"torch", "transformers", "safetensors"},
     "sweep": {"optuna", "rich"},
     "launch": {"torch"},
-    "reproduce": {"numpy", "rich"},
     "prove": {"torch", "transformers"},
-    "commands": {"torch", "numpy", "scipy", "rich"},
+    "commands": {"torch", "scipy", "rich"},
     "trainer": {"torch", "pandas"},
 }
 

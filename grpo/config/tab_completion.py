@@ -29,7 +29,7 @@ compdef _grpo grpo""",
 }
 """Each shell asks `grpo completion words LINE` for the words that may stand where the cursor is."""
 
-KEYLESS = ("report", "samples", "export", "dynamics", "reproduce", "completion", "doctor")
+KEYLESS = ("report", "samples", "export", "dynamics", "completion", "doctor")
 """These commands take files or words of their own instead of keys, so the shell completes file names."""
 
 

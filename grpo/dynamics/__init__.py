@@ -6,8 +6,8 @@ step, group_size, budget progress and cost of a step; the best G and number of p
 
 Where a reward curve goes:
 run_log, history         a run's log in one form; counts → curve with standard errors
-laws, identify           possible laws of the curve; which of them it follows
-oscillator, stability    the reduced-order model; how stale the sampler may be
+laws, identify, wander   possible laws of the curve; which of them it follows; curves that only wander
+oscillator               the reduced-order model of the curve
 trend, forecast          the curve's trend, and the forecast that follows it
 whatif, planning         the run under other settings; a run before it starts
 request                  what a person asks of these two
@@ -24,7 +24,4 @@ What is wrong with a run:
 diagnostics, findings    the diagnosis, its findings and thresholds
 evidence, windows        levels and changes of noisy series; means of correlated values
 progress, setbacks, swings, reward_parts, policy_signs, symptoms, no_reward, gross    the checks
-
-Simulations without a language model:
-bernoulli, bandit, ensemble
 """

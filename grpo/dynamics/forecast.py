@@ -6,7 +6,7 @@ measured curve. benchmarks/results/dynamics.md reports how often the intervals h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ class Forecast:
     value, low, high   [points] median and interval of the measured pass rate at these steps, measurement noise included
     gain               gain of the true pass rate from now to the last of `steps`, with the same coverage
     gains              [draws] gain of each drawn curve
+    measured           length of the measured curve, in optimizer steps
     """
 
     steps: Array
@@ -41,22 +42,29 @@ class Forecast:
     high: Array
     gain: Interval
     gains: Array
+    measured: float
 
     def chance(self, gain: float) -> float:
         """Returns the probability that the pass rate gains more than `gain` until the last step."""
         return float(np.mean(self.gains > gain))
 
+    @property
+    def guess_from(self) -> float | None:
+        """Returns the step from which the forecast reaches further ahead than the curve was measured, or None."""
+        step = float(self.steps[0]) + self.measured
+        return step if step < self.steps[-1] else None
+
 
 def forecast(history: History, last_step: float, coverage: float = 0.9, points: int = 50) -> Forecast:
     """Forecasts from the last measured step to `last_step`. The history needs at least two rounds.
 
-    The interval includes the noise with which the pass rate will be measured: the noise of a mean over a fifth of all
-    rounds until `last_step`, but over at least one round.
+    The interval at a step includes the noise with which the pass rate will be measured: the noise of a mean over a
+    fifth of all rounds until that step, but over at least one round.
     """
     trend = follow(history)
-    end = max(last_step, float(history.steps[-1]) + 1)
-    rounds = max(MEASURED_SHARE * (end - float(history.steps[0])) / trend.pace, 1.0)
-    return _reaching(_forecast(trend, float(history.steps[-1]), end, rounds, coverage, points), history)
+    steps = np.linspace(history.steps[-1], max(last_step, float(history.steps[-1]) + 1), points)
+    rounds = np.maximum(MEASURED_SHARE * (steps - history.steps[0]) / trend.pace, 1.0)
+    return _forecast(trend, history, steps, rounds, coverage)
 
 
 def forecast_held_out(
@@ -67,12 +75,31 @@ def forecast_held_out(
     The interval includes the noise of one evaluation. At least three evaluations are needed.
     """
     trend = follow(held_out, follow(training).span)
-    end = max(last_step, float(held_out.steps[-1]) + 1)
-    return _reaching(_forecast(trend, float(held_out.steps[-1]), end, 1.0, coverage, points), held_out)
+    steps = np.linspace(held_out.steps[-1], max(last_step, float(held_out.steps[-1]) + 1), points)
+    return _forecast(trend, held_out, steps, np.ones(points), coverage)
 
 
-def _reaching(ahead: Forecast, history: History) -> Forecast:
-    """Widens a forecast's interval, at all steps alike, until the newest values do not contradict it at the present.
+def _forecast(trend: Trend, history: History, steps: Array, rounds: Array, coverage: float) -> Forecast:
+    """Draws curves at `steps`, and adds the noise of means over `rounds` rounds.
+
+    The middle follows the trend alone. The ends know that most runs keep what they have learned: were falls weighed in
+    the middle too, it would lie above every curve that stands.
+    """
+    candidates, tail = trend.candidates(steps, NUM_DRAWS), (1 - coverage) / 2
+    noise = np.random.default_rng(1).standard_normal(len(candidates.rates)) * candidates.errors
+    measured_rates = np.clip(candidates.rates + noise[:, None] / np.sqrt(rounds), 0.0, 1.0)
+    middle = np.median(measured_rates, axis=0)
+    kept = candidates.kept(NUM_DRAWS)
+    low, high = np.quantile(np.take_along_axis(measured_rates, kept, axis=0), [tail, 1 - tail], axis=0)
+    low, high = _never_narrower(*_reaching(np.minimum(low, middle), np.maximum(high, middle), history))
+    gains = candidates.rates[:, -1] - candidates.rates[:, 0]
+    kept_gains = gains[kept[:, -1]]
+    gain = Interval(float(np.median(gains)), *map(float, np.quantile(kept_gains, [tail, 1 - tail])))
+    return Forecast(steps, middle, low, high, gain, kept_gains, float(np.ptp(history.steps)))
+
+
+def _reaching(low: Array, high: Array, history: History) -> tuple[Array, Array]:
+    """Widens an interval, at all steps alike, until the newest values do not contradict it at the present.
 
     A trend follows a jump in the last rounds, or evaluations, only when more of them have come.
     """
@@ -80,19 +107,20 @@ def _reaching(ahead: Forecast, history: History) -> Forecast:
     for number in NEWEST_ROUNDS:
         mean = float(history.values[-number:].mean())
         reach = 2 * float(np.linalg.norm(history.errors[-number:])) / min(number, len(history))
-        below, above = max(below, ahead.low[0] - mean - reach), max(above, mean - reach - ahead.high[0])
-    low, high = np.maximum(ahead.low - below, 0.0), np.minimum(ahead.high + above, 1.0)
-    return replace(ahead, low=low, high=high)
+        below, above = max(below, low[0] - mean - reach), max(above, mean - reach - high[0])
+    return np.maximum(low - below, 0.0), np.minimum(high + above, 1.0)
 
 
-def _forecast(trend: Trend, now: float, end: float, rounds: float, coverage: float, points: int) -> Forecast:
-    """Draws curves from `now` to `end`, and adds the noise of a mean over `rounds` rounds."""
-    steps = np.linspace(now, end, points)
-    curves, error = trend.draws(steps, NUM_DRAWS)
-    noise = np.random.default_rng(1).standard_normal(NUM_DRAWS) * error / np.sqrt(rounds)
-    tail = (1 - coverage) / 2
-    measured_rates = np.clip(curves + noise[:, None], 0.0, 1.0)
-    low, middle, high = np.quantile(measured_rates, [tail, 0.5, 1 - tail], axis=0)
-    gains = curves[:, -1] - curves[:, 0]
-    least, usual, most = np.quantile(gains, [tail, 0.5, 1 - tail])
-    return Forecast(steps, middle, low, high, Interval(float(usual), float(least), float(most)), gains)
+def _never_narrower(low: Array, high: Array) -> tuple[Array, Array]:
+    """Widens an interval where it is narrower than at an earlier step, at both ends alike and within 0 and 1.
+
+    A curve that rises towards 1 would seem better known the farther it lies ahead, although only the bound is known.
+
+    >>> _never_narrower(np.array([0.2, 0.5]), np.array([0.6, 0.7]))
+    (array([0.2, 0.4]), array([0.6, 0.8]))
+    """
+    lacking = np.maximum.accumulate(high - low) - (high - low)
+    low, high = low - lacking / 2, high + lacking / 2
+    # What leaves [0, 1] at one end is added at the other.
+    over, under = np.maximum(high - 1, 0.0), np.maximum(-low, 0.0)
+    return low - over + under, high - over + under

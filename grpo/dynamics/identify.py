@@ -5,9 +5,10 @@ so the sum of squares is a χ². To account for noise that is correlated from ro
 multiplied by the square root of `history.noise_factor`. Laws with different numbers k of parameters are compared by
 QAICc = χ² + 2k + 2k(k+1)/(n−k−1) with these errors (Burnham & Anderson, Model Selection, 2002).
 
-A curve counts as identified when a law that levels off beats the straight line, its plateau is known well enough to
-act on, and its residuals show no pattern. Until then the result says "not identified yet" and why. The laws do not
-forecast the curve: `forecast` does, by the curve's trend.
+A curve counts as identified when a law that levels off beats the straight line, also if line and law may wander
+(`wander`), its plateau is known well enough to act on, and its residuals show no pattern. Where the oscillator is the
+law, its stiffness must be known too. Until then the result says "not identified yet" and why. The laws do not forecast
+the curve: `forecast` does, by the curve's trend.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from grpo.dynamics.laws import (
     History,
     Law,
     gating_law,
+    largest_stiffness,
     oscillator_law,
 )
 from grpo.dynamics.oscillator import held_oscillator
+from grpo.dynamics.wander import NUM_PARAMETERS, deviances
 from grpo.types import Interval
 
 Array = NDArray[np.float64]
@@ -42,8 +45,12 @@ Array = NDArray[np.float64]
 LEAST_INFORMATION = 1e-4
 # A law that levels off must beat the straight line by this much AICc before the curve counts as bent.
 BEND_AICC = 4.0
+# And by this much, with wander for both, before it counts as more than wander (benchmarks/flat_curves.py).
+WANDER_AICC = 8.0
 # The plateau counts as known when half the width of its 95 % interval is at most this, in pass rate.
 PLATEAU_HALF_WIDTH = 0.15
+# The stiffness counts as known when the ends of its 95 % interval differ by at most this factor.
+STIFFNESS_FACTOR = 4.0
 # A law does not count as the curve's if the size or the correlation of its residuals is less likely than this.
 LEAST_PROBABILITY = 0.01
 # Intervals are computed from this many random draws of the parameters.
@@ -233,8 +240,8 @@ def identify(
     """Fits all laws to a history. Returns None if it has fewer than `FEWEST_POINTS` rounds."""
     if len(history) < FEWEST_POINTS:
         return None
-    errors = history.errors * np.sqrt(noise_factor(history.values))
-    history = replace(history, errors=errors)
+    sampling_errors = history.errors
+    history = replace(history, errors=sampling_errors * np.sqrt(noise_factor(history.values)))
     fits = sorted((fit_law(law, history) for law in laws(momentum, exponent, mean_exponent)), key=lambda fit: fit.aicc)
     best = levelling(fits)[0]
     flat = min(fit.aicc for fit in fits if fit.law.name not in LEVELLING)
@@ -242,14 +249,20 @@ def identify(
     plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
     model = next(fit for fit in fits if fit.law.name == "oscillator")
     interval, lag = float(history.intervals[-1]), float(history.lags[-1])
-    identified, reason = _verdict(best, flat, plateau, fits)
+    stiffness = model.interval(lambda free: float(model.law.read(free)[2]))
+    doubt = (
+        _doubt(best, flat, plateau, fits)
+        or _wanders(levelling(fits), sampling_errors)
+        or (_stiffness_doubt(stiffness, momentum) if best is model else "")
+    )
+    known = f"{best.law.name} law, plateau {plateau.value:.0%} [{plateau.low:.0%}, {plateau.high:.0%}]"
     return Identification(
         fits=tuple(fits),
-        identified=identified,
-        reason=reason,
+        identified=not doubt,
+        reason=doubt or known,
         plateau=plateau,
-        damping_ratio=model.interval(lambda free: damping_ratio(free, momentum, interval, lag)),
-        stiffness=model.interval(lambda free: float(np.exp(free[2]))),
+        damping_ratio=model.interval(lambda free: damping_ratio(model.law, free, momentum, interval, lag)),
+        stiffness=stiffness,
     )
 
 
@@ -277,22 +290,51 @@ def plateau_of(law: Law, free: Array) -> float:
     return float(law.read(free)[law.names.index(names.pop())])
 
 
-def damping_ratio(free: Array, momentum: float, interval: float, lag: float = 0.0) -> float:
+def damping_ratio(law: Law, free: Array, momentum: float, interval: float, lag: float = 0.0) -> float:
     """Computes the damping ratio ζ from the oscillator law's free parameters, at this interval τ and lag."""
-    stiffness, inertia = np.exp(np.clip(free[2:], -60, 60))
+    stiffness, inertia = law.read(free)[2:]
     model = held_oscillator(momentum, float(stiffness), interval, lag)
     mass = model.mass - (1 + momentum) / 2 + inertia
     return float(model.damping / (2 * np.sqrt(stiffness * mass)))
 
 
-def _verdict(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> tuple[bool, str]:
-    """Returns whether the curve is identified, and why. `flat` is the best AICc of the laws that do not level off."""
+def _doubt(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> str:
+    """Says why the curve is not identified, or returns "". `flat` is the best AICc of the laws without a plateau."""
     if best.aicc > flat - BEND_AICC:
         moved = "has not moved" if fits[0].law is CONSTANT else "runs straight, so where it levels off is open"
-        return False, f"not identified yet: the curve {moved}"
+        return f"not identified yet: the curve {moved}"
     if plateau.high - plateau.low > 2 * PLATEAU_HALF_WIDTH:
         ends = f"{plateau.low:.0%} and {plateau.high:.0%}"
-        return False, f"not identified yet: laws that fit as well level off anywhere between {ends}"
+        return f"not identified yet: laws that fit as well level off anywhere between {ends}"
     if min(best.misfit_p, best.pattern_p) < LEAST_PROBABILITY:
-        return False, f"not identified: the {best.law.name} law fits best, and misses the curve by more than noise"
-    return True, f"{best.law.name} law, plateau {plateau.value:.0%} [{plateau.low:.0%}, {plateau.high:.0%}]"
+        return f"not identified: the {best.law.name} law fits best, and misses the curve by more than noise"
+    return ""
+
+
+def _wanders(fits: Sequence[LawFit], errors: Array) -> str:
+    """Says that a curve that wanders about a level or a line explains the data as well as these fits, or returns ""."""
+    history = fits[0].history
+    curves = np.array([fit.predict(history.steps, history.intervals, history.lags) for fit in fits])
+    of_laws, of_lines = deviances(history.values, errors, curves)
+    law = min(map(_aicc, of_laws, (len(fit.free) for fit in fits), [len(history)] * len(fits)))
+    line = min(_aicc(deviance, number, len(history)) for deviance, number in zip(of_lines, (1, 2), strict=True))
+    if law < line - WANDER_AICC:
+        return ""
+    return "not identified yet: a curve that wanders as this one does explains it as well as a law"
+
+
+def _aicc(deviance: float, number: int, points: int) -> float:
+    """Returns the AICc of a curve of `number` parameters that wanders, or ∞ for too few points."""
+    k = number + NUM_PARAMETERS
+    return deviance + 2 * k + 2 * k * (k + 1) / (points - k - 1) if points > k + 1 else float("inf")
+
+
+def _stiffness_doubt(stiffness: Interval, momentum: float) -> str:
+    """Says that the oscillator's stiffness is not known well enough to act on, or returns "".
+
+    A stiffness near the largest that a law allows is as good as unknown.
+    """
+    if stiffness.high <= min(STIFFNESS_FACTOR * stiffness.low, largest_stiffness(momentum) / 2):
+        return ""
+    ends = f"{stiffness.low:.2g} and {stiffness.high:.2g}"
+    return f"not identified yet: the oscillator law fits best, and its stiffness lies anywhere between {ends}"

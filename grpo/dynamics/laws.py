@@ -105,17 +105,27 @@ def _inside(rate: float) -> float:
     return float(np.clip(rate, 0.01, 0.99))
 
 
+def largest_stiffness(momentum: float) -> float:
+    """Returns the stiffness above which training is unstable even without staleness, 2(1+μ)."""
+    return 2 * (1 + momentum)
+
+
 def oscillator_law(momentum: float) -> Law:
     """Returns the oscillator law at known momentum μ.
 
     The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κ·E[a²], and a
     the age of a round's samples (`held_oscillator`). With μ known, C = (1−μ) − κ·E[a]. The model says M₀ = (1+μ)/2. The
-    fit leaves M₀ free because the fitted damping ratio ζ depends on it.
+    fit leaves M₀ free because the fitted damping ratio ζ depends on it. κ stays below `largest_stiffness`; where κ is
+    small, its free parameter is its logarithm.
     """
+    most = largest_stiffness(momentum)
+
+    def bounded(free: Array) -> Array:
+        return 1 / (np.exp(np.clip(-free, -60, 60)) + 1 / most)
 
     def curve(free: Array, times: Array, intervals: Array, lags: Array) -> Array:
         start, end = _columns(expit(free[..., :2]))
-        stiffness, inertia = _columns(np.exp(np.clip(free[..., 2:], -60, 60)))
+        stiffness, inertia = bounded(free[..., 2, None]), np.exp(np.clip(free[..., 3, None], -60, 60))
         return end + (start - end) * _distance(times, intervals, lags, momentum, stiffness, inertia)
 
     def guesses(history: History) -> list[list[float]]:
@@ -129,7 +139,10 @@ def oscillator_law(momentum: float) -> Law:
                     points.append([logit(start), logit(plateau), np.log(stiffness), np.log(inertia)])
         return points
 
-    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, _two_rates)
+    def read(free: Array) -> Array:
+        return np.concatenate([expit(free[:2]), bounded(free[2:3]), np.exp(free[3:])])
+
+    return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
 
 
 def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stiffness: Array, inertia: Array) -> Array:

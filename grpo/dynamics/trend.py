@@ -14,8 +14,8 @@ errors. Forecasts average over a grid of settings, weighted by their posterior p
 and nothing is drawn that the measurements contradict. See Gardner & McKenzie (Management Science 31, 1985) for the
 damped trend, Harvey (Forecasting, Structural Time Series Models and the Kalman Filter, 1989) for the filter.
 
-A rise and a fall are not alike. Most runs keep what they have learned, so a curve that ends below its present level is
-drawn less often than one that ends above it (`fall_probability`).
+A rise and a fall are not alike. Most runs keep what they have learned, so a curve that is below its present level at a
+step is drawn for this step less often than one above it (`fall_probability`).
 """
 
 from __future__ import annotations
@@ -83,6 +83,29 @@ FARTHEST_AHEAD = 300
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates are curves that the trend draws and the last block does not contradict.
+
+    rates    [curves, steps] pass rates
+    likely   [curves, steps] probability, up to a factor, of the curve's fall until this step (`fall_probability`)
+    errors   [curves] standard error of one measured round under each curve
+    """
+
+    rates: Array
+    likely: Array
+    errors: Array
+
+    def kept(self, number: int) -> NDArray[np.int_]:
+        """Returns the indices [number, steps] of the curves that are drawn for each step, by their falls until it.
+
+        They are drawn evenly (systematic resampling), which adds no noise of its own.
+        """
+        places = (np.arange(number) + 0.5) / number
+        sums = np.cumsum(self.likely, axis=0).T
+        return np.array([np.searchsorted(of_step, places * of_step[-1]) for of_step in sums]).T
+
+
+@dataclass(frozen=True, slots=True)
 class Trend:
     """A trend holds where a curve stands, for each setting of the grid.
 
@@ -111,10 +134,16 @@ class Trend:
 
     def draws(self, steps: Array, number: int, seed: int = 0) -> tuple[Array, Array]:
         """Draws curves at `steps`, which ascend and do not lie before `now`. The last block contradicts none of them.
-        Beyond `FARTHEST_AHEAD` spans they stay where they are.
 
         Returns the pass rates [number, steps] and the standard error [number] of one measured round under each draw.
         """
+        candidates = self.candidates(steps, number, seed)
+        kept = candidates.kept(number)[:, -1]
+        return candidates.rates[kept], candidates.errors[kept]
+
+    def candidates(self, steps: Array, number: int, seed: int = 0) -> Candidates:
+        """Draws `CANDIDATES` times `number` curves at `steps`. Beyond `FARTHEST_AHEAD` spans they stay where they
+        are."""
         generator = np.random.default_rng(seed)
         size = CANDIDATES * number
         setting_indices = generator.choice(len(self.weights), size=size, p=self.weights)
@@ -123,7 +152,7 @@ class Trend:
         start, rise, slope = states.T
         damping, level_wander, slope_wander, _, noise = SETTINGS[:, setting_indices]
         level, loss = start, np.maximum(self.held[setting_indices] - start, 0.0)
-        now, rates = 0.0, []
+        now, rates, likely = 0.0, [], []
         for ahead in np.minimum((np.asarray(steps, float) - self.now) / self.span, FARTHEST_AHEAD):
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
             for _ in range(pieces):
@@ -135,11 +164,10 @@ class Trend:
             now = max(now, ahead)
             end = level + damping * (1 - np.exp(-now / damping)) * rise
             rates.append(expit(end))
-        likelihoods = fall_probability(loss + np.maximum(start - end, 0.0))
+            likely.append(fall_probability(loss + np.maximum(start - end, 0.0)))
         distance = np.abs(expit(start) - self.last) / (self.last_error * np.sqrt(noise))
-        likelihoods = np.where(distance <= max(CONTRADICTION, np.quantile(distance, NEAREST)), likelihoods, 0.0)
-        kept_draws = generator.choice(size, size=number, p=likelihoods / likelihoods.sum())
-        return np.array(rates).T[kept_draws], self.error * np.sqrt(noise[kept_draws])
+        near = distance <= max(CONTRADICTION, np.quantile(distance, NEAREST))
+        return Candidates(np.array(rates).T[near], np.array(likely).T[near], self.error * np.sqrt(noise[near]))
 
 
 def follow(history: History, span: float | None = None) -> Trend:

@@ -2,15 +2,22 @@
 
 The prediction assumes that the policy takes the same path at another speed. Adam divides by the root of the gradient's
 second moment. So where noise is most of the gradient, the speed of a step is proportional to its gradient's
-signal-to-noise ratio (`step.progress_of_step`), times √ESS.
+signal-to-noise ratio (`step.progress_of_step`), times √ESS. The share of signal in a gradient is measured
+(`step/signal`), and the speed grows less where a gradient is mostly signal.
+
+A step is as long whatever it knows, so noise has a price: curvature takes a share χ of what the step gains to first
+order. With r times the speed to first order, a step gains r − χ where it gained 1 − χ. Where that is negative, the
+policy goes back along its path. The product of a step with the next gradient (`step/gain`) is what the step still
+gains at its end, a share 1 − 2χ of what it gained at its beginning. So its sign bounds χ. A run that has not risen
+shows no path (`has_risen`).
 
 The path is measured in distance, which is the number of steps at the highest learning rate that would get as far. So a
 curve that flattens because the learning rate falls does not count as a plateau, and another schedule may lead further.
 
-Four unknowns are drawn from priors: the variance of the prompts' own parts of the gradient, the power with which speed
-follows the ratio, what a step loses by having few prompts, and the luck of a seed. The curve itself is the run's own,
-smoothed, and continued by its trend (`trend`). benchmarks/results/dynamics.md reports how often the intervals held on
-runs that were made afterwards.
+Five unknowns are drawn from priors: χ, the variance of the prompts' own parts of the gradient, the power with which
+speed follows the ratio, what a step loses by having few prompts, and the luck of a seed. The curve itself is the run's
+own, smoothed, and continued by its trend (`trend`). benchmarks/results/dynamics.md reports how often the intervals held
+on runs that were made afterwards.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
+from grpo.dynamics.history import noise_factor
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, silent_share
@@ -47,6 +55,15 @@ LEAST_POWER, GREATEST_POWER = 0.7, 1.2
 # A step with B prompts is slower than the ratio says by exp(−b/B), and b is drawn evenly from 0 to this. On the tiny
 # model b was 1 to 3 from 16 prompts to 8 and 4, and 0 from 16 to 32 (benchmarks/results/dynamics.md, "What if").
 GREATEST_LOSS = 4.0
+# The price of noise χ is drawn evenly between these, by what the products of a stage's steps surely are. It is below ½
+# where they are positive and above ½ where they are negative.
+GAINING, UNSURE, LOSING = (0.0, 0.5), (0.0, 0.7), (0.5, 0.9)
+# A mean of products is surely positive or negative beyond this many standard errors, of at least `FEWEST_PRODUCTS`.
+SURE, FEWEST_PRODUCTS = 2.0, 5
+# A gradient is at most this share of signal, and a measured share below `LEAST_SIGNAL` counts as that.
+MOST_SIGNAL, LEAST_SIGNAL = 0.9, 1e-3
+# A run has risen if its last quarter of rounds lies above the first by more than this many standard errors.
+RISEN = 3.0
 # Two runs that differ in their seed differ in speed by this standard deviation of its logarithm.
 SEED_SPREAD = 0.08
 # The smoothing bandwidth of the measured curve, as a share of its length.
@@ -67,6 +84,8 @@ class Stage:
     token_seconds      seconds of a round per prompt and completion token that it samples, without the refresh
     refresh_seconds    seconds of a refresh (weight sync)
     ess                effective share of samples under importance weights; 1 at τ = 1
+    heat               range of the share χ of a step's first-order gain that curvature takes
+    signal             share of signal in a step's gradient
     """
 
     step: float
@@ -77,6 +96,8 @@ class Stage:
     token_seconds: float
     refresh_seconds: float
     ess: float
+    heat: tuple[float, float] = UNSURE
+    signal: float = LEAST_SIGNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +160,32 @@ def stages_of(log: RunLog, setting: BatchSetting) -> tuple[Stage, ...]:
     return tuple(_stage(log, setting, part, ends) for part in np.array_split(rounds, min(STAGES, len(rounds))))
 
 
+def quarter_means(history: History) -> tuple[float, float]:
+    """Returns the mean pass rates of the first and of the last quarter of the rounds."""
+    number = max(len(history) // 4, 1)
+    return float(history.values[:number].mean()), float(history.values[-number:].mean())
+
+
+def has_risen(history: History) -> bool:
+    """Tells whether a curve surely ends above its beginning. Otherwise it is no path for other settings to follow."""
+    number = max(len(history) // 4, 1)
+    first, last = quarter_means(history)
+    variance = float(np.sum(history.errors[:number] ** 2) + np.sum(history.errors[-number:] ** 2)) / number**2
+    return last - first > RISEN * (variance * noise_factor(history.values)) ** 0.5
+
+
+def heat_of(products: Array) -> tuple[float, float]:
+    """Returns the range of χ by the products of a stage's steps with the next gradients.
+
+    >>> heat_of(np.array([0.1, 0.2] * 3)), heat_of(np.array([-0.1, -0.2] * 3)), heat_of(np.array([-0.1, 0.1] * 3))
+    ((0.0, 0.5), (0.5, 0.9), (0.0, 0.7))
+    """
+    if len(products) < FEWEST_PRODUCTS:
+        return UNSURE
+    mean, error = float(products.mean()), float(products.std(ddof=1)) / len(products) ** 0.5
+    return GAINING if mean > SURE * error else LOSING if mean < -SURE * error else UNSURE
+
+
 def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: Array) -> Stage:
     def middle(name: str, default: float, average: Callable[[Array], np.float64] = np.median) -> float:
         series = log[name]
@@ -156,6 +203,9 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
     groups = middle("groups/num_sampled", sum(counts.values()) / len(rounds), np.mean)
     tokens = groups * (prompt + own_setting.group_size * completion)
     refresh = middle("time/sync_seconds", 0.0)
+    gains, signals = (
+        log[f"step/{name}"].between(ends[rounds[0]], ends[rounds[-1]]).values for name in ("gain", "signal")
+    )
     return Stage(
         step=float(log.history.steps[rounds].mean()),
         setting=own_setting,
@@ -165,6 +215,8 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
         token_seconds=max(middle("time/round_seconds", 0.0) - refresh, 0.0) / tokens,
         refresh_seconds=refresh,
         ess=min(middle("policy/ess_fraction", 1.0), 1.0) if own_setting.refresh_interval > 1 else 1.0,
+        heat=heat_of(gains),
+        signal=float(np.clip(signals.mean(), LEAST_SIGNAL, MOST_SIGNAL)) if len(signals) else LEAST_SIGNAL,
     )
 
 
@@ -193,7 +245,7 @@ def predict(
     curves = drawn_curves(replace(log.history, steps=along(log.history.steps)), places)
     generator = np.random.default_rng([seed, 1])
     centers = along(np.array([stage.step for stage in stages]))
-    log_speeds = np.array([np.interp(places, centers, row) for row in _log_speeds(stages, setting, generator)])
+    speeds = np.array([np.interp(places, centers, row) for row in _speeds(stages, setting, generator)])
     costs = np.array([[step_tokens(setting, stage), silent_share(setting, stage.difficulty)] for stage in stages])
     seconds = [
         stage.refresh_seconds / setting.refresh_interval + stage.token_seconds * tokens
@@ -209,9 +261,9 @@ def predict(
     place = np.zeros(NUM_DRAWS)
     points = []
     for share in shares:
-        at = np.minimum(place / places[1], len(places) - 1.0)
+        at = np.clip(place / places[1], 0.0, len(places) - 1.0)
         points.append([_read(curves, at), *(_read(row[None], at) for row in by_place), 1.0 * (place > places[-1])])
-        place = place + gap * np.exp(_read(log_speeds, at)) * share
+        place = np.maximum(place + gap * _read(speeds, at) * share, 0.0)
     rates, tokens, silent, times, beyond = (np.array(column).T for column in zip(*points, strict=True))
     return Course(steps, rates, _summed(tokens, gap), _summed(times, gap), silent, beyond)
 
@@ -240,13 +292,15 @@ def _read(rows: Array, at: Array) -> Array:
     return rows[row_indices, below] + (at - below) * (rows[row_indices, below + 1] - rows[row_indices, below])
 
 
-def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.random.Generator) -> Array:
-    """Draws the logarithm of the speed under `setting` over the run's own speed, [draws, stages]."""
+def _speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.random.Generator) -> Array:
+    """Draws the speed under `setting` over the run's own speed, [draws, stages]. It is negative where noise costs more
+    than a step gains."""
     power = generator.uniform(LEAST_POWER, GREATEST_POWER, NUM_DRAWS)
     luck = SEED_SPREAD * generator.standard_normal(NUM_DRAWS)
     prompt_noise = _log_uniform(generator, LEAST_PROMPT_NOISE, GREATEST_PROMPT_NOISE)
     drift_at_two = _log_uniform(generator, LEAST_DRIFT, GREATEST_DRIFT)
     loss = generator.uniform(0, GREATEST_LOSS, NUM_DRAWS)
+    hot = generator.uniform(0, 1, NUM_DRAWS)
     columns = []
     for stage in stages:
         speed_here, speed_there = (
@@ -261,8 +315,13 @@ def _log_speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.ra
         ess_there = np.maximum(1 - shortfall_there, LEAST_ESS) if setting.refresh_interval > 1 else 1.0
         by_noise = np.log(ratio) + 0.5 * np.log(ess_there / max(stage.ess, LEAST_ESS))
         noise_gap = 1 / setting.prompts_per_step - 1 / stage.setting.prompts_per_step
-        columns.append(power * by_noise - loss * noise_gap)
-    return (np.array(columns) + luck).T
+        ratio = np.exp(power * by_noise - loss * noise_gap)
+        # Of a gradient a share s is signal, and speed goes as √s: s' = 1/(1 + (1/s − 1)/ratio²).
+        signal_there = 1 / (1 + (1 / stage.signal - 1) / ratio**2)
+        least, most = stage.heat
+        heat = least + hot * (most - least)
+        columns.append(((signal_there / stage.signal) ** 0.5 - heat) / (1 - heat))
+    return (np.array(columns) * np.exp(luck)).T
 
 
 def _log_uniform(generator: np.random.Generator, least: float, greatest: float) -> Array:

@@ -21,7 +21,6 @@ whatif, whatif_page       `grpo dynamics whatif`
 Other commands:
 solve_rates, solve_rates_page   `grpo solve-rates`
 trial         the table of `grpo check-reward`
-comparison    "printed | ours" of `grpo reproduce`
 
 What all pages share:
 page, links, style, glossary     HTML; links between pages; colours and sheets; explained words

@@ -23,7 +23,7 @@ from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.report import page
-from grpo.report.dynamics_panels import Dynamics, draw_damping, panels
+from grpo.report.dynamics_panels import Dynamics, panels
 from grpo.report.dynamics_tables import (
     LAW_CAPTION,
     LAW_COLUMNS,
@@ -49,8 +49,6 @@ NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
 MOST_LENGTHS = 1000
 # The width of the picture, and the height of each of its rows.
 SHEET_INCHES = (9.0, 3.1)
-# The words that only the panel on stability uses.
-STABILITY_WORDS = ("μ", "κ")
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
@@ -153,6 +151,9 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         f"last_step={last_step} lies more than {MOST_LENGTHS} times as far ahead as {path} is long, which no log can "
         f"foretell: give at most {most:.0f}",
     )
+    if last_step:
+        # What is told beside the forecast, as whether going on is worth it, is of the same steps.
+        log = replace(log, num_steps=last_step)
     return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
 
 
@@ -168,8 +169,7 @@ def advised(log: RunLog) -> list[Finding]:
 
 def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
     """Writes the picture and the page into `folder`, and prints their paths."""
-    panels_shown = panels(analysis)
-    drawings = [partial(panel, analysis=analysis) for panel in panels_shown]
+    drawings = [partial(panel, analysis=analysis) for panel in panels(analysis)]
     sheet(drawings, folder / DYNAMICS_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=True)
     lines, mood = verdict_lines(analysis.log)
     page.write_page(
@@ -198,7 +198,6 @@ def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, co
         laws=law_rows(analysis.identification),
         meanings=meanings(
             *("pass rate", "percentage point", "round", "group", "silent group", "law", "τ"),
-            *(STABILITY_WORDS if draw_damping in panels_shown else ()),
             *(*LAW_COLUMNS[2:], "entropy"),
         ),
     )

@@ -18,7 +18,6 @@ from grpo.dynamics.history import Counts
 from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.sigma import gradient_mass, silent_rate
-from grpo.dynamics.stability import PRINTED_BOUND, critical_gain, gain
 from grpo.report.style import (
     BLACK,
     BLUE,
@@ -38,14 +37,10 @@ from grpo.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The kind of staleness in training: all steps of a round use samples of one policy, until the next refresh.
-PIPELINE = "sample_and_hold"
 # These pass rates divide the prompts from hard to easy.
 BINS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.75, 0.9, 1.0)
 # A curve is drawn as at most this many means of neighbouring rounds.
 MEANS = 40
-# A damping ratio above this is written as "above 10", since a curve cannot show it more exactly.
-MOST_DAMPING = 10.0
 # Difficulty is estimated for this many parts of the run, each from the counts of all of its rounds.
 EPOCHS = 6
 
@@ -147,50 +142,6 @@ def draw_plan(axes: Axes, analysis: Dynamics) -> str:
     return (
         "The group size G is the number of completions of each prompt. The refresh interval τ is the number of "
         "optimizer steps on completions of one policy."
-    )
-
-
-def draw_damping(axes: Axes, analysis: Dynamics) -> str:
-    """Draws the gain c over the refresh interval τ, the thresholds of unstable training, and the last round.
-
-    c = κ(τ + lag)/(1−μ), with the stiffness κ measured from the reward curve, the last round's lag, and momentum μ.
-    Only an identified curve has a meaningful κ, see `panels`.
-    """
-    from matplotlib.ticker import LogFormatter
-
-    log, stiffness = analysis.log, analysis.identification.stiffness
-    intervals = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
-    delay = int(log.history.delays[-1])
-    interval_now = int(log["plan/refresh_interval"].values[-1]) if len(log["plan/refresh_interval"]) else delay
-    lag = delay - interval_now
-    exact = [critical_gain(PIPELINE, log.momentum, int(interval), lag) for interval in intervals]
-    if np.isfinite(exact).all():
-        axes.plot(intervals, exact, color=BLACK, label="threshold")
-    axes.axhline(PRINTED_BOUND, color="0.6", linestyle="--", label="cautious rule: c below 1")
-    low, value, high = (
-        gain(log.momentum, kappa, intervals + lag) for kappa in (stiffness.low, stiffness.value, stiffness.high)
-    )
-    axes.fill_between(intervals, low, high, color=BLUE, alpha=0.2, linewidth=0)
-    axes.plot(intervals, value, color=BLUE, label="this run, 95 % interval")
-    axes.plot([interval_now], [gain(log.momentum, stiffness.value, delay)], "o", color=ORANGE, label="the last round")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-    axes.yaxis.set_major_formatter(lambda value, _: plain(value))
-    # The usual labels of minor ticks are formulas, which this project's style does not read.
-    axes.yaxis.set_minor_formatter(LogFormatter())
-    axes.set_xlabel("refresh interval τ (optimizer steps)")
-    axes.set_ylabel("gain c")
-    axes.set_title("Stability: how long an interval is safe")
-    legend_below(axes)
-    formula = f"κ(τ + {lag})/(1−μ)" if lag else "κτ/(1−μ)"
-    damping = analysis.identification.damping_ratio.value
-    ratio = "above 10" if damping > MOST_DAMPING else f"{damping:.2g}"
-    return (
-        f"Where the blue line is above the threshold, training oscillates and may collapse. The gain is c = {formula}. "
-        "κ is how strongly the curve is pulled to its plateau at each step, τ the refresh interval and μ the "
-        f"optimizer's momentum. The damping ratio ζ of this curve is {ratio}, and a curve with ζ below 1 overshoots "
-        "its plateau."
     )
 
 
@@ -302,9 +253,6 @@ def panels(analysis: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
     chosen_panels: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
     if len(log["plan/group_size"]):
         chosen_panels.append(draw_plan)
-    # The other laws have no stiffness κ, so a curve that follows one of them shows nothing about stability.
-    if analysis.identification.identified and analysis.identification.fits[0].law.name in ("oscillator", "exponential"):
-        chosen_panels.append(draw_damping)
     if log.counts:
         chosen_panels.append(draw_silent)
     if log.counts and log.group_dials:

@@ -36,6 +36,7 @@ RATES, FAR = ("start", "plateau", "ceiling", "floor", "level"), 10
 TIMES = ("relaxation_steps", "time_steps", "width_steps", "middle_step")
 # A forecast contradicts a plateau if it ends by more than this, in pass rate, beyond the plateau's interval.
 BEYOND = 0.05
+NO_PLATEAU = "since the forecast does not end at the plateau of the law that fits best"
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
@@ -78,7 +79,7 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
         f"forecast for step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} "
         f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
-        f"{ahead.chance(WORTHWHILE):.0%}",
+        f"{ahead.chance(WORTHWHILE):.0%}{guess(ahead)}",
         _shape_line(identification, ahead),
     ]
     if identification.identified and identification.fits[0].law.name == "oscillator":
@@ -88,21 +89,30 @@ def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
     return lines
 
 
+def guess(ahead: Forecast) -> str:
+    """Says from where on a forecast lies further ahead than its log is long, in words that follow those of the
+    forecast, or "" if it nowhere does."""
+    if ahead.guess_from is None:
+        return ""
+    return f"; from step {ahead.guess_from:,.0f} on it reaches further ahead than the log is long and is mostly a guess"
+
+
 def _agree(identification: Identification, ahead: Forecast) -> bool:
-    """Tells whether the forecast does not go beyond the plateau of the law, so that both may be told side by side."""
+    """Tells whether the forecast neither goes beyond the plateau of the law nor excludes it, so that both may be told
+    side by side."""
     plateau, end = identification.plateau, ahead.value[-1]
     is_rising = plateau.value > identification.fits[0].history.values.mean()
     beyond = end - plateau.high if is_rising else plateau.low - end
-    return bool(beyond <= BEYOND)
+    return bool(beyond <= BEYOND and ahead.low[-1] <= plateau.high and plateau.low <= ahead.high[-1])
 
 
 def _shape_line(identification: Identification, ahead: Forecast) -> str:
     """Says what shape the curve has, or why its law is not identified."""
     if not identification.identified:
         return f"shape of the curve: {identification.reason}"
-    _, shape = shape_of(identification.fits[0])
     if not _agree(identification, ahead):
-        return f"shape of the curve: {shape}; the forecast goes beyond its law's plateau, so where it ends is open"
+        return f"shape of the curve: not clear yet, {NO_PLATEAU}"
+    _, shape = shape_of(identification.fits[0])
     return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
 
 
@@ -156,9 +166,10 @@ def _shape_number(identification: Identification, ahead: Forecast) -> Number:
     best_law = f"the {best.law.name} law fits best{other_laws}"
     if not identification.identified:
         return Number("shape of the curve", "not clear yet", f"{identification.reason.partition(': ')[2]}; {best_law}")
+    if not _agree(identification, ahead):
+        return Number("shape of the curve", "not clear yet", f"{NO_PLATEAU}; {best_law}")
     word, phrase = shape_of(best)
     level = f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
-    level = level if _agree(identification, ahead) else "the forecast goes beyond its plateau"
     return Number("shape of the curve", word, f"{phrase}; {level}; {best_law}")
 
 

@@ -15,6 +15,7 @@ from grpo.dynamics.progress import harder_prompts, with_known_prompts
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.setbacks import FORMS, lost
 from grpo.dynamics.symptoms import UNGRADED
+from grpo.report.dynamics_tables import guess
 from grpo.report.foreign_words import in_words_of
 from grpo.report.glossary import signed
 from grpo.report.verdict import BAD, GOOD, UNSURE
@@ -84,7 +85,7 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
         ahead = forecast(log.history, log.horizon)
         lines.append(
             f"if training goes on, the pass rate at step {ahead.steps[-1]:,.0f} will be between {ahead.low[-1]:.1%} "
-            f"and {ahead.high[-1]:.1%} (with 90 % certainty)"
+            f"and {ahead.high[-1]:.1%} (with 90 % certainty){guess(ahead)}"
         )
     return lines, mood
 

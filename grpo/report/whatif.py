@@ -26,7 +26,18 @@ from grpo.dynamics.request import Budget
 from grpo.dynamics.run_log import RunLog
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
-from grpo.dynamics.whatif import GREATEST_LOSS, LONGEST, Course, Stage, predict, stages_of, step_tokens
+from grpo.dynamics.whatif import (
+    GAINING,
+    GREATEST_LOSS,
+    LONGEST,
+    Course,
+    Stage,
+    has_risen,
+    predict,
+    quarter_means,
+    stages_of,
+    step_tokens,
+)
 from grpo.host.terminal import Terminal
 from grpo.report import page
 from grpo.report.finished_runs import differing_keys
@@ -93,6 +104,12 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None,
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
+    first, last = quarter_means(log.history)
+    require(
+        has_risen(log.history),
+        f"{path} has not surely learned: its pass rate was {first:.1%} in its first quarter and {last:.1%} in its "
+        "last, so it does not show the course that other settings would take",
+    )
     run = from_dict(config)
     stages = stages_of(log, batch_setting(run))
     settings = alternatives(config, words)
@@ -110,7 +127,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None,
         f"{budget.unit}={math.floor(amounts[name])}",
     )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
-    assumptions = lines(log, budget, settings.values())
+    assumptions = [*lines(log, budget, settings.values()), *noise_lines(stages)]
     for line in assumptions:
         console.print(line, soft_wrap=True)
     rows, verdict_lines, mood = table_rows(answers), verdicts(answers), mood_of(answers)
@@ -206,6 +223,18 @@ def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> li
     if slower > TOLD_LOSS:
         premises.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
     return premises
+
+
+def noise_lines(stages: Sequence[Stage]) -> list[str]:
+    """Says where the price of noise is not known or high, since predictions for other batches are wide there."""
+    doubtful = sum(stage.heat != GAINING for stage in stages)
+    if not doubtful:
+        return []
+    return [
+        f"in {doubtful} of {len(stages)} parts of the run the products of its steps with new gradients are not "
+        "measured or not surely positive, so noise may have cost much of what the steps gained, and larger batches may "
+        "gain more"
+    ]
 
 
 CAPTION = (

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from grpo.dynamics.bernoulli import big_math_like
+from benchmarks.papers.bernoulli import big_math_like
 from grpo.dynamics.budget import expected_gradient, further_tries
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.sigma import drift

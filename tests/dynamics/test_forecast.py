@@ -24,6 +24,46 @@ def test_the_interval_for_the_present_holds_what_was_just_measured(kind):
         assert np.all((ahead.low <= ahead.value) & (ahead.value <= ahead.high))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interval_never_narrows_with_distance_nor_with_the_last_step_that_is_asked_for(kind):
+    """Of a curve that rises towards 1 the interval once was [.19, 1] at a step and [.5, 1] at twice that step."""
+    history = simulated(kind, 1)
+    seen = history.until(history.steps[0] + 0.6 * np.ptp(history.steps))
+    last_widths = []
+    for factor in (1.1, 2, 6):
+        for ahead in (forecast(seen, factor * seen.steps[-1]), forecast_held_out(seen, seen, factor * seen.steps[-1])):
+            widths = ahead.high - ahead.low
+            assert np.diff(widths).min() > -1e-12
+            assert ahead.low.min() > -1e-12 and ahead.high.max() < 1 + 1e-12
+            last_widths.append(widths[-1])
+    # Other draws are made for another last step.
+    assert np.diff(np.reshape(last_widths, (3, 2)), axis=0).min() > -0.02
+
+
+def test_the_forecast_for_a_step_does_not_depend_on_the_last_step_that_is_asked_for():
+    """Curves that had fallen at the last step once counted as improbable on all the way there."""
+    history = measured(np.full(60, 0.5), prompts=4)
+    near, far = forecast(history, 90), forecast(history, 240)
+    for name in ("low", "value", "high"):
+        assert np.interp(90, far.steps, getattr(far, name)) == pytest.approx(getattr(near, name)[-1], abs=0.03)
+
+
+@pytest.mark.parametrize("rounds", [30, 100])
+def test_the_middle_of_forecasts_of_curves_that_stand_is_their_level(rounds):
+    """It once was .025 to .04 above the level, since falls were counted as less probable in the middle too."""
+    rates = [0.1, 0.3, 0.5, 0.7, 0.9] * 8
+    curves = [measured(np.full(rounds, rate), 4, 4, seed) for seed, rate in enumerate(rates)]
+    ahead = [forecast(curve, 2 * rounds) for curve in curves]
+    assert abs(np.mean([one.value[-1] - rate for one, rate in zip(ahead, rates, strict=True)])) < 0.013
+    assert abs(np.mean([one.gain.value for one in ahead])) < 0.01
+
+
+def test_a_forecast_says_from_which_step_on_it_reaches_further_ahead_than_its_curve_is_long():
+    history = measured(np.full(60, 0.5))
+    assert forecast(history, 118).guess_from is None
+    assert forecast(history, 119).guess_from == 118
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_a_pass_rate_that_never_left_zero_or_one_is_known(rate):
     ahead = forecast(history_of_values(np.arange(1, 41), np.full(40, rate)), 50)

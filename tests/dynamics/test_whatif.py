@@ -7,7 +7,15 @@ from grpo.dynamics import whatif
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
-from grpo.dynamics.whatif import BatchSetting, predict, progress_of_step, silent_share, stages_of, step_tokens
+from grpo.dynamics.whatif import (
+    BatchSetting,
+    has_risen,
+    predict,
+    progress_of_step,
+    silent_share,
+    stages_of,
+    step_tokens,
+)
 
 SETTING = BatchSetting(group_size=8, prompts_per_step=32)
 ROUNDS = 100
@@ -34,12 +42,13 @@ def run_log(interval=1, ess=1.0, **series):
 
 @pytest.fixture(autouse=True)
 def certain(monkeypatch):
-    """Sets the power of the signal-to-noise ratio to 1, and removes the differences between seeds and the loss of few
-    prompts."""
+    """Sets the power of the signal-to-noise ratio to 1, and removes the differences between seeds, the loss of few
+    prompts, and the price of noise where it is not measured."""
     monkeypatch.setattr(whatif, "LEAST_POWER", 1.0)
     monkeypatch.setattr(whatif, "GREATEST_POWER", 1.0)
     monkeypatch.setattr(whatif, "SEED_SPREAD", 0.0)
     monkeypatch.setattr(whatif, "GREATEST_LOSS", 0.0)
+    monkeypatch.setattr(whatif, "UNSURE", (0.0, 0.0))
 
 
 def course(setting=SETTING, log=None):
@@ -114,6 +123,50 @@ def test_a_step_with_few_prompts_may_be_slower_than_the_ratio_says(monkeypatch):
     assert np.median(same) == pytest.approx(rate_at(80), abs=0.01) and np.ptp(same) < 0.02, (
         "its own batch loses nothing"
     )
+
+
+def products(gain, signal=0.0):
+    """Returns the series of steps whose products with the next gradients are about `gain`."""
+    steps = np.arange(1.0, ROUNDS + 1)
+    return {
+        "step/gain": Series(steps, gain * (1 + 0.1 * (-1) ** steps)),
+        "step/signal": Series(steps, np.full(ROUNDS, signal)),
+    }
+
+
+def test_noise_costs_up_to_half_of_what_steps_gain_where_their_products_are_positive():
+    """With r times the signal-to-noise ratio, a step is (r − χ)/(1 − χ) times as fast, and χ lies between 0 and ½. So
+    four times the prompts are 2 to 3 times as fast, and a quarter of them 0 to ½ times."""
+    log = run_log(**products(1e-3))
+    assert {stage.heat for stage in stages_of(log, SETTING)} == {(0.0, 0.5)}
+    more, fewer = (course(replace(SETTING, prompts_per_step=number), log) for number in (128, 8))
+    low, high = np.quantile(more.at("steps", 20)["rates"], [0.05, 0.95])
+    assert rate_at(2 * 20) < low < rate_at(2.1 * 20) and rate_at(2.8 * 20) < high < rate_at(3 * 20)
+    low, high = np.quantile(fewer.at("steps", 80)["rates"], [0.05, 0.95])
+    assert rate_at(0) < low < rate_at(0.15 * 80) and rate_at(0.4 * 80) < high < rate_at(0.5 * 80)
+    assert rates_at(course(log=log), 50) == pytest.approx(rate_at(50), abs=0.01), "its own batch is as it was"
+
+
+def test_a_smaller_batch_goes_back_along_the_path_where_products_of_steps_are_negative():
+    log = run_log(**products(-1e-3))
+    assert {stage.heat for stage in stages_of(log, SETTING)} == {(0.5, 0.9)}
+    low, high = np.quantile(course(replace(SETTING, prompts_per_step=8), log).at("steps", 80)["rates"], [0.05, 0.95])
+    assert low == pytest.approx(rate_at(0), abs=0.01) and high < rate_at(10)
+
+
+def test_a_gradient_that_is_mostly_signal_gains_little_by_more_prompts():
+    """A share s = ½ of signal becomes 1/(1 + 1/4) = .8 with four times the prompts, and the speed √(.8/.5) = 1.26."""
+    log = run_log(**products(0.0, signal=0.5))
+    more = course(replace(SETTING, prompts_per_step=128), log)
+    assert rates_at(more, 40) == pytest.approx(rate_at(1.265 * 40), abs=0.015)
+
+
+def test_a_curve_has_risen_only_if_it_surely_ends_above_its_beginning():
+    steps = np.arange(40.0)
+    ones = np.ones(40)
+    for rise, risen in ((0.0, False), (0.02, False), (0.06, True), (-0.1, False)):
+        values = 0.3 + rise * steps / 40 + 0.01 * (-1) ** steps
+        assert has_risen(History(steps, values, 0.02 * ones, ones, 0 * ones)) == risen
 
 
 def test_the_progress_of_a_step_by_hand():

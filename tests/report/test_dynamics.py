@@ -85,6 +85,21 @@ def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
     assert "forecast for step 300" in printed and "more than 0.02 with probability" in printed
     # From the last round's policy, at step 29, to step 300.
     assert all(f"│  {step} │" in printed for step in (" 29", " 95", "162", "234", "300"))
+    assert "from step 58 on it reaches further ahead than the log is long and is mostly a guess" in printed
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=58"]) == 0
+    assert "mostly a guess" not in capsys.readouterr().out
+
+
+def test_what_is_told_beside_a_forecast_is_of_the_same_steps(tmp_path, capsys):
+    """The run stands, and so little is to be gained soon. Nobody knows that of twenty times as many steps."""
+    rows = [{"step": step, "pass_rate": 0.97 + 0.01 * (-1) ** step} for step in range(1, 61)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for last_step, told in ((90, True), (1200, False)):
+        assert main(["dynamics", "fit", str(path), f"last_step={last_step}"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"forecast for step {last_step}" in printed
+        assert (f"until step {last_step} has" in printed) == ("on the plateau" in printed) == told
 
 
 def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with_an_exponent(tmp_path, capsys):
@@ -512,5 +527,19 @@ def test_no_plateau_is_told_beside_a_forecast_that_goes_beyond_it(tmp_path):
         shape = forecast_numbers(analysis.identification, ahead)[2].note
         told.append((shape, summary_lines(analysis.identification, ahead)[1]))
     assert "it levels off at " in told[0][0] and ", plateau " in told[0][1]
-    assert "the forecast goes beyond its plateau" in told[1][0] and "levels off" not in told[1][0]
-    assert "the forecast goes beyond its law's plateau, so where it ends is open" in told[1][1]
+    assert "the forecast does not end at the plateau" in told[1][0] and "levels off" not in told[1][0]
+    assert told[1][1].startswith("shape of the curve: not clear yet, since the forecast does not end at the plateau")
+
+
+def test_no_plateau_is_told_beside_a_forecast_that_excludes_it(tmp_path):
+    write_run(tmp_path, 100)
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    plateau = analysis.identification.plateau
+    for low, high, agrees in (
+        (plateau.high + 0.01, 1.0, False),
+        (0.0, plateau.low - 0.01, False),
+        (plateau.high - 0.01, 1.0, True),
+    ):
+        ends = {"low": np.full(50, low), "high": np.full(50, high), "value": np.full(50, plateau.value)}
+        line = summary_lines(analysis.identification, replace(analysis.ahead, **ends))[1]
+        assert ("not clear yet" not in line) == (", plateau " in line) == agrees

@@ -14,7 +14,7 @@ from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.dynamics.whatif import predict, stages_of
 from grpo.report.logs import read_log
-from grpo.report.whatif import AGAIN, Budget, alternatives, course_within, lines, scheduled_rate
+from grpo.report.whatif import AGAIN, Budget, alternatives, course_within, lines, noise_lines, scheduled_rate
 from tests.report.runs import trl_log, write_run
 from tests.report.structure import assert_well_made, complaints
 
@@ -128,6 +128,22 @@ def test_another_frameworks_log_and_a_short_one_are_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_run_that_has_not_learned_is_refused(run, capsys):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first = rows[0]["groups/counts"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | {"groups/counts": first}) + "\n" for row in rows))
+    assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "has not surely learned: its pass rate was" in told
+    assert "so it does not show the course that other settings would take" in told
+
+
+def test_a_price_of_noise_that_is_not_measured_is_told(run):
+    stages = stages_of(read_log(run), BatchSetting(8, 32))
+    assert noise_lines(stages)[0].startswith("in 8 of 8 parts of the run the products of its steps")
+    assert noise_lines([replace(stage, heat=(0.0, 0.5)) for stage in stages]) == []
+
+
 def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
     assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4", "steps=37"]) == 0
     charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())

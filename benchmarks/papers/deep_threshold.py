@@ -1,4 +1,7 @@
-"""This module tests from which refresh interval the training of a deep network is unstable.
+"""This script tests from which refresh interval the training of a deep network is unstable.
+
+    python benchmarks/papers/deep_threshold.py FOLDER [rate=1e-3] [steps=96] [intervals=1,4,8,16,32] [seeds=0,1]
+        [objective=clip] [warmup=0]
 
 The paper (arXiv:2606.30789) predicts such a threshold, and leaves this test to future work. Here a small transformer is
 trained by this framework's own loop, at refresh intervals τ on both sides of the predicted threshold. The threshold
@@ -14,18 +17,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.progress import track
 
+from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
+from benchmarks.papers.stability import sample_and_hold_radius
+from grpo.commands.words import integers
 from grpo.config import UserError
 from grpo.dynamics.evidence import window_length
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
 from grpo.dynamics.run_log import RunLog
-from grpo.dynamics.stability import sample_and_hold_radius
-from grpo.report.comparison import Comparison, Reproduction, Row
 from grpo.report.logs import read_log
 from grpo.types import Interval
 
@@ -216,3 +220,19 @@ def _draw(figure: Figure, sweep: Sweep, logs: dict[tuple[int, int], RunLog]) -> 
     axes.set_ylim(0, 1)
     axes.legend()
     axes.set_title(f"pass rate of a small transformer, {sweep.objective}, rate {sweep.rate:g}")
+
+
+def main(folder: str, *words: str) -> None:
+    kinds = {"rate": float, "steps": int, "intervals": integers, "seeds": integers, "objective": str, "warmup": int}
+
+    def measured(**settings: Any) -> Reproduction:
+        sweep = Sweep(Path(folder), **settings)
+        if 1 not in sweep.intervals:
+            raise UserError("intervals must contain 1: the stiffness is measured at τ = 1")
+        return reproduce(sweep)
+
+    command([folder, *words], measured, **kinds)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,13 +1,12 @@
-"""These tests check the papers' numbers, from the same functions that `grpo reproduce` runs."""
+"""These tests check the papers' numbers, from the same functions that the scripts of benchmarks/papers run."""
 
 import numpy as np
 import pytest
 
-from grpo.cli import main
-from grpo.dynamics import bandit, bernoulli
-from grpo.dynamics.ensemble import Policy, pass_rates
-from grpo.dynamics.stability import critical_gain
-from grpo.reproduce import identity, invariance, plane, slow_start
+from benchmarks.papers import bandit_model as bandit
+from benchmarks.papers import bernoulli, comparison, identity, invariance, plane, slow_start
+from benchmarks.papers.ensemble import Policy, pass_rates
+from benchmarks.papers.stability import critical_gain
 
 
 def ours(reproduction):
@@ -136,11 +135,8 @@ def test_without_noise_an_ensemble_follows_the_gating_law():
 def test_a_reproduction_prints_writes_and_draws(tmp_path, capsys):
     rates = tmp_path / "rates.csv"
     rates.write_text("llama8b_solve_rate\n" + "".join(f"{k / 64}\n" for k in range(65)))
-    assert main(["reproduce", "identity", f"rates={rates}", f"output_dir={tmp_path}"]) == 0
+    comparison.command([str(tmp_path), f"rates={rates}"], identity.reproduce, rates=comparison.pass_rates)
     printed = capsys.readouterr().out
     assert "The pass rates are the 65 given ones." in printed and "0.9278" in printed
     assert (tmp_path / "identity.png").stat().st_size > 10_000
     assert "| fidelity φ(8, 0.5) | 0.9278 | 0.9278 |" in (tmp_path / "identity.md").read_text()
-    for words, message in ((["alchemy"], "choose one of identity, bandit"), (["identity", "p=1"], "unknown key 'p'")):
-        assert main(["reproduce", *words]) == 2
-        assert message in capsys.readouterr().err

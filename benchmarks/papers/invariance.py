@@ -1,4 +1,6 @@
-"""This module reproduces how the group size G changes the reward curve.
+"""This script reproduces how the group size G changes the reward curve.
+
+    python benchmarks/papers/invariance.py FOLDER
 
 The mean curve changes little with G (arXiv:2606.30789), namely by the drift's residual dependence on G
 (arXiv:2607.00152). The variance of single curves about the mean falls as 1/G.
@@ -6,14 +8,15 @@ The mean curve changes little with G (arXiv:2606.30789), namely by the drift's r
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.ensemble import Policy, pass_rates
+from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
+from benchmarks.papers.ensemble import Policy, pass_rates
 from grpo.dynamics.sigma import drift
-from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,3 +123,7 @@ def _draw(figure: Figure, curves: dict[tuple[str, int], Array], variances: dict[
     panels[2].set_title("variance about the plateau")
     panels[2].set_xlabel("G")
     panels[2].legend()
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:], reproduce)

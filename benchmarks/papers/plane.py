@@ -1,4 +1,6 @@
-"""This module tabulates the plane of the two dials, the exponents α of σ and β of the mean reward.
+"""This script tabulates the plane of the two dials, the exponents α of σ and β of the mean reward.
+
+    python benchmarks/papers/plane.py FOLDER [rates=FILE]
 
 Every number follows from the laws of `grpo.dynamics.sigma` by exact enumeration. No paper prints them for the whole
 plane. The column "known as" names the methods at some of its points.
@@ -6,14 +8,16 @@ plane. The column "known as" names the methods at some of its points.
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics import bernoulli, sigma
-from grpo.report.comparison import Comparison, Reproduction, Row
+from benchmarks.papers import bernoulli
+from benchmarks.papers.comparison import Comparison, Reproduction, Row, command, pass_rates
+from grpo.dynamics import sigma
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,3 +100,7 @@ def _draw(figure: Figure, rates: Array, shares: Array) -> None:
         axes.set_xlabel("α, exponent of σ")
         axes.set_ylabel("β, exponent of the mean")
         axes.set_title("gradient from prompts with p < 1/4, " + (f"G = {size}" if size else "large groups"), fontsize=9)
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:], reproduce, rates=pass_rates)

@@ -1,5 +1,7 @@
-"""This module tests whether a slow start comes from momentum's inertia (arXiv:2606.30789) or from the gating by σ
+"""This script tests whether a slow start comes from momentum's inertia (arXiv:2606.30789) or from the gating by σ
 (arXiv:2607.00152).
+
+    python benchmarks/papers/slow_start.py FOLDER
 
 Gating means that a group's gradient is small while σ, the standard deviation of its rewards, is small.
 
@@ -9,15 +11,16 @@ with β₁. The delay by gating does not depend on β₁. When both are at work,
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.ensemble import Policy, pass_rates
+from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
+from benchmarks.papers.ensemble import Policy, pass_rates
 from grpo.dynamics.identify import identify
 from grpo.dynamics.laws import History
-from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,3 +102,7 @@ def _draw(figure: Figure, curves: dict[tuple[float, float], Array]) -> None:
         axes.set_xlabel("step")
         axes.set_ylim(0, 1)
         axes.legend()
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:], reproduce)

@@ -1,4 +1,6 @@
-"""This module reproduces when training oscillates, and from which refresh interval it is unstable (arXiv:2606.30789).
+"""This script reproduces when training oscillates, and from which refresh interval it is unstable (arXiv:2606.30789).
+
+    python benchmarks/papers/bandit.py FOLDER
 
 The refresh interval τ is the number of optimizer steps between two updates of the sampler's weights. Training is
 reduced to a softmax bandit, as in the paper.
@@ -6,14 +8,15 @@ reduced to a softmax bandit, as in the paper.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from grpo.dynamics import bandit
+from benchmarks.papers import bandit_model as bandit
+from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
+from benchmarks.papers.stability import PRINTED_BOUND, critical_gain
 from grpo.dynamics.oscillator import oscillator
-from grpo.dynamics.stability import PRINTED_BOUND, critical_gain
-from grpo.report.comparison import Comparison, Reproduction, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,3 +132,7 @@ def _draw(figure: Figure, boundaries: dict[tuple[str, int], float]) -> None:
     axes.set_title("stability boundary c = Kητ/(1−μ) of the softmax bandit, μ = 0.9")
     axes.set_ylim(0, 5)
     axes.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:], reproduce)

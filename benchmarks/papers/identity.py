@@ -1,14 +1,19 @@
-"""This module reproduces the laws of σ and the simulated run with 6,000 prompts of arXiv:2607.00152."""
+"""This script reproduces the laws of σ and the simulated run with 6,000 prompts of arXiv:2607.00152.
+
+python benchmarks/papers/identity.py FOLDER [rates=FILE]
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics import bernoulli, sigma
-from grpo.report.comparison import Comparison, Reproduction, Row
+from benchmarks.papers import bernoulli
+from benchmarks.papers.comparison import Comparison, Reproduction, Row, command, pass_rates
+from grpo.dynamics import sigma
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,3 +125,7 @@ def _draw(figure: Figure, runs: dict[str, bernoulli.BernoulliRun], start: Array)
         axes.set_xlabel("step")
         axes.set_ylim(0, 1)
     left.legend()
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:], reproduce, rates=pass_rates)

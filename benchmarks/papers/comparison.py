@@ -1,16 +1,19 @@
-"""This module presents the reproduction of a paper: tables of "printed | ours" and a picture."""
+"""This module presents the reproduction of a paper: tables of "printed | ours" and a picture, and runs its script."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
+from grpo.commands.words import typed
 from grpo.host.terminal import Terminal
 from grpo.report.style import STYLE
+from grpo.tasks.solve_rates import read_solve_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,13 +39,24 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A reproduction holds the result of `grpo reproduce`: tables, remarks, and a function that draws the picture."""
+    """A reproduction holds what a script has found: tables, remarks, and a function that draws the picture."""
 
     name: str
     comparisons: Sequence[Comparison]
     remarks: Sequence[str]
     draw: Callable[[Figure], None]
     size_inches: tuple[float, float] = (9.0, 3.6)
+
+
+def command(words: Sequence[str], reproduce: Callable[..., Reproduction], **kinds: Any) -> None:
+    """Runs a script of this folder with `FOLDER key=value …`: it reads the keys, reproduces, and presents in FOLDER."""
+    folder, *settings = words
+    present(reproduce(**typed(settings, **kinds)), Path(folder))
+
+
+def pass_rates(path: str) -> np.ndarray:
+    """Reads pass rates from a file of `grpo solve-rates` or of Big-Math's schema."""
+    return np.array(read_solve_rates(Path(path)).rates)
 
 
 def present(reproduction: Reproduction, output: Path) -> None:
