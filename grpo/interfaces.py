@@ -48,7 +48,7 @@ class Task(Protocol):
     cursor: int
     """The number of prompts given out over all ranks. Set it to resume."""
     grades_together: bool
-    """Whether a reward compares groups with each other. Then `grade` must be given all groups of a round at once."""
+    """True says that a reward compares groups with each other. `grade` must then get all groups of a round at once."""
 
     @property
     def num_problems(self) -> int:

@@ -130,7 +130,7 @@ def common_beginning(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """
     if len(prompts) < 2:
         return ()
-    # Of the first and the last in order, which differ soonest.
+    # The first and the last in order differ soonest.
     first, last = min(prompts), max(prompts)
     most = min(map(len, prompts)) - 1
     count = next((place for place in range(most) if first[place] != last[place]), most)

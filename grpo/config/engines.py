@@ -98,7 +98,7 @@ class BudgetConfig:
     """The rollout budget, once enabled, spreads a round's prompts × group_size completions unevenly over its prompts.
 
     Every prompt is asked `pilot` times. The rest goes to the prompts from which, by these answers, most can be learned,
-    so groups differ in size (see `grpo.dynamics.budget`). What a whole run may spend is set by `limits`.
+    so groups differ in size (see `grpo.dynamics.budget`). The `limits` say what a whole run may spend.
     """
 
     # True spreads a round's completions unevenly over its prompts. It excludes rollout.refill, which replaces silent
@@ -162,7 +162,7 @@ class RolloutConfig:
     gpu_memory_fraction: float = 0.4
     # vLLM gets these arguments besides, by its own names, e.g. {kv_cache_dtype: fp8, max_num_batched_tokens: 16384,
     # speculative_config: {method: ngram, num_speculative_tokens: 4}}, or one by one as
-    # rollout.engine_args.NAME=VALUE. What the run sets itself is refused.
+    # rollout.engine_args.NAME=VALUE. Settings that the run makes itself are refused.
     engine_args: dict[str, Any] = field(default_factory=dict)
     # An engine decodes at most this many completions at once (vLLM: max_num_seqs).
     max_concurrent: int = 256
@@ -224,9 +224,9 @@ class LearnerConfig:
     max_gradient_norm: float = 1.0
     # DeepSpeed's configuration has these settings besides, by its own names, e.g. {zero_optimization:
     # {reduce_bucket_size: 200000000}, communication_data_type: fp32}, or one by one as
-    # learner.deepspeed.NAME=VALUE. What the run sets itself is refused. {optimizer: {type: NAdam}} learns with NAdam
-    # instead of AdamW; Adam, RAdam and Adamax are there too, and learning_rate, betas, adam_epsilon and weight_decay
-    # are theirs.
+    # learner.deepspeed.NAME=VALUE. Settings that the run makes itself are refused. {optimizer: {type: NAdam}} learns
+    # with NAdam instead of AdamW; Adam, RAdam and Adamax are there too, and learning_rate, betas, adam_epsilon and
+    # weight_decay are theirs.
     deepspeed: dict[str, Any] = field(default_factory=dict)
     # A micro-batch holds at most this many tokens of packed prompts and completions, which bounds activation memory
     # (verl: ppo_max_token_len_per_gpu). 16 is the least.

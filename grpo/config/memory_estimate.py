@@ -123,8 +123,8 @@ def engine_weights(config: TrainConfig, shape: ModelShape) -> float:
 def certain_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> tuple[float, float]:
     """Returns the GiB that the learner and the sampler take on a machine of CPUs with `local` ranks, whatever they do.
 
-    A learner holds weights, gradients and optimizer. An engine takes `rollout.kv_cache_gib` as it starts. What depends
-    on the lengths of completions is left out.
+    A learner holds weights, gradients and optimizer. An engine takes `rollout.kv_cache_gib` as it starts. Memory
+    that depends on the lengths of completions is left out.
     """
     rollout = config.rollout
     learner = local * offloaded_bytes(config, shape, world_size) / GIB

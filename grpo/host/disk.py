@@ -66,7 +66,7 @@ def room(folder: Path) -> str:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link, or as much of a folder as it can. What a link leads to stays."""
+    """Removes a file, a link, or as much of a folder as it can. The target of a link stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -67,7 +67,7 @@ def sampler(bench: Bench) -> Report:
 
 def step_bytes(shape: ModelShape, number: int, completions: int, length: float, tied: bool = False) -> float:
     """Returns the bytes that a step of decoding reads: all weights, and the cache of completions of `length` tokens. A
-    number takes `number` bytes. Of an input embedding that is not `tied` to the output layer only some rows are read.
+    number takes `number` bytes. An input embedding that is not `tied` to the output layer is read in some rows only.
 
     >>> shape = ModelShape(1000, 2, 8, 16, 50, 8, 4)
     >>> step_bytes(shape, 2, 3, 10.0) == 2 * (1000 - 50 * 8) + 3 * 10 * (2 * 2 * 4 * 2)

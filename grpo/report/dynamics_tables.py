@@ -30,8 +30,8 @@ SWING = 0.1
 TELLING_AICC = 2.0
 # A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
-# The laws' constants that are pass rates, and those that are optimizer steps. Of a time this many times as long as the
-# run only that is known.
+# The laws' constants that are pass rates, and those that are optimizer steps. A time that is more than `FAR` times as
+# long as the run is not known any better than that.
 RATES, FAR = ("start", "plateau", "ceiling", "floor", "level"), 10
 TIMES = ("relaxation_steps", "time_steps", "width_steps", "middle_step")
 # A forecast contradicts a plateau if it ends by more than this, in pass rate, beyond the plateau's interval.
