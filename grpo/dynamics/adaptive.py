@@ -13,11 +13,11 @@ import numpy as np
 from scipy import stats
 
 from grpo.dynamics import guard
-from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, merged, remember, state_of
+from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, remember, state_of
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.group_size import BatchRule, calm_completions, choose_batch
-from grpo.dynamics.history import pass_rate
+from grpo.dynamics.history import merged, pass_rate
 from grpo.dynamics.identify import FEWEST_POINTS, Identification, identify
 from grpo.dynamics.refresh_interval import (
     OffPolicyness,
@@ -33,6 +33,8 @@ from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
 # Group size and prompts change only by at least this factor, and only when two decisions in a row ask for it.
 LEAST_CHANGE = 1.2
+# A fit reads at most this many points. Neighbouring points of a longer curve are merged.
+MOST_POINTS = 200
 # Times are fitted to this many of the last rounds.
 RECENT = 50
 
@@ -132,7 +134,7 @@ class AdaptiveScheduler:
     def _look_ahead(self, state: AdaptiveState) -> tuple[Identification | None, Forecast | None]:
         """Fits the run's curve, and forecasts it to the last step, if it has enough rounds."""
         setting, history = self._setting, curve_of(state.rounds)
-        model = identify(merged(history), setting.momentum, *setting.curve_dials)
+        model = identify(merged(history, MOST_POINTS), setting.momentum, *setting.curve_dials)
         return model, forecast(history, setting.num_steps) if model else None
 
     def _stopped(self, verdict: Verdict, ahead: Forecast) -> Verdict:

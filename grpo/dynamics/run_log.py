@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.history import Counts, history_of_values
+from grpo.dynamics.history import Counts, history_of_values, merged, noise_factor
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
 
@@ -32,6 +32,8 @@ class Series:
         return Series(self.steps[mask], self.values[mask])
 
 
+# Laws are fitted to at most this many points of a curve.
+MOST_FITTED = 2_000
 # A held-out curve needs at least this many evaluations.
 FEWEST_EVALUATIONS = 3
 NOTHING = Series(np.empty(0), np.empty(0))
@@ -99,8 +101,15 @@ class RunLog:
 
     @cached_property
     def identification(self) -> Identification | None:
-        """Returns the laws of the curve, fitted once for all reports, or None if there are too few rounds."""
-        return identify(self.history, self.momentum, *self.curve_dials)
+        """Returns the laws of the curve, fitted once for all reports, or None if there are too few rounds.
+
+        Of more than `MOST_FITTED` rounds neighbouring ones are merged, since fits take time in proportion.
+        """
+        curve = self.history
+        if len(curve) > MOST_FITTED:
+            # Merging rounds of correlated noise lowers their error by less than merging independent ones.
+            curve = replace(curve, errors=curve.errors * noise_factor(curve.values) ** 0.5)
+        return identify(merged(curve, MOST_FITTED), self.momentum, *self.curve_dials)
 
     @property
     def steps_taken(self) -> float:

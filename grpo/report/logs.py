@@ -22,7 +22,8 @@ from grpo.dynamics.replay import round_seconds
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
 from grpo.report.course import how_often
-from grpo.report.foreign_logs import columns, read_foreign
+from grpo.report.foreign_columns import Columns, series_of
+from grpo.report.foreign_logs import read_foreign
 from grpo.report.foreign_names import Row
 from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics, read_resumptions
 from grpo.telemetry.row_kinds import PLAN
@@ -127,7 +128,7 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
             (row["step"], *_timing(row), counts_of(row, FIRST_COUNTS) or counts_of(row))
             for row in present_rows
         ),
-        series=columns(rows),
+        series=_series(rows),
         counts=[counts_of(row) for row in present_rows if row[COUNTS]],
         held_out=held_out,
         momentum=config["learner"]["betas"][0],
@@ -142,6 +143,15 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         num_steps=config["num_steps"],
         decisions=decisions_of(rows),
     )
+
+
+def _series(rows: Sequence[Row]) -> dict[str, Series]:
+    """Returns every numeric metric as a series."""
+    columns = Columns()
+    for row in rows:
+        columns.add(row["step"], {name: value for name, value in row.items()
+                                  if isinstance(value, int | float) and name != "step"})  # fmt: skip
+    return series_of(np.array(columns.steps), columns.named())
 
 
 def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:
