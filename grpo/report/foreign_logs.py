@@ -21,7 +21,7 @@ from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.report.foreign_columns import LARGEST, Column, series_of, translated
 from grpo.report.foreign_names import held_out_score, our_name
 from grpo.report.foreign_rows import OF_RUN, read_rows
-from grpo.report.foreign_words import framework_of
+from grpo.report.foreign_words import TRL, framework_of
 
 PART = "reward/part/"
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
@@ -55,12 +55,16 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         rates, scores, interval = series[scores], None, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
+    framework = framework_of(own_series)
+    # TRL logs a KL only where its coefficient is above 0. It does not log how high it is.
+    has_kl = framework == TRL and "policy/reference_kl" in series
     return RunLog(
         history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
         series={**other_series, "pass_rate": rates} if len(rates) else other_series,
         held_out=series[scores] if scores else NOTHING,
         num_steps=max(log.max_steps, last),
-        framework=framework_of(own_series),
+        framework=framework,
+        settings={"objective.kl.coefficient": math.inf} if has_kl else {},
         notes=[*log.notes, *_too_large(own_columns), *([note] if note else [])],
     )
 
