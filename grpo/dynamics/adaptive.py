@@ -28,6 +28,7 @@ from grpo.dynamics.refresh_interval import (
 )
 from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost
+from grpo.dynamics.step_signs import COSINE
 from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
@@ -90,6 +91,7 @@ class AdaptiveScheduler:
             skipped_steps=sum(not report.applied for report in statistics.reports),
             interval=plan.refresh_interval,
             rate_factor=plan.learning_rate_factor,
+            cosine=cosine_of(statistics),
         )
         action, guard_state = guard.watch(self._setting.guard, state.guard, facts)
         state = replace(state, guard=guard_state)
@@ -224,6 +226,12 @@ class AdaptiveScheduler:
         if choice.interval == plan.refresh_interval:
             return plan.refresh_interval, ""
         return choice.interval, f"τ {plan.refresh_interval}→{choice.interval}: {choice.reason}"
+
+
+def cosine_of(statistics: RoundStatistics) -> float | None:
+    """Returns the mean cosine of a round's steps and the gradients after them, or None if none was measured."""
+    cosine = statistics.means.get(COSINE)
+    return cosine.value if cosine and cosine.count else None
 
 
 def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from grpo.dynamics.evidence import (
     FEWEST_ROUNDS,
     FIRST_ROUNDS,
+    Setback,
     change,
     fall,
     half_width_of_many,
@@ -25,6 +26,7 @@ from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Findi
 from grpo.dynamics.history import SMOOTHED_ROUNDS
 from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog, Series
+from grpo.dynamics.step_signs import COSINE, in_errors
 from grpo.types import Interval
 
 # Fewer completions than this may all be wrong by chance.
@@ -93,17 +95,9 @@ def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     )
     surest = min(losses, key=lambda loss: loss.change.high, default=None)
     above = len(series) >= 2 * FEWEST_ROUNDS and bool(np.diff(_ends(series))[0] > 0)
-    if surest and (above or not evidence):
-        # Falls that the noise of rounds may explain are not counted.
-        noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
-        deep = max(-surest.change.value / 2, noise)
-        ordinary = num_falls(series, deep)
-    else:
-        deep, ordinary = 0.0, 0
-    if ordinary >= rule.ordinary:
-        evidence = f"the {what} has fallen by {deep:.2g} or more {ordinary} times, and risen in between"
+    if surest and (above or not evidence) and (why := _ordinary(log, surest, rule)):
         remedy = "shuffle the problems, or raise dynamics.prompts_per_step: then the curve shows what is learned"
-        return Finding("wandering", NOTE, evidence, remedy)
+        return Finding("wandering", NOTE, f"the {what} {why}", remedy)
     if evidence:
         remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
         return Finding("unstable", WARNING if above else CRITICAL, evidence, remedy)
@@ -117,6 +111,24 @@ def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def _ends(series: Series) -> tuple[float, float]:
     """Returns the means of the first and of the last `FEWEST_ROUNDS` rounds."""
     return float(series.values[:FEWEST_ROUNDS].mean()), float(series.values[-FEWEST_ROUNDS:].mean())
+
+
+def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
+    """Says why a loss tells little of the model, if the curve has fallen as far several times, or if the steps helped
+    all the while. Returns "" for other losses.
+
+    Falls that the noise of rounds may explain are not counted.
+    """
+    series = log.judged.series
+    noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
+    deep = max(-loss.change.value / 2, noise)
+    number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
+    if number >= rule.ordinary:
+        return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
+    if helped > 0:
+        span = f"between steps {loss.best:g} and {loss.lowest:g}"
+        return f"fell by {-loss.change.value:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+    return ""
 
 
 def lost(log: RunLog, rule: DiagnosisRule) -> str:

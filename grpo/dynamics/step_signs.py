@@ -64,6 +64,14 @@ def harm(cosines: Array) -> Harm | None:
     return Harm(evidence, int(starts[surest]), float(total[surest] / np.sqrt(max(variance[surest], 1e-300))))
 
 
+def in_errors(cosines: Array) -> float:
+    """Returns the sum of cosines in standard errors of their noise, or 0 for fewer than `FEWEST` of them."""
+    cosines = cosines[np.isfinite(cosines)]
+    if len(cosines) < FEWEST or not cosines.any():
+        return 0.0
+    return float(cosines.sum() / np.sqrt(np.sum(cosines**2)))
+
+
 def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that the loss rises at the ends of steps, as it does where the learning rate is too high for the batch.
 
