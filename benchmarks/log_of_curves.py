@@ -39,6 +39,9 @@ def series_of(curves, counts):
     generator, rounds = curves["generator"], len(curves["pass"])
     size, number = curves["group_size"], curves["prompts"]
 
+    # These have a generator of their own, so that the other metrics are drawn as before they were logged.
+    luck_of_steps = np.random.default_rng([rounds, size, number]).standard_normal(rounds)
+
     def share(condition):
         return np.array([sum(n for pair, n in outcomes.items() if condition(*pair)) / number for outcomes in counts])
 
@@ -65,6 +68,7 @@ def series_of(curves, counts):
         "policy/reference_kl": positive(curves["kl"], 0.3),
         "policy/clip_high_fraction": positive(curves["clip_high"], 0.3),
         "policy/clip_low_fraction": positive(0.5 * curves["clip_high"], 0.3),
+        "step/cosine": 0.035 * (curves["cosine"] + luck_of_steps),
         "policy/ess_fraction": np.minimum(curves["ess"] + noise(generator, rounds, 0.01), 1),
         "mismatch/mean_abs": positive(curves["mismatch"], 0.2),
         "completions/length_mean": positive(curves["length"], 0.08),

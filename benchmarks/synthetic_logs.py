@@ -37,6 +37,8 @@ def healthy(seed, rounds=None):
         "truncated": generator.uniform(0.1, 0.6) * (1 - 0.9 * progress),
         "norm": generator.uniform(0.1, 2) * np.ones(rounds),
         "clip_high": np.full(rounds, generator.uniform(0, 0.05)),
+        # The mean cosine of a step and the next gradient, in units of its scatter.
+        "cosine": np.full(rounds, 0.1),
         "ess": np.full(rounds, generator.uniform(0.93, 1.0)),
         "mismatch": np.full(rounds, generator.uniform(1e-5, 0.04)),
         "kl": generator.uniform(0.001, 0.05) * progress,

@@ -22,6 +22,9 @@ replay                   the decisions of a scheduler on the rounds of a finishe
 
 What is wrong with a run:
 diagnostics, findings    the diagnosis, its findings and thresholds
+exclusions, advice       which findings exclude each other; what advice is left where some is set already
+losses                   whether a run that trains has lost what it could do
+step_signs               whether steps harm, by their products with the next gradients
 evidence, windows        levels and changes of noisy series; means of correlated values
 progress, setbacks, swings, reward_parts, policy_signs, symptoms, no_reward, gross    the checks
 """

@@ -29,6 +29,7 @@ from grpo.dynamics.refresh_interval import (
 )
 from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
+from grpo.dynamics.step_signs import COSINE
 from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
@@ -88,6 +89,7 @@ class AdaptiveScheduler:
             skipped_steps=sum(not report.applied for report in statistics.reports),
             interval=plan.refresh_interval,
             rate_factor=plan.learning_rate_factor,
+            cosine=cosine_of(statistics),
         )
         action, guard_state = guard.watch(self._setting.guard, state.guard, facts)
         state = replace(state, guard=guard_state)
@@ -243,6 +245,12 @@ class AdaptiveScheduler:
 def difficulty_of(state: AdaptiveState) -> Difficulty:
     """Returns the difficulty of the prompts for the present policy."""
     return fit_difficulty({(correct, size): number for correct, size, number in state.counts})
+
+
+def cosine_of(statistics: RoundStatistics) -> float | None:
+    """Returns the mean cosine of a round's steps and the gradients after them, or None if none was measured."""
+    cosine = statistics.means.get(COSINE)
+    return cosine.value if cosine and cosine.count else None
 
 
 def changes_of_batch(before: RoundPlan, after: RoundPlan, difficulty: Difficulty) -> list[str]:

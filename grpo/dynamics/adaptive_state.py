@@ -20,8 +20,6 @@ from grpo.types.rounds import ROUND
 FORGETTING = 0.8
 # Counts that have become smaller than this are dropped.
 SMALLEST_COUNT = 1e-3
-# A fit reads at most this many points. Neighbouring points of a longer curve are merged.
-MOST_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,40 +117,6 @@ def curve_of(rounds: Sequence[PastRound]) -> History:
     steps, values, errors, tried, intervals, delays = columns
     errors = pooled_errors(values, errors, tried)
     return History(np.maximum.accumulate(steps), values, errors, intervals, delays - intervals)
-
-
-def merged(history: History, most: int = MOST_POINTS) -> History:
-    """Averages neighbouring points of a curve, weighted by 1/error², until at most `most` points are left.
-
-    Points are merged only when their intervals and lags are equal.
-    """
-    while len(history) > most:
-        half = len(history) // 2
-        pairs = [(2 * index, 2 * index + 1) for index in range(half)]
-        points = []
-        for first, second in pairs:
-            if any(series[first] != series[second] for series in (history.intervals, history.lags)):
-                points += [_point(history, [first]), _point(history, [second])]
-            else:
-                points.append(_point(history, [first, second]))
-        points += [_point(history, [index]) for index in range(2 * half, len(history))]
-        if len(points) == len(history):
-            return history
-        history = History(*(np.array(column) for column in zip(*points, strict=True)))
-    return history
-
-
-def _point(history: History, indices: list[int]) -> tuple[float, float, float, float, float]:
-    """Returns (step, value, error, interval, lag) of the mean of these points, weighted by 1/error²."""
-    weights = history.errors[indices] ** -2.0
-    total = weights.sum()
-    return (
-        float(history.steps[indices] @ weights / total),
-        float(history.values[indices] @ weights / total),
-        float(total**-0.5),
-        float(history.intervals[indices[0]]),
-        float(history.lags[indices[0]]),
-    )
 
 
 def lag_of(statistics: RoundStatistics) -> int:

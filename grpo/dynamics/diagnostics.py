@@ -21,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grpo.dynamics import policy_signs, progress, reward_parts, setbacks, swings, symptoms
+from grpo.dynamics import policy_signs, progress, reward_parts, setbacks, step_signs, swings, symptoms
+from grpo.dynamics.advice import fitting
+from grpo.dynamics.exclusions import compatible
 from grpo.dynamics.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.dynamics.gross import unanswered
 from grpo.dynamics.no_reward import no_reward
@@ -36,15 +38,17 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "share of answers": (reward_parts.answers_hardly_count, ("pass_rate", "reward/mean")),
     "constant reward": (progress.constant_reward, ("reward/mean|pass_rate",)),
     "no progress": (progress.no_progress, ("reward/mean|pass_rate",)),
-    "stalled": (progress.stalled, ("pass_rate",)),
+    "stalled": (progress.stalled, ("reward/mean|pass_rate",)),
+    "too good": (reward_parts.solved_at_once, ("completions/length_mean", "pass_rate")),
     "silent groups": (progress.silent_groups, ("groups/silent_fraction",)),
     "entropy": (policy_signs.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
     "rising entropy": (policy_signs.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
     "KL": (policy_signs.divergence, ("policy/reference_kl",)),
     "reference": (policy_signs.other_reference, ("policy/reference_kl",)),
     "breaking": (setbacks.broken, ("pass_rate", "|".join(setbacks.FORMS))),
-    "instability": (setbacks.collapse, ("pass_rate",)),
-    "swings": (swings.swinging, ("pass_rate",)),
+    "instability": (setbacks.collapse, ("reward/mean|pass_rate",)),
+    "swings": (swings.swinging, ("reward/mean|pass_rate",)),
+    "steps": (step_signs.undoing, (step_signs.COSINE,)),
     "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
     "gradients": (symptoms.gradients, ("learner/gradient_norm|learner/skipped_steps",)),
     "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
@@ -64,34 +68,21 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
 """Each check has a name, a function and the metrics that it needs. Of metrics separated by a bar, one is enough."""
 
 
-CONSEQUENCES = {
-    "unstable": ("nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
-    "no answers found": ("prompts too hard",),
-    "broken by a step": (
-        *("unstable", "truncated", "no answers found", "prompts too hard", "entropy collapse", "repetition"),
-        *("no gradient", "gradient spikes", "growing gradients", "no signal", "nothing learned", "no gain lately"),
-        *("on the plateau", "shorter and worse", "length without reward", "reward hacking or overfitting"),
-    ),
-}
-"""Each finding maps to findings that are mere consequences. Their remedies would be useless or opposite to its own."""
-
-
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     """Runs all checks on a run's log. Returns the findings, the most severe first.
 
     A run without any reward gets that finding only, since all its other problems follow from it. In other
-    runs, findings that are among the `CONSEQUENCES` of another finding are left out.
+    runs, findings that another one excludes are left out (`exclusions`), and remedies that are set already (`advice`).
     """
     rule = rule or DiagnosisRule()
     if without_reward := no_reward(log):
-        return [without_reward]
+        return [fitting(without_reward, log.settings)]
     log = progress.with_known_prompts(log, rule)
     findings = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
     curve = log.identification
     if curve and curve.identified and (finding := setbacks.oscillation(curve, rule)):
         findings = [other for other in findings if other.name != finding.name] + [finding]
-    consequences = {name for finding in findings for name in CONSEQUENCES.get(finding.name, ())}
-    findings = [finding for finding in findings if finding.name not in consequences]
+    findings = [fitting(finding, log.settings) for finding in compatible(findings)]
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 

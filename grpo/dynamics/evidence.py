@@ -101,6 +101,19 @@ def since_beginning(history: History) -> Interval | None:
     return Interval(now.value - first, now.value - first - half, now.value - first + half)
 
 
+def num_falls(series: Series, deep: float) -> int:
+    """Returns how often the running mean of `FEWEST_ROUNDS` rounds has fallen by `deep` or more, counting a fall again
+    only after a rise by as much."""
+    falls, high, low, falling = 0, -np.inf, np.inf, False
+    for mean in _means(series.values, FEWEST_ROUNDS):
+        high, low = (high, min(low, mean)) if falling else (max(high, mean), low)
+        if not falling and high - mean >= deep:
+            falls, low, falling = falls + 1, mean, True
+        elif falling and mean - low >= deep:
+            high, falling = mean, False
+    return falls
+
+
 def since_best(evaluations: History) -> Interval | None:
     """Returns the change from the best evaluation to the mean of the last two, or None for fewer than four evaluations.
 

@@ -20,9 +20,12 @@ MEANINGS = {
     "prompts too easy": "Most groups of completions are all right, and such a group teaches nothing.",
     "prompts too hard": "Most answers, or most groups of them, are all wrong, and such a group teaches nothing.",
     "no signal": "Rewards within a group hardly differ any more, and learning lives on their differences.",
+    "solved at once": "Answers became short and right within a few rounds, as they do when a reward is gamed.",
     "broken by a step": "One step destroyed what the model could do. A far too large learning rate does that.",
     "unstable": "The model has lost much of what it could do.",
     "setback": "The run lost much of what it had learned at one time, and has got back at least a part of it.",
+    "wandering": "The pass rate falls and rises again and again, so that one fall more says little of the model.",
+    "steps undo each other": "Steps go so far that the loss rises at their ends, as it does at too high a rate.",
     "underdamped": "The pass rate swings up and down, which often comes before it is lost.",
     "reward hacking or overfitting": "Training gets better and held-out problems do not.",
     "training above held-out": "Held-out problems are solved far less, so the model has memorized problems.",
@@ -113,6 +116,10 @@ class DiagnosisRule:
     apart             largest difference between the pass rates in training and on held-out problems
     ungraded          largest share of answers whose grading failed or timed out
     collapse          largest loss of pass rate against the run's best
+    at_once           rise of the pass rate within a few rounds, to solved problems, that is seldom learned
+    much_shorter      length, as a share of that before such a rise, below which the reward may be gamed
+    ordinary          number of falls, each half as deep as the deepest, from which on a curve counts as wandering
+    by_chance         probability that a run whose steps do not harm is ever told that they do
     gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
     underdamped       damping ratio below which a fitted curve oscillates
     swinging          least Akaike weight of the oscillator among all laws before its damping ratio counts
@@ -159,6 +166,10 @@ class DiagnosisRule:
     apart: float = 0.1
     ungraded: float = 0.02
     collapse: float = 0.1
+    at_once: float = 0.3
+    much_shorter: float = 0.25
+    ordinary: int = 3
+    by_chance: float = 0.01
     gain_left: float = 0.02
     underdamped: float = 0.9
     swinging: float = 0.999

@@ -6,23 +6,25 @@ one, the prompts have become harder, and the guard takes the present pass rate a
 best pass rate fades with time, and under a curriculum that changes difficulty no fall of the pass rate counts.
 
 The fitted damping ratio needs many rounds to show a loss; the guard looks at single rounds. A round is bad when its
-pass rate has fallen from the recent best by more than noise explains, when the optimizer skipped steps, or when
-importance weights have collapsed. After an action the run gets some rounds to recover before the next action, unless
+pass rate is lost by the judgement of `losses`, when the optimizer skipped steps, or when importance weights have
+collapsed. After an action the run gets some rounds to recover before the next action, unless
 the action was to go back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from grpo.dynamics.losses import Course, LossRule, is_lost
 
 
 @dataclass(frozen=True, slots=True)
 class GuardRule:
-    """A guard rule says when the guard acts. A pass rate has fallen when its loss exceeds the first three limits.
+    """A guard rule says when the guard acts.
 
-    fall            loss of pass rate against the recent best, in standard errors
-    least_fall      loss of pass rate against the recent best
-    least_share     loss of pass rate as a share of the recent best, since a healthy policy fluctuates a little
+    losses          which falls of the pass rate against the recent best are losses
     least_ess       effective share of samples below which importance weights have collapsed
     rounds          number of bad rounds in a row before the guard acts
     recovery        number of rounds after an action in which the guard does not act again
@@ -32,9 +34,7 @@ class GuardRule:
     forgetting      share of the distance between best and present pass rate by which the best one fades each round
     """
 
-    fall: float = 4.0
-    least_fall: float = 0.1
-    least_share: float = 0.3
+    losses: LossRule = field(default_factory=LossRule)
     least_ess: float = 0.3
     rounds: int = 2
     recovery: int = 5
@@ -68,6 +68,7 @@ class RoundFacts:
     ess                     effective share of samples under the importance weights
     skipped_steps           optimizer steps that were skipped
     interval, rate_factor   refresh interval and learning-rate factor of the round
+    cosine                  mean `step/cosine` of the round, or None if there is none
     """
 
     step: int
@@ -77,6 +78,7 @@ class RoundFacts:
     skipped_steps: int
     interval: int
     rate_factor: float
+    cosine: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,9 @@ class GuardState:
     since       number of rounds since the guard last acted, or None before its first action and after going back
     cuts        number of halvings of the learning rate so far
     returned    whether the run has just gone back to its best policy
+    rates       pass rates of the rounds since the run began, or the guard last acted
+    cosines     `step/cosine` of these rounds
+    since_best  number of these since the round that set `best`
     """
 
     best: float | None = None
@@ -101,6 +106,9 @@ class GuardState:
     since: int | None = None
     cuts: int = 0
     returned: bool = False
+    rates: tuple[float, ...] = ()
+    cosines: tuple[float, ...] = ()
+    since_best: int = 0
 
 
 def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
@@ -108,7 +116,11 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     smooth = facts.pass_rate if state.smooth is None else 0.5 * (state.smooth + facts.pass_rate)
     best, best_error, best_step = state.best, state.error, state.best_step
     noise = (facts.error**2 + best_error**2) ** 0.5
-    fallen = best is not None and best - smooth > max(rule.fall * noise, rule.least_fall, rule.least_share * best)
+    cosines = state.cosines if facts.cosine is None else (*state.cosines, facts.cosine)
+    since_best = state.since_best + len(cosines) - len(state.cosines)
+    rates = (*state.rates, facts.pass_rate)
+    course = Course(np.array(rates), np.array(cosines), since_best)
+    fallen = best is not None and is_lost(rule.losses, best, smooth, noise, course)
     if fallen and (state.returned or rule.changing_prompts):
         # The best policy itself is measured here and does worse, or a curriculum is at work: the prompts are harder.
         best, best_error, best_step, fallen = smooth, facts.error, facts.step, False
@@ -122,15 +134,16 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     bad = state.bad + 1 if causes else 0
     since = None if state.since is None else state.since + 1
     if best is None or smooth > best:
-        best, best_error, best_step = smooth, facts.error, facts.step
+        best, best_error, best_step, since_best = smooth, facts.error, facts.step, 0
     elif not causes:
         # What fades towards the mean of many rounds becomes as certain as that mean.
         best += rule.forgetting * (smooth - best)
         best_error -= rule.forgetting * best_error
-    after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts)
+    after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts, False, rates, cosines, since_best)
     if bad < rule.rounds or (since is not None and since <= rule.recovery):
         return None, after
     # The counts start anew after an action, while the best pass rate stays the reference.
+    after = replace(after, rates=(), cosines=(), since_best=0)
     go_back = rule.may_go_back and fallen
     after = replace(after, bad=0, smooth=None, since=None, returned=True) if go_back else replace(after, bad=0, since=0)
     cause, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""

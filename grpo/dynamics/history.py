@@ -133,6 +133,24 @@ def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) ->
     return History(steps - interval, values, np.full(count, error), intervals, lags)
 
 
+def merged(history: History, most: int) -> History:
+    """Averages neighbouring points of a curve, weighted by 1/error², until at most `most` points are left.
+
+    Points are merged only when their intervals and lags are equal.
+    """
+    while len(history) > most:
+        alike = (np.diff(history.intervals) == 0) & (np.diff(history.lags) == 0)
+        alike[1::2] = False
+        if not alike.any():
+            return history
+        begins = np.concatenate([[True], ~alike])
+        point, weights = np.cumsum(begins) - 1, history.errors**-2.0
+        total = np.bincount(point, weights)
+        steps, values = (np.bincount(point, weights * series) / total for series in (history.steps, history.values))
+        history = History(steps, values, 1 / np.sqrt(total), history.intervals[begins], history.lags[begins])
+    return history
+
+
 def num_tried(counts: Counts) -> int:
     """Returns the number of completions in a round."""
     return sum(size * groups for (_, size), groups in counts.items())

@@ -208,16 +208,16 @@ def _risen_silence(log: RunLog, silent: Interval, pass_rate: Interval | None, ru
 
 def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a run that has learned, but not over its last half. This is no forecast."""
-    series = log["pass_rate"]
+    what, series, _, unit = log.judged
     if len(series) < FEWEST_WITHOUT_PROGRESS or log.changing_prompts:
         return None
     since_start, lately, now = change(series), late_change(series), level(series)
-    if since_start is None or lately is None or now is None or since_start.low <= rule.gain_left:
+    if since_start is None or lately is None or now is None or since_start.low <= rule.gain_left * unit:
         return None
-    if lately.high > rule.gain_left or now.value > rule.solved:
+    if lately.high > rule.gain_left * unit or (what == "pass rate" and now.value > rule.solved):
         return None
     evidence = (
-        f"pass rate {now.value:.2f}; over the last half of the run it changed by {lately.value:+.3f} "
+        f"{what} {now.value:.2f}; over the last half of the run it changed by {lately.value:+.3f} "
         f"[{lately.low:+.3f}, {lately.high:+.3f}]"
     )
     remedy = "look at the other findings; harder or easier problems, or another learner.learning_rate"

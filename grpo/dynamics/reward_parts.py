@@ -25,6 +25,8 @@ SMOOTHED = 0.05
 UNEXPLAINED = 0.1
 # A part with a smaller weight than this is unpaid.
 UNPAID = 1e-6
+# A pass rate may jump within this many rounds, from one mean of `JUMP_MEAN` rounds to another.
+JUMP_ROUNDS, JUMP_MEAN = 5, 3
 
 
 class Rise(NamedTuple):
@@ -150,6 +152,30 @@ def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     remedy = "read samples.jsonl; a reward that does not count words, or task.reward.overlong=soft"
     return Finding("reward bought by length", WARNING, evidence, remedy)
+
+
+def solved_at_once(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that within a few rounds nearly all answers became right and completions far shorter.
+
+    A model seldom learns that fast, and a short answer that a reward takes for right is found that fast.
+    """
+    rate, length = log["pass_rate"], log["completions/length_mean"]
+    if len(rate) < 2 * JUMP_ROUNDS or len(rate) != len(length) or rate.values[-JUMP_ROUNDS:].mean() <= rule.solved:
+        return None
+    window = np.full(JUMP_MEAN, 1 / JUMP_MEAN)
+    rates, lengths = (np.convolve(series.values, window, "valid") for series in (rate, length))
+    rises = rates[JUMP_ROUNDS:] - rates[:-JUMP_ROUNDS]
+    jump = int(rises.argmax())
+    # What came before the jump holds completions as they were.
+    before, after = lengths[: jump + 1].mean(), lengths[jump + JUMP_ROUNDS :].mean()
+    if rises[jump] < rule.at_once or after > rule.much_shorter * before:
+        return None
+    evidence = (
+        f"about step {rate.steps[jump + JUMP_ROUNDS]:g} the pass rate rose by {rises[jump]:.2f} within {JUMP_ROUNDS} "
+        f"rounds, and completions went from {before:.0f} to {after:.0f} tokens"
+    )
+    remedy = "read samples.jsonl: does the reward take something else for right answers? If not, stop here"
+    return Finding("solved at once", WARNING, evidence, remedy)
 
 
 def _within_0_and_1(series: Series) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.history import Counts, history_of_values
+from grpo.dynamics.history import Counts, history_of_values, merged, noise_factor
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
 
@@ -32,9 +33,33 @@ class Series:
         return Series(self.steps[mask], self.values[mask])
 
 
+# Laws are fitted to at most this many points of a curve.
+MOST_FITTED = 2_000
 # A held-out curve needs at least this many evaluations.
 FEWEST_EVALUATIONS = 3
+# A curve of mean rewards needs at least this many rows.
+FEWEST_REWARDS = 3
 NOTHING = Series(np.empty(0), np.empty(0))
+
+
+# A reward's standard deviation counts as this pass rate's: that of completions of which one in five is right.
+STD_OF_RATES = 0.4
+# Where it is not logged, the scatter from round to round counts as this, as in rounds of some ten prompts.
+SCATTER_OF_RATES = 0.05
+
+
+class Judged(NamedTuple):
+    """The judged curve of a run is its pass rate, or else its mean reward.
+
+    what      "pass rate" or "mean reward"
+    history   the curve with errors
+    unit      how much of the reward weighs as much as a pass rate of 1; 0 if the reward never moves
+    """
+
+    what: str
+    series: Series
+    history: History
+    unit: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,7 @@ class RunLog:
     num_steps   optimizer steps that the run was to take
     decisions   (optimizer step, reason) of each change of plan by the scheduler
     changing_prompts  whether a curriculum changes how hard the prompts are, so that a pass rate may fall without a loss
+    settings    key → value of the run's configuration, as far as it is known
     framework   the framework that wrote the log, in whose option names advice is given; "" if it is not known
     notes       what was assumed when the log was read, in sentences
     """
@@ -72,6 +98,7 @@ class RunLog:
     num_steps: int = 0
     decisions: Sequence[tuple[int, str]] = ()
     changing_prompts: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
     framework: str = "grpo"
     notes: Sequence[str] = ()
 
@@ -99,8 +126,27 @@ class RunLog:
 
     @cached_property
     def identification(self) -> Identification | None:
-        """Returns the laws of the curve, fitted once for all reports, or None if there are too few rounds."""
-        return identify(self.history, self.momentum, *self.curve_dials)
+        """Returns the laws of the curve, fitted once for all reports, or None if there are too few rounds.
+
+        Of more than `MOST_FITTED` rounds neighbouring ones are merged, since fits take time in proportion.
+        """
+        curve = self.history
+        if len(curve) > MOST_FITTED:
+            # Merging rounds of correlated noise lowers their error by less than merging independent ones.
+            curve = replace(curve, errors=curve.errors * noise_factor(curve.values) ** 0.5)
+        return identify(merged(curve, MOST_FITTED), self.momentum, *self.curve_dials)
+
+    @cached_property
+    def judged(self) -> Judged:
+        """Returns the curve by which the run is judged."""
+        if len(self["pass_rate"]):
+            return Judged("pass rate", self["pass_rate"], self.history, 1.0)
+        reward, spread = self["reward/mean"], self["reward/std"].values
+        if len(reward) < FEWEST_REWARDS:
+            return Judged("mean reward", reward, self.history, 0.0)
+        unit = float(np.median(spread)) / STD_OF_RATES if len(spread) else 0.0
+        unit = unit or float(np.std(np.diff(reward.values))) / 2**0.5 / SCATTER_OF_RATES
+        return Judged("mean reward", reward, history_of_values(reward.steps, reward.values), unit)
 
     @property
     def steps_taken(self) -> float:

@@ -10,18 +10,23 @@ import numpy as np
 from grpo.dynamics.evidence import (
     FEWEST_ROUNDS,
     FIRST_ROUNDS,
+    Setback,
     change,
     fall,
+    half_width_of_many,
+    num_falls,
     setbacks,
     since_beginning,
     since_best,
     step_at,
+    window_error,
     window_length,
 )
-from grpo.dynamics.findings import CRITICAL, WARNING, DiagnosisRule, Finding
+from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.history import SMOOTHED_ROUNDS
 from grpo.dynamics.identify import Identification
-from grpo.dynamics.run_log import RunLog
+from grpo.dynamics.run_log import RunLog, Series
+from grpo.dynamics.step_signs import COSINE, in_errors
 from grpo.types import Interval
 
 # Fewer completions than this may all be wrong by chance.
@@ -77,20 +82,53 @@ def _turned(log: RunLog, name: str, last: float, rule: DiagnosisRule) -> str:
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.
 
-    A fall from which the run has recovered, at least in part, is reported as a setback.
+    A fall from which the run has recovered, at least in part, is reported as a setback. Data of changing difficulty
+    make a pass rate fall and rise too. So a loss is critical only for a run that is not above its start. It is a note
+    where the curve has fallen as far several times.
     """
-    if evidence := lost(log, rule):
-        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
-        return Finding("unstable", CRITICAL, evidence, remedy)
+    what, series, _, unit = log.judged
+    evidence = lost(log, rule)
     losses = (
-        [] if log.changing_prompts else [loss for loss in setbacks(log["pass_rate"]) if _is_loss(loss.change, rule)]
+        []
+        if log.changing_prompts or not unit
+        else [loss for loss in setbacks(series) if _is_loss(loss.change, rule, unit)]
     )
-    if not losses:
+    surest = min(losses, key=lambda loss: loss.change.high, default=None)
+    above = len(series) >= 2 * FEWEST_ROUNDS and bool(np.diff(_ends(series))[0] > 0)
+    if surest and (above or not evidence) and (why := _ordinary(log, surest, rule)):
+        remedy = "shuffle the problems, or raise dynamics.prompts_per_step: then the curve shows what is learned"
+        return Finding("wandering", NOTE, f"the {what} {why}", remedy)
+    if evidence:
+        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
+        return Finding("unstable", WARNING if above else CRITICAL, evidence, remedy)
+    if surest is None:
         return None
-    surest = min(losses, key=lambda loss: loss.change.high)
-    evidence = f"pass rate {surest.change.value:+.2f} between steps {surest.best:g} and {surest.lowest:g}"
+    evidence = f"{what} {surest.change.value:+.2g} between steps {surest.best:g} and {surest.lowest:g}"
     remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
     return Finding("setback", WARNING, evidence, remedy)
+
+
+def _ends(series: Series) -> tuple[float, float]:
+    """Returns the means of the first and of the last `FEWEST_ROUNDS` rounds."""
+    return float(series.values[:FEWEST_ROUNDS].mean()), float(series.values[-FEWEST_ROUNDS:].mean())
+
+
+def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
+    """Says why a loss tells little of the model, if the curve has fallen as far several times, or if the steps helped
+    all the while. Returns "" for other losses.
+
+    Falls that the noise of rounds may explain are not counted.
+    """
+    series = log.judged.series
+    noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
+    deep = max(-loss.change.value / 2, noise)
+    number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
+    if number >= rule.ordinary:
+        return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
+    if helped > 0:
+        span = f"between steps {loss.best:g} and {loss.lowest:g}"
+        return f"fell by {-loss.change.value:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+    return ""
 
 
 def lost(log: RunLog, rule: DiagnosisRule) -> str:
@@ -99,12 +137,13 @@ def lost(log: RunLog, rule: DiagnosisRule) -> str:
     Where the training pass rate has risen, worse evaluations are another problem (`reward_hacking`). Where prompts
     change in difficulty, only evaluations can show a loss.
     """
-    from_best, beginning, gain = fall(log["pass_rate"]), since_beginning(log.history), change(log["pass_rate"])
-    if not log.changing_prompts:
-        if from_best is not None and _is_loss(from_best, rule):
-            return f"pass rate {-from_best.value:.2f} below its best [{from_best.low:+.2f}, {from_best.high:+.2f}]"
-        if beginning is not None and _is_loss(beginning, rule):
-            return f"pass rate {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
+    what, series, history, unit = log.judged
+    from_best, beginning, gain = fall(series), since_beginning(history), change(series)
+    if not log.changing_prompts and unit:
+        if from_best is not None and _is_loss(from_best, rule, unit):
+            return f"{what} {-from_best.value:.2f} below its best [{from_best.low:+.2f}, {from_best.high:+.2f}]"
+        if beginning is not None and _is_loss(beginning, rule, unit):
+            return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
     evaluations = log.held_out_history()
     held_out = since_best(evaluations) if evaluations else None
     if held_out is not None and _is_loss(held_out, rule) and (gain is None or gain.low <= 0):
@@ -112,8 +151,8 @@ def lost(log: RunLog, rule: DiagnosisRule) -> str:
     return ""
 
 
-def _is_loss(change: Interval, rule: DiagnosisRule) -> bool:
-    return change.high <= -rule.collapse / 2 and change.value <= -rule.collapse
+def _is_loss(change: Interval, rule: DiagnosisRule, unit: float = 1.0) -> bool:
+    return change.high <= -rule.collapse / 2 * unit and change.value <= -rule.collapse * unit
 
 
 def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -43,25 +43,25 @@ class Swings(NamedTuple):
 
 def swinging(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a pass rate that swings twice in a row, by more than the rounds before the swings scattered."""
-    pass_rate = log["pass_rate"]
-    if log.changing_prompts or len(pass_rate) < 4 * SHORTEST:
+    what, series, _, unit = log.judged
+    if log.changing_prompts or len(series) < 4 * SHORTEST or not unit:
         return None
     scale = expected_scatter(log)
-    lengths = _lengths(len(pass_rate) // 4)
+    lengths = _lengths(len(series) // 4)
     # Swings that begin less than half a swing apart count as one.
-    number = sum(2 * len(pass_rate) / length for length in lengths)
+    number = sum(2 * len(series) / length for length in lengths)
     significant = [
         swings
         for length in lengths
-        for swings in [_largest(pass_rate.values, scale, length, number, least_noise=1.0 if log.counts else 0.0)]
-        if swings.size.low >= rule.collapse / 2 and swings.size.value >= rule.collapse
+        for swings in [_largest(series.values, scale, length, number, least_noise=1.0 if log.counts else 0.0)]
+        if swings.size.low >= rule.collapse / 2 * unit and swings.size.value >= rule.collapse * unit
     ]
     if not significant:
         return None
     surest = max(significant, key=lambda swings: swings.size.low)
-    steps = pass_rate.steps[surest.first], pass_rate.steps[surest.first + 4 * surest.length - 1]
+    steps = series.steps[surest.first], series.steps[surest.first + 4 * surest.length - 1]
     evidence = (
-        f"between steps {steps[0]:g} and {steps[1]:g} the pass rate was twice higher for {surest.length} rounds and "
+        f"between steps {steps[0]:g} and {steps[1]:g} the {what} was twice higher for {surest.length} rounds and "
         f"then lower for as many, by {surest.size.value:.2f} [{surest.size.low:.2f}, {surest.size.high:.2f}]"
     )
     return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
@@ -70,10 +70,13 @@ def swinging(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def expected_scatter(log: RunLog) -> Array:
     """Returns how much each round's pass rate scatters, [rounds], up to one factor for all rounds.
 
-    That is the sampling error where the log has counts. Otherwise it is √(p(1 − p)) of the smoothed pass rate p, since
-    rounds scatter least near 0 and 1.
+    Mean rewards scatter alike in all rounds. Of a pass rate it is the sampling error where the log has counts.
+    Otherwise it is √(p(1 − p)) of the smoothed pass rate p, since rounds scatter least near 0 and 1.
     """
-    values = log["pass_rate"].values
+    what, series, _, _ = log.judged
+    values = series.values
+    if what != "pass rate":
+        return np.ones(len(values))
     if log.counts and len(log.history) == len(values):
         return log.history.errors
     kernel = np.ones(FEWEST_ROUNDS)

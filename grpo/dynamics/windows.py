@@ -79,21 +79,29 @@ class Windows:
     def _variances(self, window: Array) -> Array:
         """Returns the variance of a window's mean [correlations]."""
         scatter, _ = _scatter(window)
-        gaps = np.arange(1, len(window))
-        correlation_factor = 1 + 2 * ((1 - gaps / len(window)) * CORRELATIONS[:, None] ** gaps).sum(axis=1)
-        return scatter / max(len(window) - 2, 1) / (1 - CORRELATIONS**2) * correlation_factor / len(window)
+        r, number = CORRELATIONS, len(window)
+        # The mean of n values scatters more by 1 + 2·Σ(1 − k/n)·r^k, over the distances k of two values.
+        correlation_factor = 1 + 2 * r / (1 - r) * (1 - (1 - r**number) / (number * (1 - r)))
+        return scatter / max(number - 2, 1) / (1 - r**2) * correlation_factor / number
 
 
 def _scatter(window: Array) -> tuple[Array, Array]:
     """Fits a line to a window at each correlation. Returns the sum of squares of its AR(1) innovations, and the
-    determinant of the line's information, [correlations] each."""
+    determinant of the line's information, [correlations] each.
+
+    The first value and the innovations v_t − r·v_{t−1} of the others are independent and have one variance. So sums of
+    their products are polynomials in r, whose coefficients are sums over the window.
+    """
     time = np.linspace(-1, 1, len(window))
-    # The first value and the innovations of the others are independent and have one variance.
-    rows = np.stack([window, np.ones_like(time), time])[None] * np.ones((len(CORRELATIONS), 1, 1))
-    first = np.sqrt(1 - CORRELATIONS[:, None] ** 2) * rows[:, :, 0]
-    rows = np.concatenate([first[:, :, None], rows[:, :, 1:] - CORRELATIONS[:, None, None] * rows[:, :, :-1]], axis=2)
-    values, line = rows[:, 0], rows[:, 1:]
-    information = line @ line.transpose(0, 2, 1)
-    coefficients = np.linalg.solve(information, line @ values[:, :, None])[:, :, 0]
-    residuals = values - np.einsum("ck,ckt->ct", coefficients, line)
-    return np.sum(residuals**2, axis=1), np.linalg.det(information)
+    # A line that is taken off changes no residual. What is left is small, so hardly any digit is lost.
+    slope = np.sum(time * window) / np.sum(time**2)
+    columns = np.stack([window - window.mean() - slope * time, np.ones_like(time), time])
+    later, earlier, first = columns[:, 1:], columns[:, :-1], columns[:, :1]
+    crossed = later @ earlier.T
+    r = CORRELATIONS[:, None, None]
+    products = (
+        (1 - r**2) * (first @ first.T) + later @ later.T - r * (crossed + crossed.T) + r**2 * (earlier @ earlier.T)
+    )
+    information, shared = products[:, 1:, 1:], products[:, 1:, 0]
+    explained = np.einsum("ci,ci->c", shared, np.linalg.solve(information, shared[:, :, None])[:, :, 0])
+    return np.maximum(products[:, 0, 0] - explained, 0.0), np.linalg.det(information)

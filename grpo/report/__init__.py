@@ -13,6 +13,7 @@ contrast_page, contrast_panels, contrast_tables   the page, charts and tables of
 
 The dynamics of a run:
 logs          a run's log → `RunLog`; foreign_logs, foreign_names and foreign_rows read other frameworks' logs
+foreign_columns   numbers of rows as columns; the last run of several
 foreign_words advice in the words of the framework that wrote a log
 dynamics, dynamics_panels, dynamics_tables, standing   `grpo dynamics`: output, charts, tables, where a run stands
 plan          `grpo dynamics plan`

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,39 +18,25 @@ from grpo.config import UserError
 from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.dynamics.reward_parts import SMOOTHED
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
-from grpo.report.foreign_names import Row, held_out_score, numbers_of, our_name, translated
+from grpo.report.foreign_columns import LARGEST, Column, series_of, translated
+from grpo.report.foreign_names import held_out_score, our_name
 from grpo.report.foreign_rows import OF_RUN, read_rows
-from grpo.report.foreign_words import framework_of
+from grpo.report.foreign_words import TRL, framework_of
 
 PART = "reward/part/"
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
-# Larger numbers are left out, since errors are computed from fourth powers, which could overflow.
-LARGEST = 1e60
-
-
-def columns(rows: Iterable[Row]) -> dict[str, Series]:
-    """Returns every numeric column as a series over ascending "step", without values beyond ±`LARGEST`.
-
-    If a step was logged several times, as by a resumed run, its last value is kept.
-    """
-    points: dict[str, dict[float, float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if isinstance(value, int | float) and name != "step" and abs(value) <= LARGEST:
-                points.setdefault(name, {})[row["step"]] = value
-    return {name: Series(*np.array(sorted(points_of_name.items()), float).T) for name, points_of_name in points.items()}
 
 
 def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     """Reads another framework's log. See `logs.read_log` for the arguments."""
     log = read_rows(path, column)
-    rows = [{"step": row["step"], **numbers_of(row)} for row in log.rows]
-    if not rows:
+    steps, own_columns = np.array(log.columns.steps), log.columns.named()
+    if not len(steps):
         raise UserError(f'{path} has no rows with a step: give a log whose rows have a number under "step"')
-    own_series = columns(rows)
-    series = columns({"step": row["step"], **translated(_without_step(row))} for row in rows)
+    own_series = series_of(steps, own_columns)
+    series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
         raise UserError(f"{path} has no finite numbers beside its steps")
     if column:
@@ -69,25 +55,29 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         rates, scores, interval = series[scores], None, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
+    framework = framework_of(own_series)
+    # TRL logs a KL only where its coefficient is above 0. It does not log how high it is.
+    has_kl = framework == TRL and "policy/reference_kl" in series
     return RunLog(
         history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
         series={**other_series, "pass_rate": rates} if len(rates) else other_series,
         held_out=series[scores] if scores else NOTHING,
         num_steps=max(log.max_steps, last),
-        framework=framework_of(own_series),
-        notes=[*log.notes, *_too_large(rows), *([note] if note else [])],
+        framework=framework,
+        settings={"objective.kl.coefficient": math.inf} if has_kl else {},
+        notes=[*log.notes, *_too_large(own_columns), *([note] if note else [])],
     )
 
 
-def _too_large(rows: Sequence[Row]) -> list[str]:
+def _too_large(columns: Mapping[str, Column]) -> list[str]:
     """Says how many finite numbers beyond ±`LARGEST` were left out, and of which columns."""
-    names = [name for row in rows for name, value in row.items() if LARGEST < abs(value) < math.inf]
-    columns_named = ", ".join(dict.fromkeys(names))
-    return [f"{len(names)} values beyond ±{LARGEST:g} are left out, of {columns_named}"] if names else []
-
-
-def _without_step(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name != "step"}
+    numbers = {
+        name: int((np.isfinite(column.values) & (np.abs(column.values) > LARGEST)).sum())
+        for name, column in columns.items()
+    }
+    columns_named = ", ".join(name for name, number in numbers.items() if number)
+    left_out = sum(numbers.values())
+    return [f"{left_out} values beyond ±{LARGEST:g} are left out, of {columns_named}"] if left_out else []
 
 
 def _named(

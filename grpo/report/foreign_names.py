@@ -140,24 +140,6 @@ def numbers_of(row: Row) -> dict[str, float]:
     return {name: value for name, value in row.items() if name not in STEPS and is_number(value)}
 
 
-def translated(row: Row) -> dict[str, float]:
-    """Returns a row with our names of metrics. A metric that is logged under two names keeps its first value.
-
-    It adds a skipped step where the gradient norm is not finite, and the share of silent groups where the shares of
-    all-correct and all-wrong groups are logged.
-    """
-    our_values: dict[str, float] = {}
-    for name, value in row.items():
-        our_values.setdefault(our_name(name), value)
-    norm = our_values.get("learner/gradient_norm")
-    if norm is not None:
-        our_values.setdefault("learner/skipped_steps", float(not math.isfinite(norm)))
-    if {"groups/all_correct_fraction", "groups/all_wrong_fraction"} <= our_values.keys():
-        silent = our_values["groups/all_correct_fraction"] + our_values["groups/all_wrong_fraction"]
-        our_values.setdefault("groups/silent_fraction", silent)
-    return our_values
-
-
 def our_name(name: str) -> str:
     """Returns our name of a metric, or `name` itself if the tables do not have it.
 
@@ -186,5 +168,6 @@ def held_out_score(series: Mapping[str, Series], rate_name: str) -> str | None:
 
 def is_number(value: Any) -> bool:
     """Tells whether a value of a log is a number that fits into a float. NaN and infinity are, booleans are not."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return fits or isinstance(value, float)
+    if isinstance(value, float):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

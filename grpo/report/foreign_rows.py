@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from grpo.config import UserError
 from grpo.config.errors import first_line, require
 from grpo.config.folder import METRICS_FILE
 from grpo.config.plain_json import parse_json
-from grpo.report.foreign_names import Row, is_number, numbers_of, step_of
+from grpo.report.foreign_columns import Columns, LastRun
+from grpo.report.foreign_names import is_number
 from grpo.telemetry import read_json_lines
 from grpo.telemetry.foreign_files import EVENT_FILES, read_event_files, read_parquet
 
@@ -42,13 +42,13 @@ MOST_FOLDERS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """This type holds the rows of one run, each with a "step".
+    """This type holds the rows of one run as columns.
 
     `max_steps` is the number of steps that the run was to take, 0 if the log does not say. `notes` say what was left
     out, in sentences.
     """
 
-    rows: list[Row]
+    columns: Columns
     max_steps: int = 0
     notes: tuple[str, ...] = ()
 
@@ -64,11 +64,11 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
         raise UserError(f"{path} is a device, which has no end: give a log, or send it to /dev/stdin by a pipe")
     file = _file_in(path) if path.is_dir() else path
     if file.is_dir() or "tfevents" in file.name:
-        return _stepped(read_event_files(file))
+        return _gathered(read_event_files(file))
     if file.suffix == ".parquet":
-        return _stepped(read_parquet(file))
+        return _gathered(read_parquet(file))
     if file.suffix in (".csv", ".tsv"):
-        return _stepped(_csv_rows(file, column))
+        return _gathered(_csv_rows(file, column))
     if file.suffix == ".json":
         return _json_rows(file)
     require(
@@ -78,9 +78,13 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
     )
     if file.is_file():  # a pipe can be read once only
         _require_json_lines(file)
-    lines = [row for row in read_json_lines(file) if isinstance(row, dict)]
-    return _stepped({"step": row.get("step"), **row["data"]} if isinstance(row.get("data"), dict) else row
-                    for row in lines)  # fmt: skip
+    return _gathered(_flat(row) for row in read_json_lines(file))
+
+
+def _flat(row: Any) -> Any:
+    """Returns a row without its inner mapping "data", in which verl's file logger puts the metrics."""
+    is_nested = isinstance(row, dict) and isinstance(row.get("data"), dict)
+    return {"step": row.get("step"), **row["data"]} if is_nested else row
 
 
 def _require_json_lines(file: Path) -> None:
@@ -121,50 +125,13 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in names)
 
 
-def _stepped(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
-    """Puts each row's step under "step" and keeps the last run. Leaves out rows without a step, and values that are no
-    rows."""
-    of_names = (row for row in rows if isinstance(row, Mapping))
-    stepped_rows = [{**row, "step": step} for row in of_names if (step := step_of(row)) is not None]
-    last_rows, notes = last_run(stepped_rows)
-    return ForeignRows(last_rows, max_steps, notes)
-
-
-def last_run(rows: Iterable[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Returns the rows of the last run in a log that may hold several, and sentences on what was left out.
-
-    A row marks a restart if most of its metrics were already logged at its step, and since then at a later step. If no
-    kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows from that step
-    on are dropped. Rows that are merely out of order repeat no step.
-    """
-    kept_rows: list[Row] = []
-    runs, resumed_steps = 1, []
-    seen_steps: dict[str, set[float]] = defaultdict(set)
-    newest_step: dict[str, float] = {}
+def _gathered(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
+    """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
+    run = LastRun()
     for row in rows:
-        step, metrics = row["step"], numbers_of(row)
-        repeated_metrics = [name for name in metrics if step in seen_steps[name] and step < newest_step[name]]
-        if 2 * len(repeated_metrics) > len(metrics):
-            earlier_rows = [before for before in kept_rows if before["step"] < step]
-            runs, resumed_steps = (runs, [*resumed_steps, step]) if earlier_rows else (runs + 1, [])
-            kept_rows = earlier_rows
-            seen_steps = defaultdict(
-                set, {name: {at for at in steps if at < step} for name, steps in seen_steps.items()}
-            )
-        for name in metrics:
-            seen_steps[name].add(step)
-            newest_step[name] = step
-        kept_rows.append(row)
-    notes = []
-    if runs > 1:
-        notes.append(
-            f"the log holds {runs} runs one after another, since its steps begin again: the last one is read; to read "
-            "another one, put its rows into a file of their own"
-        )
-    if resumed_steps:
-        steps = ", ".join(f"{step:g}" for step in resumed_steps)
-        notes.append(f"the run was resumed at step {steps}: what it had logged from there on before is left out")
-    return kept_rows, tuple(notes)
+        if isinstance(row, Mapping):
+            run.add(row)
+    return ForeignRows(run.columns, max_steps, run.notes)
 
 
 def _json_rows(path: Path) -> ForeignRows:
@@ -175,19 +142,19 @@ def _json_rows(path: Path) -> ForeignRows:
             f"{path} is not JSON ({first_line(error)}): give JSON Lines a name that ends in .jsonl"
         ) from None
     if isinstance(content, list):
-        return _stepped(content)
+        return _gathered(content)
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
         planned_steps = content.get("max_steps")
         is_planned = is_number(planned_steps) and abs(planned_steps) <= MOST_PLANNED
-        return _stepped(content["log_history"], int(planned_steps) if is_planned else 0)
+        return _gathered(content["log_history"], int(planned_steps) if is_planned else 0)
     if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
-        return _stepped(_pivoted(content))
+        return _gathered(_pivoted(content))
     raise UserError(
         f"{path} holds no log: it is neither a {TRL_STATE} with a log_history, nor rows, nor columns of values"
     )
 
 
-def _pivoted(content: Mapping[str, Any]) -> Iterable[Row]:
+def _pivoted(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Turns columns into rows. A column is a list, or a mapping from a row's index to a value."""
     rows: dict[Any, dict[str, Any]] = {}
     for name, values in content.items():
@@ -196,17 +163,23 @@ def _pivoted(content: Mapping[str, Any]) -> Iterable[Row]:
     return rows.values()
 
 
-def _csv_rows(path: Path, column: str | None) -> Iterable[Row]:
+def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header = file.readline()
             file.seek(0)
             separator = max(SEPARATORS, key=header.count)
             reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
-            rows = list(reader)
+            names = _metrics_of(path, [name for name in reader.fieldnames or () if name], column)
+            for row in reader:
+                numbers = {metric: _number(row[name]) for name, metric in names.items()}
+                yield {metric: value for metric, value in numbers.items() if value is not None}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None
-    names = [name for name in reader.fieldnames or () if name]
+
+
+def _metrics_of(path: Path, names: list[str], column: str | None) -> dict[str, str]:
+    """Returns the columns of a CSV file that are read, with their metrics: those of one run, without bounds."""
     twice = next((name for name in names if names.count(name) > 1), "")
     require(not twice, f"{path} has two columns {twice}: give each another name")
     of_runs = {name: tuple(name.rsplit(OF_RUN, 1)) for name in names if OF_RUN in name}
@@ -219,13 +192,12 @@ def _csv_rows(path: Path, column: str | None) -> Iterable[Row]:
                 "METRIC holds its pass rates"
             )
         runs = [run_chosen]
-    for row in rows:
-        numbers: dict[str, Any] = {}
-        for name in names:
-            run, metric = of_runs.get(name, ("", name))
-            if (not run or run in runs) and not metric.endswith(BOUNDS):
-                numbers[metric] = _number(row[name])
-        yield {name: value for name, value in numbers.items() if value is not None}
+    metrics = {name: of_runs.get(name, ("", name)) for name in names}
+    return {
+        name: metric
+        for name, (run, metric) in metrics.items()
+        if (not run or run in runs) and not metric.endswith(BOUNDS)
+    }
 
 
 def _number(text: str | None) -> float | None:

@@ -46,6 +46,8 @@ WORDS = {
     "objective.kl.coefficient=0.01": Words(
         "a KL term with coefficient 0.01", "beta=0.01", f"{ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_coef=0.01"
     ),
+    "objective.kl.coefficient": Words("coefficient of the KL term", "beta", f"{ACTOR}.kl_loss_coef"),
+    "learner.max_gradient_norm": Words("limit of gradient norms", "max_grad_norm", f"{ACTOR}.grad_clip"),
     "objective.correction.level=token": Words(
         "importance weights that correct for it", "vllm_importance_sampling_correction=true"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,8 @@ from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.scheduler import CHANGING
 from grpo.evaluation.held_out import is_unjudged
 from grpo.report.course import how_often
-from grpo.report.foreign_logs import columns, read_foreign
+from grpo.report.foreign_columns import Columns, series_of
+from grpo.report.foreign_logs import read_foreign
 from grpo.report.foreign_names import Row
 from grpo.telemetry import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, read_metrics, read_resumptions
 from grpo.telemetry.row_kinds import PLAN
@@ -137,7 +138,7 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
             (row["step"], *_timing(row), counts_of(row, FIRST_COUNTS) or counts_of(row))
             for row in present_rows
         ),
-        series=columns(rows),
+        series=_series(rows),
         counts=[counts_of(row) for row in present_rows if row[COUNTS]],
         held_out=held_out,
         momentum=config["learner"]["betas"][0],
@@ -151,7 +152,26 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
         num_steps=config["num_steps"],
         decisions=decisions_of(rows),
+        settings=dict(_flat(config)),
     )
+
+
+def _series(rows: Sequence[Row]) -> dict[str, Series]:
+    """Returns every numeric metric as a series."""
+    columns = Columns()
+    for row in rows:
+        columns.add(row["step"], {name: value for name, value in row.items()
+                                  if isinstance(value, int | float) and name != "step"})  # fmt: skip
+    return series_of(np.array(columns.steps), columns.named())
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a configuration with their whole keys."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
 
 
 def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:

@@ -36,6 +36,7 @@ METRIC_WORDS = {
     "held out": "held-out scores",
     "reward/mean": "mean rewards",
     "reward/mean or pass_rate": "rewards",
+    "step/cosine": "products of steps with the next gradients",
     "groups/silent_fraction": "the share of silent groups",
     "policy/entropy or policy/sampler_entropy": "entropies",
     "policy/reference_kl": "a KL to the reference",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from grpo.config import UserError
 from grpo.config.errors import first_line
 
 EVENT_FILES = "*tfevents*"
+# So many rows of a Parquet file are held at once.
+BATCH_ROWS = 4096
 
 
 def read_event_files(path: Path) -> list[dict[str, Any]]:
@@ -39,11 +42,13 @@ def read_event_files(path: Path) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a Parquet file. Raises `UserError` when the file is damaged or of another format."""
+def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file. Raises `UserError` when the file is damaged or of another format."""
     from pyarrow import ArrowException, parquet
 
     try:
-        return parquet.read_table(path).to_pylist()
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS):
+                yield from batch.to_pylist()
     except (ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read as a Parquet file: {first_line(error)}") from None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from grpo.config import UserError
 from grpo.config.errors import require
@@ -96,9 +96,9 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_json_lines(path: Path) -> list[Any]:
-    """Reads the values of any file of JSON lines, as `read_metrics` does."""
-    return [line.row for line in _lines(path)]
+def read_json_lines(path: Path) -> Iterator[Any]:
+    """Yields the values of any file of JSON lines, which it reads as `read_metrics` does, but for their check."""
+    return (line.row for line in _each_line(path))
 
 
 class _Line(NamedTuple):
@@ -119,24 +119,36 @@ def _rows(path: Path) -> list[_Line]:
 
 
 def _lines(path: Path) -> list[_Line]:
+    with _uncollected():
+        return list(_each_line(path))
+
+
+def _each_line(path: Path) -> Iterator[_Line]:
+    """Yields the lines of a file. Only the last line may be no JSON, and is left out then."""
+    unfinished, names = 0, {}
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        with path.open("rb") as file:
+            for number, line in enumerate(_texts(file), start=1):
+                require(not unfinished, f"line {unfinished} of {path} is not JSON: delete that line")
+                try:
+                    row = parse_json(line)
+                except ValueError:
+                    unfinished = number
+                else:
+                    if isinstance(row, dict):
+                        # A row has a hundred names, which every row has again. Rows share them, which halves memory.
+                        row = {names.setdefault(name, name): value for name, value in row.items()}
+                    yield _Line(row, len(line), line.endswith(b"\n"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: give the output_dir of a run") from None
-    parsed, names = [], {}
-    with _uncollected():
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = parse_json(line)
-            except ValueError:
-                if number < len(lines):
-                    raise UserError(f"line {number} of {path} is not JSON: delete that line") from None
-                continue
-            if isinstance(row, dict):
-                # A row has a hundred names, which every row has again. Rows share them, and take half the memory.
-                row = {names.setdefault(name, name): value for name, value in row.items()}
-            parsed.append(_Line(row, len(line), line.endswith(b"\n")))
-    return parsed
+
+
+def _texts(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields lines up to one without an end: if a run is writing the file, the rest of that line may follow."""
+    for text in file:
+        yield from text.splitlines(keepends=True)
+        if not text.endswith(b"\n"):
+            return
 
 
 @contextmanager

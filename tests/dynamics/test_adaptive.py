@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.dynamics.adaptive_state import AdaptiveState, PastRound, merged
+from grpo.dynamics.adaptive_state import AdaptiveState, PastRound
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
+from grpo.dynamics.history import merged
 from grpo.dynamics.laws import History
 from grpo.dynamics.scheduler import SCHEDULERS, adaptive, changes_prompts, replanned
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport, Verdict
@@ -264,7 +265,7 @@ def test_fixed_stays_as_configured():
 
 def test_merging_keeps_the_information_of_a_curve():
     history = measured(np.linspace(0.2, 0.7, 900))
-    short = merged(history)
+    short = merged(history, most=200)
     assert len(short) <= 200
     assert np.sum(short.errors**-2.0) == pytest.approx(np.sum(history.errors**-2.0))
     assert short.values @ short.errors**-2.0 == pytest.approx(history.values @ history.errors**-2.0)

@@ -1,8 +1,10 @@
 from dataclasses import replace
 
-from grpo.dynamics import guard
+import numpy as np
 
-RULE = guard.GuardRule(fall=4.0, least_fall=0.1, least_ess=0.3, rounds=2, recovery=3, rate_cuts=1)
+from grpo.dynamics import guard, losses
+
+RULE = guard.GuardRule(least_ess=0.3, rounds=2, recovery=3, rate_cuts=1)
 
 
 def watch(rounds, interval=4, rule=RULE):
@@ -98,3 +100,71 @@ def test_the_best_pass_rate_fades():
     slow = [(0.7 - 0.0025 * index, 0.95, 0) for index in range(100)]
     assert watch(slow) == [None] * 100
     assert any(watch(slow, rule=replace(RULE, forgetting=0.0)))
+
+
+def with_cosines(rates, cosines, rule=BACK):
+    """Returns the rounds after which the guard acts on these pass rates and cosines."""
+    state, acted = guard.GuardState(), []
+    for index, (rate, cosine) in enumerate(zip(rates, cosines, strict=True)):
+        facts = guard.RoundFacts(index, float(rate), 0.02, 0.95, 0, 1, 1.0, float(cosine))
+        action, state = guard.watch(rule, state, facts)
+        acted += [index] if action else []
+    return acted
+
+
+def luck(mean, rounds=160):
+    return 0.035 * (mean + np.random.default_rng(0).standard_normal(rounds))
+
+
+# A pass rate that falls by more than a third and comes back, as where the topics of the data wander.
+FALLEN_AND_BACK = np.interp(np.arange(160), [0, 80, 100, 120, 159], [0.3, 0.7, 0.4, 0.7, 0.7])
+
+
+def test_a_fall_of_the_pass_rate_while_steps_help_or_do_no_harm_is_left_alone():
+    assert with_cosines(FALLEN_AND_BACK, luck(0.4)) == []
+    assert with_cosines(FALLEN_AND_BACK, luck(0.0)) == []
+    assert watch([(rate, 0.95, 0) for rate in FALLEN_AND_BACK]).count(None) < 160
+
+
+def test_a_fall_of_the_pass_rate_while_steps_harm_is_a_loss():
+    cosines = np.where(np.arange(160) < 70, luck(0.4), luck(-0.6))
+    rates = np.interp(np.arange(160), [0, 80, 100, 159], [0.3, 0.7, 0.4, 0.4])
+    [first, *_] = with_cosines(rates, cosines)
+    assert 84 <= first <= 115
+
+
+def test_a_slow_decline_is_acted_on_earlier_where_steps_surely_harm():
+    rates = np.interp(np.arange(160), [0, 40, 159], [0.5, 0.6, 0.35])
+    assert not any(watch([(rate, 0.95, 0) for rate in rates]))
+    [first, *_] = with_cosines(rates, luck(-0.5))
+    assert rates.max() - rates[first] < 0.1
+
+
+def test_what_is_lost_nearly_whole_is_acted_on_whatever_the_steps_gain():
+    rates = np.where(np.arange(160) < 80, 0.6, 0.05)
+    assert with_cosines(rates, luck(0.4))[0] == 82
+
+
+def test_the_decline_of_a_hard_task_is_no_longer_silent():
+    """The pass rate goes from .12 to .07, which is no fall of .1."""
+    rates = np.interp(np.arange(160), [0, 159], [0.12, 0.06])
+    assert with_cosines(rates, luck(-0.4), RULE)
+    assert not any(watch([(rate, 0.95, 0) for rate in rates]))
+
+
+def test_after_an_action_the_signs_of_steps_are_counted_anew():
+    state = guard.GuardState(best=0.6, error=0.01, smooth=0.2, bad=1, cosines=tuple(luck(-0.6)), since_best=100)
+    action, state = guard.watch(RULE, state, guard.RoundFacts(160, 0.2, 0.02, 0.95, 0, 1, 1.0, -0.02))
+    assert action and (state.cosines, state.since_best) == ((), 0)
+
+
+def test_a_slow_decline_is_a_loss_where_the_curve_did_not_wander_before_and_none_where_it_did():
+    rounds, generator = np.arange(200), np.random.default_rng(0)
+    slow = np.interp(rounds, [0, 120, 199], [0.4, 0.6, 0.45]) + 0.03 * generator.standard_normal(200)
+    wandering = 0.5 + 0.12 * np.sin(rounds / 12) + 0.03 * generator.standard_normal(200)
+    cosines = 0.035 * (generator.standard_normal(200) - 0.5 * (rounds > 120))
+    [first, *_] = with_cosines(slow, cosines)
+    assert 150 <= first < 190
+    fall, wander = losses.fall_of_means(wandering[:140])
+    assert fall > 0.2 and fall < losses.LossRule().slow * wander
+    assert losses.fall_of_means(slow[:49]) == (0.0, 0.0)

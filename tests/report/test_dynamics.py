@@ -197,13 +197,13 @@ def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_pat
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 6 of 30 checks could be made, and they found no problem; a change of less than " in printed
+    assert "diagnosis: 6 of 32 checks could be made, and they found no problem; a change of less than " in printed
     assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
     assert (
         "if training goes on, the pass rate at step 60 will be between " in printed
         and "% (with 90 % certainty)" in printed
     )
-    assert "24 of 30 checks need what the log lacks: lengths, held-out scores, mean rewards, " in printed
+    assert "26 of 32 checks need what the log lacks: lengths, held-out scores, mean rewards, " in printed
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):

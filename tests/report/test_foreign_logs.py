@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.dynamics import progress
 from grpo.dynamics.diagnostics import diagnose
 from grpo.report.dynamics import advised
+from grpo.report.foreign_rows import read_rows
 from grpo.report.foreign_words import in_words_of
 from grpo.report.logs import read_log
 from tests.report.structure import complaints
@@ -279,6 +281,62 @@ def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
     assert evidence["gradients not finite"] == "gradients were NaN or Inf in 20% of the last 10 rounds"
 
 
+def evaluated(rates, norms, runtime=1.0):
+    """Returns the rows of a run's history as pandas writes them: columns of an evaluation are NaN in rows of training,
+    and columns of training are NaN in rows of an evaluation, one after every second step."""
+    trained = {"train/loss": 0.1, "train/learning_rate": 1e-6, "train/completions/mean_length": 80.0}
+    for step, (rate, norm) in enumerate(zip(rates, norms, strict=True)):
+        row = {"step": step, "_runtime": runtime * step, **trained, "train/reward": rate, "train/grad_norm": norm}
+        yield {**row, "eval/accuracy": float("nan")}
+        if step % 2:
+            training = dict.fromkeys([*trained, "train/reward", "train/grad_norm"], float("nan"))
+            yield {"step": step, "_runtime": runtime * step, **training, "eval/accuracy": rate}
+
+
+def told_of_gradients(path):
+    return {finding.name: finding.evidence for finding in diagnose(read_log(path))}.get("gradients not finite")
+
+
+def test_a_cell_that_was_not_logged_is_no_skipped_step(tmp_path):
+    nan, generator = float("nan"), np.random.default_rng(0)
+    rows = list(evaluated(RISING, [0.5] * 40))
+    assert told_of_gradients(write_lines(tmp_path / "evaluated.jsonl", rows)) is None
+    gaps = [{name: nan if name != "step" and generator.random() < 0.15 else value for name, value in row.items()}
+            for row in evaluated(RISING, [0.5] * 40)]  # fmt: skip
+    assert told_of_gradients(write_lines(tmp_path / "gaps.jsonl", gaps)) is None
+
+
+def test_a_gradient_that_is_not_a_number_is_told_beside_cells_that_were_not_logged(tmp_path):
+    rows = list(evaluated(RISING, [float("nan") if step % 4 == 0 else 0.5 for step in range(40)]))
+    told = told_of_gradients(write_lines(tmp_path / "log.jsonl", rows))
+    assert told == "gradients were NaN or Inf in 20% of the last 10 rounds"
+
+
+def test_a_long_log_takes_two_numbers_of_memory_for_each_number_in_it(tmp_path):
+    rows = [{"step": step, **{f"column_{index}": step + index / 7 for index in range(40)}} for step in range(2_000)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    read_rows(path)
+    tracemalloc.start()
+    columns = read_rows(path).columns.named()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(columns) == 40 and columns["column_39"].values[-1] == 1999 + 39 / 7
+    # The arrays that grow leave some room, and are there twice at the end.
+    assert peak < 2.5 * 16 * 2_000 * 40
+
+
+def test_a_log_whose_steps_repeat_again_and_again_keeps_the_last_row_of_each_metric(tmp_path):
+    rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(20)]
+    # A run that was resumed twice, and an evaluation that comes late.
+    rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(10, 15)]
+    rows += [{"step": 4, "eval/accuracy": 0.5}, {"step": 6, "eval/accuracy": 0.6}]
+    rows += [{"step": i, "reward": 0.3, "kl": 0.3} for i in range(12, 20)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values.tolist() == [0.1] * 10 + [0.2] * 2 + [0.3] * 8
+    assert log.held_out.steps.tolist() == [4, 6]
+    assert log.notes[0].startswith("the run was resumed at step 10, 12: ")
+
+
 def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
     rows = [{"step": i, "reward": 3.0, "rewards/accuracy/mean": rate, "rewards/format/mean": 1.0}
             for i, rate in enumerate(np.linspace(-0.01, 1.01, 40))]  # fmt: skip
@@ -362,7 +420,7 @@ def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_pat
     assert "has too few rounds to fit" in capsys.readouterr().err
     write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
     assert main(["dynamics", "diagnose", str(path)]) == 0
-    assert "none of 30 checks could be made" in " ".join(capsys.readouterr().out.split())
+    assert "none of 32 checks could be made" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
