@@ -29,6 +29,8 @@ from grpo.dynamics.run_log import RunLog, Series
 from grpo.dynamics.step_signs import COSINE, in_errors
 from grpo.types import Interval
 
+# Steps have surely helped where their cosines sum up to more than this many standard errors.
+SURELY = 2.0
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
 # What shows that completions have another form, and how it is told.
@@ -125,7 +127,7 @@ def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
     number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
     if number >= rule.ordinary:
         return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
-    if helped > 0:
+    if helped > SURELY:
         span = f"between steps {loss.best:g} and {loss.lowest:g}"
         return f"fell by {-loss.change.value:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
     return ""
