@@ -6,8 +6,9 @@ Three tasks are trained at the right learning rate, at four times and at a quart
 of 2, 4, 8, 16 and 32, with `dynamics=adaptive` from G = 16, and with `dynamics.adaptive.learning_rate=true` from G = 16
 or 4, the worse of the two. A run spends 40,000 prompt and completion tokens, of which a prompt counts once for its
 group. Prints and writes to FOLDER/schedule.json the mean pass rate over the last quarter of the tokens, and the tokens
-until the smoothed pass rate reached the level that the best fixed size reached at two thirds of its tokens. Resumable:
-a run that has spent its tokens is not run again.
+until the smoothed pass rate reached the level that the best fixed size reached at two thirds of its tokens. For fixed
+sizes it also prints the ledger: the rise of the pass rate from the first eighth of the steps to the last, and the sum
+of what steps gained (`step/gain`), in the same unit. Resumable: a run that has spent its tokens is not run again.
 """
 
 import json
@@ -39,6 +40,8 @@ COMMON = [
     *("dynamics.prompts_per_step=12", "evaluation.num_problems=0", "checkpoint.export=false"),
     *("checkpoint.every_rounds=0", "dynamics.diagnose_every=0", "tracking.samples_per_round=0", "num_steps=4000"),
 ]
+# The most tokens of a completion of experiment=tiny.
+MOST_TOKENS = 6
 # Rounds about a point of the smoothed curve are weighed by their tokens, within this many.
 WIDTH = 4000
 
@@ -87,6 +90,18 @@ def tokens_to(level: float, at: np.ndarray, rates: np.ndarray) -> float | None:
     return float(at[reached.argmax()]) if reached.any() else None
 
 
+def ledger(folder: Path) -> tuple[float, float]:
+    """Returns the rise of a run's pass rate, and the sum of its steps' gains as a pass rate.
+
+    The loss of Dr. GRPO is −E[reward]·(G − 1)/(G·L), with L the most tokens of a completion.
+    """
+    found = [row for row in rows(folder / "metrics.jsonl") if "pass_rate" in row]
+    rates = [row["pass_rate"] for row in found]
+    eighth, size = len(rates) // 8, found[0]["plan/group_size"]
+    gains = [row["step/gain"] for row in found if "step/gain" in row]
+    return float(np.mean(rates[-eighth:]) - np.mean(rates[:eighth])), MOST_TOKENS * size / (size - 1) * sum(gains)
+
+
 def row_of(folders: dict[str, list[Path]]) -> dict[str, dict]:
     """Returns end and tokens of each arm of a row, the means of its seeds; None where a seed misses the level."""
     runs = {arm: [measured(folder) for folder in seeds] for arm, seeds in folders.items()}
@@ -104,6 +119,7 @@ def row_of(folders: dict[str, list[Path]]) -> dict[str, dict]:
 def main(folder: Path, seeds: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results: dict[str, dict] = {}
+    books = Table("task and rate", *(f"G = {size}" for size in SIZES), title="rise of the pass rate, sum of gains")
     for task, (rate, words) in TASKS.items():
         for name, factor in RATES.items():
             folders: dict[str, list[Path]] = {}
@@ -118,12 +134,14 @@ def main(folder: Path, seeds: int) -> None:
                     if done.returncode:
                         sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
             results[f"{task}, rate {name}"] = row_of(folders)
+            sums = [np.mean([ledger(run) for run in folders[f"G = {size}"]], axis=0) for size in SIZES]
+            books.add_row(f"{task}, rate {name}", *(f"{rise:+.2f}, {gains:+.2f}" for rise, gains in sums))
             (folder / "schedule.json").write_text(json.dumps(results, indent=1))
     table = Table("task and rate", *arms(1.0), title="pass rate at the end (thousands of tokens to the level)")
     for row, found in results.items():
         tokens = ["–" if arm["tokens"] is None else f"{arm['tokens'] / 1000:.1f}" for arm in found.values()]
         table.add_row(row, *(f"{arm['end']:.3f} ({need})" for arm, need in zip(found.values(), tokens, strict=True)))
-    Console(width=200).print(table)
+    Console(width=200).print(table, books)
 
 
 if __name__ == "__main__":

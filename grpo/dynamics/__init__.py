@@ -1,8 +1,9 @@
 """This package models the dynamics of a run and schedules its rounds from the model. It needs only numpy and scipy.
 
-How much a group teaches:
+How much a group and a step teach:
 sigma, difficulty        laws of σ; how hard the prompts are, estimated from counts
-step, group_size, budget progress and cost of a step; the best G and number of prompts; completions spread over prompts
+gain                     what a step gains, from its products with later gradients
+step, group_size, budget aim and cost of a step; the best G and number of prompts; completions spread over prompts
 
 Where a reward curve goes:
 run_log, history         a run's log in one form; counts → curve with standard errors
