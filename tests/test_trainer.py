@@ -252,6 +252,7 @@ def test_rewards_that_no_other_process_can_import_have_names_of_their_own():
 
 
 CELLS = """
+import os
 import sys
 from grpo import Trainer
 from tests.test_trainer import typed

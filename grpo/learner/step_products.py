@@ -32,7 +32,7 @@ from grpo.types import Mean
 PIECE = 2**18
 # Of a larger shard about this many weights are read, other pieces at each step. On a CPU all weights of SmolLM2-135M
 # would take a sixth of a small step. The rest moves a cosine by about 1/√MOST, far less than the samples' luck does.
-# Copies of earlier weights are of this many as well, always the same ones, which takes 64 MiB.
+# Copies of earlier weights are of this many as well, always the same ones. They take 64 MiB of the host's memory.
 MOST = 2**23
 
 
@@ -177,11 +177,11 @@ class StepProducts:
         now = torch.cat([weights.detach().flatten()[piece] for piece in pieces])
         gradient = torch.cat([gradients[piece] for piece in pieces])
         path = self._paths.get(weights) or self._begun(now)
-        change = now - path.older
+        change = now - path.older.to(now.device)
         products = torch.stack((-change.dot(gradient), change.dot(change), gradient.dot(gradient))).double()
         steps = self.settings.get("path", 0)
         if steps and steps % self._horizon == 0:
-            path = Path(path.newer if steps > self._horizon else path.older, now)
+            path = Path(path.newer if steps > self._horizon else path.older, now.cpu())
         self._paths[weights] = path
         return products * (gradients.numel() / gradient.numel())
 
@@ -190,7 +190,7 @@ class StepProducts:
 
         DeepSpeed steps with the shards of a rank in the same order at all times."""
         copies = [self._saved.get(f"{len(self._paths)}.{name}") for name in Path._fields]
-        return Path(*(now.clone() if copy is None else copy.to(now) for copy in copies))
+        return Path(*(now.clone().cpu() if copy is None else copy.to(now.dtype) for copy in copies))
 
     def _change(self, optimizer: Optimizer, weights: Tensor, piece: slice) -> Tensor:
         """Returns Δ of a piece of the weights. Adam's follows from its state; others need the weights before it."""

@@ -242,14 +242,14 @@ def test_what_was_lost_is_gone_back_for_and_what_lost_it_is_not_tried_again():
     world, decisions = SimulatedRun(rate=0.02), []
     for index in range(60):
         statistics = world.round(plan)
-        if index in (12, 13):
+        if index in (12, 13, 14):
             statistics = replace(statistics, reward_counts={(0, plan.group_size): plan.prompts_per_round})
         decision = scheduler.next(plan, statistics, state)
         plan, state = decision.plan, decision.state
         decisions.append(decision)
     plans = [decision.plan for decision in decisions]
     [back] = [index for index, decision in enumerate(decisions) if decision.verdict.go_back]
-    assert back == 13
+    assert back == 14
     assert decisions[back].verdict.good_step <= sum(plan.refresh_interval for plan in plans[:12]) + 4
     assert (plans[back - 1].refresh_interval, plans[back].refresh_interval) == (4, 2)
     # The curve is that of the policy gone back to, alone.

@@ -242,6 +242,8 @@ def offload_facts(model, stage, precision):
                 sent = weights(learner)
                 states.offload()
                 kept = sum(chunk.nbytes for chunk in states._memory._chunks) + sent.untyped_storage().nbytes()
+                # Copies of earlier weights are in the host's memory at all times.
+                kept += sum(copy.nbytes for copy in learner._products.state().values())
                 held.append(sum(size for name, size in storages().items() if name not in before) - kept)
                 states.reload()
                 # What was sent while the rest was away is what is there afterwards.

@@ -40,7 +40,7 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     said = "The run was resumed after step 40: it had been killed"
     assert said in printed and said in page
     # The first chart is there twice, over the whole width and for a phone, and so is the last one, which is alone.
-    assert page.count("<figure") == 8
+    assert page.count("<figure") == 6
     assert_well_made(page)
     assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
 

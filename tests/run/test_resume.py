@@ -83,7 +83,7 @@ def test_a_checkpoint_with_an_odd_state_is_one_line_and_the_one_before_it_is_tak
 
 def test_an_adaptive_schedulers_state_is_checked_by_its_types(config, capsys):
     config.dynamics.name = "adaptive"
-    inner = {"longest": 8, "rounds": [], "counts": [], "guard": {}, "wish": None}
+    inner = {"longest": 8, "rounds": [], "counts": [], "guard": {}}
     save(config, 5, setting("progress", "scheduler", "inner", value=inner))
     save(config, 10, setting("progress", "scheduler", "inner", value=inner | {"counts": [[1, 2]]}))
     assert resumed(config).progress.scheduler.inner.longest == 8
