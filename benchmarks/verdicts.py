@@ -2,8 +2,8 @@
 
     python benchmarks/verdicts.py [simulated=SEEDS] [flat=RUNS] [logs=DIR] [processes=N]      (20, 200, none and 2)
 
-The true curve of a simulated run is known, and `WRONG` says when a verdict on it is wrong. Of a public log only the
-measurement is known, so a verdict counts as wrong there if the measurement contradicts it by more than the sampling
+The true curve of a simulated run is known, and `WRONG` says when a verdict on it is wrong. A public log shows only
+the measurement, so a verdict counts as wrong there if the measurement contradicts it by more than the sampling
 error. "On the plateau" is asked after 30, 50, 70 and 85 % of the run, other verdicts at its end.
 """
 

@@ -55,8 +55,8 @@ class Task(Protocol):
         """Returns the number of problems trained on, which is the number of prompts in one epoch."""
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Returns this rank's share of the stream's next `count` prompts over all ranks, in the stream's order. Of
-        every N consecutive ones, counted from the first, each of N ranks gets one."""
+        """Returns this rank's share of the stream's next `count` prompts over all ranks, in the stream's order.
+        Each of N ranks gets one of every N consecutive ones, counted from the first."""
 
     def record_lengths(self, lengths: Mapping[str, float]) -> None:
         """Passes how long a round's completions were: problem id → mean tokens, over all ranks. Later prompts are then

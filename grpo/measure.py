@@ -76,7 +76,7 @@ def outcomes(collected: Collected, collective: Collective) -> dict[str, tuple[in
 
 def mean_lengths(collected: Collected, collective: Collective) -> dict[str, float]:
     """Returns how long the completions of each problem of the round were: their mean number of tokens, over all ranks.
-    Of a problem that was asked several times, one group counts, which is the same on all ranks. Collective."""
+    One group counts for a problem that was asked several times, the same on all ranks. Collective."""
     groups = [scored.group for scored in collected.sampled]
     lengths = [(group.prompt.problem.problem_id, group.mean_length) for group in groups]
     return dict(chain(*collective.gather(lengths)))

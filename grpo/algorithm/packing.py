@@ -2,8 +2,8 @@
 
 A packed row holds trees. A tree is a prompt followed by completions that continue it. Position ids restart at the end
 of the prompt for each completion, and a completion attends to the prompt and to itself. So a prompt is computed once
-for all its completions, with exactly the log-probabilities and gradients that each completion would have alone. What
-all prompts of a row begin with, such as instructions and examples, is computed once for the row in the same way.
+for all its completions, with exactly the log-probabilities and gradients that each completion would have alone. In the
+same way a row computes once the beginning that all its prompts share, such as instructions and examples.
 """
 
 from __future__ import annotations

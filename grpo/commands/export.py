@@ -17,7 +17,7 @@ USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16
                    [upload=USER/NAME [public=true]] [model.trust_remote_code=true]
 
 Writes the model of a checkpoint with its tokenizer and a model card into DIRECTORY, which transformers and vLLM load.
-Of a run's folder the checkpoint with the best held-out pass rate is taken, or the newest where none was evaluated.
+A run's folder stands for its checkpoint with the best held-out pass rate, or the newest where none was evaluated.
 dtype is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it was
 trained, in peft's format, instead of merging it into the weights. upload=USER/NAME sends DIRECTORY to the Hugging Face
 hub too, where a new model is private unless public=true. It needs no GPU. Python code that comes with the model runs

@@ -170,7 +170,7 @@ class AdaptiveScheduler:
         gains = not whole or gain.of(float(progress_of_step(done, difficulty)) / whole) > 0
         interval, why_interval, state = self._interval(plan, statistics, gains, state)
         if interval < plan.refresh_interval and not gains:
-            # Whether fresher samples help is seen before the batch grows.
+            # The next rounds show whether fresher samples help, before the batch grows.
             plan, why_batch = replace(plan, refresh_interval=interval), ""
         else:
             plan, why_batch, state = self._batch(plan, statistics, gain, difficulty, state)

@@ -138,7 +138,7 @@ class Gain:
             ]
         )
         side = np.array([products.aimed / unit, -products.heated / unit**2])
-        # What the best signal and heat leave is noise. Two measurements are used up by the fit, so two are added.
+        # The best signal and heat leave noise. Two measurements are used up by the fit, so two are added.
         explained = float(side @ np.linalg.pinv(matrix, hermitian=True) @ side)
         mean_square = products.squares / products.number
         variance = (max(products.squares - explained, 0.0) + 2 * mean_square) / (products.number + 2)

@@ -1,6 +1,6 @@
 """This module judges whether a run that trains has lost what its policy could do: by its pass rate and by its steps.
 
-A pass rate alone cannot tell a loss from rounds whose prompts are harder. What steps gain can (`step_signs`): while
+A pass rate alone cannot tell a loss from rounds whose prompts are harder. The gain of steps can (`step_signs`): while
 they help, a fall of the pass rate is due to the prompts. Where they harm, a small fall is the beginning of a loss.
 """
 

@@ -127,7 +127,7 @@ def choose_refresh_interval(
 ) -> RefreshChoice:
     """Chooses the interval at which a second learns most, at most one rung of the ladder away from the current one.
 
-    What is learned counts as the share of samples that importance weights keep. Another interval must also save
+    The share of samples that importance weights keep counts as learned. Another interval must also save
     `RefreshRule.least_saving`. At τ = 1 the weights are 1 and show no drift, so the change to 2 needs only the saving.
     `gains` says whether steps gain anything; where they gain nothing, fresher samples are tried first.
     """

@@ -64,8 +64,8 @@ def replanned(
     """Returns the progress from which a run with the config `old` continues when it is resumed with `new`.
 
     `progress` holds the scheduler's state as it was saved. The plan is kept unless the new config has another first
-    plan or scheduler, or could not come to this plan. Its prompts are adjusted to `world_size` ranks. What the run has
-    spent still counts against its limits. Raises ValueError for a plan that `old` could not have come to, and for a
+    plan or scheduler, or could not come to this plan. Its prompts are adjusted to `world_size` ranks. The run's past
+    spending still counts against its limits. Raises ValueError for a plan that `old` could not have come to, and for a
     state that is none of the scheduler's.
     """
     if not may_plan(old, progress.plan):

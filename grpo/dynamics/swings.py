@@ -70,7 +70,7 @@ def swinging(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def expected_scatter(log: RunLog) -> Array:
     """Returns how much each round's pass rate scatters, [rounds], up to one factor for all rounds.
 
-    Mean rewards scatter alike in all rounds. Of a pass rate it is the sampling error where the log has counts.
+    Mean rewards scatter alike in all rounds. Pass rates have their sampling error where the log has counts.
     Otherwise it is √(p(1 − p)) of the smoothed pass rate p, since rounds scatter least near 0 and 1.
     """
     what, series, _, _ = log.judged

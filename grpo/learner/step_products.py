@@ -30,7 +30,7 @@ from grpo.types import Mean
 
 # Products are summed over pieces of this many weights, so that intermediate values stay in a processor's cache.
 PIECE = 2**18
-# Of a larger shard about this many weights are read, other pieces at each step. On a CPU all weights of SmolLM2-135M
+# A larger shard has about this many weights read, other pieces at each step. On a CPU all weights of SmolLM2-135M
 # would take a sixth of a small step. The rest moves a cosine by about 1/√MOST, far less than the samples' luck does.
 # Copies of earlier weights are of this many as well, always the same ones. They take 64 MiB of the host's memory.
 MOST = 2**23

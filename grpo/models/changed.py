@@ -60,7 +60,7 @@ def _check_names(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Non
     from transformers import CONFIG_MAPPING
 
     kind = settings.get("model_type")
-    # Of a model with code of its own only the file is known.
+    # A model with code of its own shows only its file.
     if kind not in CONFIG_MAPPING:
         return
     default_config = CONFIG_MAPPING[kind]()

@@ -119,7 +119,7 @@ def _shape_line(identification: Identification, ahead: Forecast) -> str:
 def shape_of(fit: LawFit) -> tuple[str, str]:
     """Describes the shape of a fitted curve over the measured rounds, in a word or two and in a phrase.
 
-    What counts is the curve, not its law: a law with a slow start may be fitted to a run that is past it.
+    The curve counts, not its law: a law with a slow start may be fitted to a run that is past it.
     """
     history, places = fit.history, np.linspace(0, len(fit.history) - 1, 11)
     curve = fit.predict(history.steps, history.intervals, history.lags)

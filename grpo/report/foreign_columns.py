@@ -1,6 +1,6 @@
 """This module gathers the numbers of a log's rows into columns, a row at a time, since mappings take much memory.
 
-Of a log that holds several runs, or a resumed one, `LastRun` keeps the rows of the last run.
+`LastRun` keeps the rows of the last run of a log that holds several runs, or a resumed one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Columns:
 
 
 class LastRun:
-    """The last run in a log is told from those before it while the log's rows are added.
+    """This class tells the last run in a log from those before it, while the log's rows are added.
 
     A row marks a restart if most of its metrics were already logged at its step, and since then at a later step. If no
     kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows from that step

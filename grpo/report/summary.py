@@ -192,7 +192,7 @@ def comparable(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], lis
 def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
     """Returns the `_CONDITIONS` in which evaluations differ, each with its values in the order of the evaluations.
 
-    Evaluations by earlier versions lack some conditions, such as max_tokens. What one of them lacks is left out.
+    Evaluations by earlier versions lack some conditions, such as max_tokens. Those that one of them lacks are left out.
     """
     conditions_of = {name: [evaluation.get(name) for evaluation in evaluations] for name in _CONDITIONS}
     return {name: told for name, told in conditions_of.items() if None not in told and len(set(told)) > 1}

@@ -174,7 +174,7 @@ class BudgetedCollector:
         prompts = self._task.next_prompts(plan.prompts_per_round)
         first = min(self._budget.pilot, plan.group_size)
         scored = sampled_and_graded(self._sampler, self._grading, prompts, first)
-        # Of a group that could not be graded nothing is known, so it gets no more.
+        # A group that could not be graded shows nothing, so it gets no more.
         own_counts = [(group.group.prompt.position, group.count) for group in scored if not group.spoilt]
         counts = dict(sorted(chain(*self._collective.gather(own_counts))))
         rest = (plan.group_size - first) * plan.prompts_per_round

@@ -94,7 +94,7 @@ def continued(
     processor: SeededSampling,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples a completion of each prompt in one batch, with shorter prompts padded on the left by token `pad`. Returns
-    token ids and their log-probabilities, [rows, tokens] each. What follows a row's first stop token means nothing."""
+    token ids and their log-probabilities, [rows, tokens] each. Tokens after a row's first stop token mean nothing."""
     longest = max(map(len, prompts))
     padding = [longest - len(prompt) for prompt in prompts]
     ids = [[pad] * count + list(prompt) for count, prompt in zip(padding, prompts, strict=True)]

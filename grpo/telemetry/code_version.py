@@ -42,7 +42,7 @@ def write_code(directory: Path) -> None:
 
 
 def _start() -> dict[str, str]:
-    """Returns time, user, host, processors and command of this process. What is not known is empty."""
+    """Returns time, user, host, processors and command of this process. Unknown facts are empty."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run under a number that has no name

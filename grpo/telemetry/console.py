@@ -1,6 +1,6 @@
 """This module prints one line per round and, on a terminal, a live progress bar below the lines.
 
-What each number of a line means is printed once, above the first line that has it.
+A legend says once what each number of a line means, above the first line that has it.
 """
 
 from __future__ import annotations
