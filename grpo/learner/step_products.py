@@ -32,8 +32,9 @@ from grpo.types import Mean
 PIECE = 2**18
 # A larger shard has about this many weights read, other pieces at each step. On a CPU all weights of SmolLM2-135M
 # would take a sixth of a small step. The rest moves a cosine by about 1/√MOST, far less than the samples' luck does.
-# Copies of earlier weights are of this many as well, always the same ones. They take 64 MiB of the host's memory.
 MOST = 2**23
+# Copies of earlier weights are of this many, always the same ones. They take 16 MiB of the host's memory.
+MOST_COPIED = 2**21
 
 
 class Products(NamedTuple):
@@ -172,7 +173,7 @@ class StepProducts:
 
     def _along_path(self, weights: Tensor, gradients: Tensor) -> Tensor:
         """Returns the products of the path with a shard's gradients, as a float64 tensor [3], and moves the path on."""
-        stride = -(-gradients.numel() // MOST)
+        stride = -(-gradients.numel() // MOST_COPIED)
         pieces = [slice(start, start + PIECE) for start in range(0, gradients.numel(), PIECE * stride)]
         now = torch.cat([weights.detach().flatten()[piece] for piece in pieces])
         gradient = torch.cat([gradients[piece] for piece in pieces])
