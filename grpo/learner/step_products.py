@@ -190,8 +190,9 @@ class StepProducts:
         """Returns the path of a shard that has none here yet: the saved one, or one that begins at its weights now.
 
         DeepSpeed steps with the shards of a rank in the same order at all times."""
-        copies = [self._saved.get(f"{len(self._paths)}.{name}") for name in Path._fields]
-        return Path(*(now.clone().cpu() if copy is None else copy.to(now.dtype) for copy in copies))
+        saved = [self._saved.get(f"{len(self._paths)}.{name}") for name in Path._fields]
+        here = now.cpu()
+        return Path(*(here.clone() if copy is None else copy.to(now.dtype) for copy in saved))
 
     def _change(self, optimizer: Optimizer, weights: Tensor, piece: slice) -> Tensor:
         """Returns Δ of a piece of the weights. Adam's follows from its state; others need the weights before it."""

@@ -104,7 +104,7 @@ def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
 
 def test_what_an_earlier_start_said_is_not_said_again(tmp_path):
     """Both starts write into one log."""
-    launch(tmp_path, FAIL).communicate(timeout=60)
+    launch(tmp_path, FAIL, SERVE).communicate(timeout=60)
     _, said = launch(tmp_path, "raise ValueError('no such port')", DEAF).communicate(timeout=60)
     assert said.splitlines()[-1] == "grpo: learner-0 on 127.0.0.1 ended with 1: ValueError: no such port"
     assert "grpo: the disk is full" in (tmp_path / "run" / "logs" / "learner-0.log").read_text()

@@ -198,8 +198,8 @@ def steps(model, case):
     norms, waited, operations = [], [], []
     with pretend_gpu() as gpu:
         learner = DeepSpeedLearner(config, model, gpu)
-        # DeepSpeed watches the first passes under ZeRO-3, to know what to gather when.
-        for tokens in (*(40, 40)[: stage - 1], 40, 10_000):
+        # The first step copies weights for the path. DeepSpeed watches two passes under ZeRO-3, to know what to gather.
+        for tokens in (*(40,) * max(1, stage - 1), 40, 10_000):
             config.learner.micro_batch_tokens = tokens
             with waits() as of_step, Operations() as asked:
                 norms.append(take_step(learner, config).gradient_norm)
