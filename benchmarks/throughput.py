@@ -38,7 +38,8 @@ from grpo.models import tiny
 from grpo.prove.bench import config_of
 from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
 from grpo.prove.sampling import step_bytes
-from grpo.telemetry import peak_tflops, write_code
+from grpo.telemetry.code_version import write_code
+from grpo.telemetry.hardware import peak_tflops
 
 WARM_UP = 2
 # (width, layers, heads, heads of keys and values, inner width, vocabulary, tied); (completions of a prompt, prompts,

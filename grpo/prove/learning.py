@@ -16,7 +16,7 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.memory import held_gib, peak_gib, peak_of_tensors_gib, reset_peak
 from grpo.prove.own_process import measured_apart
-from grpo.telemetry import peak_tflops
+from grpo.telemetry.hardware import peak_tflops
 from grpo.types import Batch
 
 WAYS = {

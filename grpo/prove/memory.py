@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from grpo.telemetry import peak_memory
+from grpo.telemetry.memory import peak_memory
 
 GIB = 2**30
 

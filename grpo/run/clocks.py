@@ -12,7 +12,7 @@ from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, OnGroup, Pending, Sampler, Task, WeightSync
 from grpo.rollout.grading_thread import GradingThread
 from grpo.run.full_memory import explaining_oom
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from grpo.types import Collected, Prompt, RolloutGroup, RoundPlan
 
 EVALUATION = "evaluation"

@@ -9,7 +9,7 @@ from pathlib import Path
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import require
 from grpo.learner.loading import longest_length
-from grpo.tasks import LoadedTask
+from grpo.tasks.task import LoadedTask
 
 BLOCK = 32
 """A fitted `model.max_length` is a multiple of this, the smallest block of vLLM's cache, where the model allows it."""

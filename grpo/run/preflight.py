@@ -19,8 +19,8 @@ from grpo.rollout.engine_arguments import keeps_state
 from grpo.rollout.stop_tokens import configured_ends, stop_token_ids
 from grpo.rollout.vllm_version import vllm_version
 from grpo.run.shape import setting_of
-from grpo.tasks import LoadedTask
 from grpo.tasks.prompt_encoding import PromptEncoder
+from grpo.tasks.task import LoadedTask
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.earlier_run import described
 from grpo.config.errors import require
@@ -21,17 +20,18 @@ from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal, say
+from grpo.insight.pages.trial import SAME, trial_table
 from grpo.learner.loading import proven_layout
-from grpo.report.trial import SAME, trial_table
+from grpo.models.resolve import load_tokenizer
 from grpo.run import preflight
 from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.model_folder import model_folder
 from grpo.run.parts import load_suite, load_task
 from grpo.run.precision import with_precision
 from grpo.run.tables import print_price, print_tables
-from grpo.tasks import LoadedTask, loaded_task, split
 from grpo.tasks.curriculum import check_rates
-from grpo.tasks.split import question_hash
+from grpo.tasks.split import question_hash, split
+from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants
 
@@ -68,7 +68,7 @@ def prepared(config: TrainConfig) -> Prepared:
         path = model_folder(config, needs_weights=not config.dry_run)
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
-        tokenizer = models.load_tokenizer(path, config.model)
+        tokenizer = load_tokenizer(path, config.model)
     with working("reading the problems"):
         room = room_for_prompts(config, path)
         tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *load_suite(config))]

@@ -19,8 +19,10 @@ from grpo.measure import by_problem, problem_id
 from grpo.run.checkpoints import CheckpointStore, read_progress, saved_random_state
 from grpo.run.first_rank import from_first, on_first
 from grpo.run.starting import require_base, saved_base
-from grpo.tasks import LoadedTask
-from grpo.telemetry import KILLED, Resumption, Row, read_ending, read_metrics
+from grpo.tasks.task import LoadedTask
+from grpo.telemetry.ending import read_ending
+from grpo.telemetry.json_lines import Row, read_metrics
+from grpo.telemetry.resumptions import KILLED, Resumption
 from grpo.types import Progress, RoundPlan, Verdict
 from grpo.types.plain import rebuilt
 

@@ -13,11 +13,11 @@ from grpo.config.errors import UserError, require
 from grpo.config.folder import EARLIER, LEFT_BEHIND, METRICS_FILE, STATE_FILE
 from grpo.config.saved import read_state
 from grpo.interfaces import Collective
-from grpo.models import WeightsIdentity, check_base, weights_identity
+from grpo.models.identity import WeightsIdentity, check_base, weights_identity
 from grpo.run.checkpoints import require_whole
 from grpo.run.first_rank import on_first
-from grpo.tasks import LoadedTask
-from grpo.telemetry import read_metrics
+from grpo.tasks.task import LoadedTask
+from grpo.telemetry.json_lines import read_metrics
 from grpo.types.plain import rebuilt
 
 

@@ -11,7 +11,7 @@ from grpo.config import CheckpointConfig, EvaluationConfig, UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import checkpoints_in
 from grpo.config.saved import read_state
-from grpo.dynamics.findings import Finding
+from grpo.insight.diagnosis.findings import Finding
 from grpo.measure import mean_lengths, outcomes
 from grpo.rollout.collect import PlainCollector
 from grpo.run.checkpoints import CheckpointStore

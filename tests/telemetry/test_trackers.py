@@ -10,8 +10,11 @@ import time
 import pytest
 
 from grpo.config import TrackingConfig, UserError
-from grpo.telemetry import JsonlTracker, Outlasting, Trackers, code_version, read_metrics, service_trackers, write_code
-from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
+from grpo.telemetry import code_version
+from grpo.telemetry.code_version import write_code
+from grpo.telemetry.json_lines import JsonlTracker, read_metrics
+from grpo.telemetry.outage import Outlasting
+from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, Trackers, WandbTracker, service_trackers
 from tests.full_disk import files_up_to
 
 INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
@@ -121,7 +124,7 @@ def test_a_torn_last_line_is_forgotten_when_read_and_when_resumed(tmp_path):
 
 def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
     script = (
-        "import os, signal, sys; from grpo.telemetry import JsonlTracker\n"
+        "import os, signal, sys; from grpo.telemetry.json_lines import JsonlTracker\n"
         "tracker = JsonlTracker(sys.argv[1])\n"
         "for step in range(1, 6): tracker.log({}, step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
