@@ -5,6 +5,7 @@ import graphlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -232,6 +233,25 @@ def test_a_heavy_package_is_named_in_one_room_only():
         assert len([own for own, named in MAY_NAME.items() if package in named]) == 1, package
     assert {own for own, named in MAY_NAME.items() if "vllm" in named} == {"rollout", "weight_sync"}
     assert {own for own, named in MAY_NAME.items() if "aiohttp" in named} == {"rollout", "tasks"}
+
+
+def test_every_package_that_is_imported_is_declared():
+    """Whoever installs the package gets all that it imports, the wings each with their own."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    known = {"hydra-core": "hydra", "pyyaml": "yaml", "mlflow-skinny": "mlflow"}
+
+    def declared(lines):
+        names = [re.match(r"[\w-]+", line)[0] for line in lines]
+        return {known.get(name, name).replace("-", "_") for name in names}
+
+    light = declared(project["dependencies"])
+    everything = light.union(*map(declared, extras.values()))
+    assert set().union(*MAY_NAME.values()) <= everything
+    # Files that these rooms only read where somebody has them need more.
+    assert MAY_NAME["insight"] | MAY_NAME["dynamics"] | MAY_NAME["evaluation"] | MAY_NAME["config"] <= light | {
+        *("pyarrow", "tensorboard"),
+    }
 
 
 def test_a_run_is_put_together_in_one_place():

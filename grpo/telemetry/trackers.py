@@ -291,4 +291,6 @@ def _package(name: str, without: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"{name} is not installed ({error}): pip install 'grpo[trackers]', or set {without}") from error
+        raise UserError(
+            f"{name} is not installed ({error}): pip install 'grpo-dynamics[trackers]', or set {without}"
+        ) from error
