@@ -22,7 +22,7 @@ from rich.table import Table
 from scipy import stats
 
 from grpo.host import environment
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 environment.prepare()
 

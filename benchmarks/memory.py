@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from grpo.host import device_memory, environment
-from grpo.run.precision import with_precision
-from grpo.run.shape import model_shape
+from grpo.run.preparing import with_precision
+from grpo.run.tables import model_shape
 
 environment.prepare()
 

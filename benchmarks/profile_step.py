@@ -11,7 +11,7 @@ import sys
 import time
 
 from grpo.host import environment
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 environment.prepare()
 
@@ -24,7 +24,7 @@ from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models.resolve import resolve
-from grpo.telemetry.memory import peak_memory
+from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 6, 8, 22, 18

@@ -16,7 +16,7 @@ import sys
 import time
 
 from grpo.host import environment
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 environment.prepare()
 

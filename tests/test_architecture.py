@@ -164,7 +164,7 @@ def test_annotations_name_only_what_the_design_allows():
         ("rollout", "from grpo.run import session", {"run"}),
         ("dynamics", "import torch, pandas", {"torch", "pandas"}),
         ("algorithm", "def f():\n    import requests, logging", {"requests"}),
-        ("learner", "from grpo.rollout.seeds import sample_seed", {"rollout"}),
+        ("learner", "from grpo.rollout.engine_arguments import sample_seed", {"rollout"}),
         ("rollout", "from deepspeed.runtime import zero", {"deepspeed"}),
         ("types", "if TYPE_CHECKING:\n    import torch", set()),
     ],

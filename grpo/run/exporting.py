@@ -20,13 +20,13 @@ from grpo.learner.loading import load_policy
 from grpo.learner.policy import Policy
 from grpo.loop import LoopParts
 from grpo.models.resolve import load_tokenizer
+from grpo.run.assembly import turn_of_learner
 from grpo.run.export_source import to_export
 from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
 from grpo.run.model_folder import model_folder
-from grpo.run.precision import with_precision
-from grpo.run.starting import check_start
-from grpo.run.turns import turn_of_learner
+from grpo.run.preparing import with_precision
+from grpo.run.resume import check_start
 from grpo.types import FinishedRound
 
 

@@ -21,13 +21,12 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models.resolve import load_tokenizer
 from grpo.run import preflight
+from grpo.run.assembly import sampler_in_turn
 from grpo.run.clocks import Clocks
-from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.model_folder import model_folder
 from grpo.run.parts import build_sampler, load_task
-from grpo.run.precision import with_precision
-from grpo.run.starting import check_start
-from grpo.run.turns import sampler_in_turn
+from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
+from grpo.run.resume import check_start
 from grpo.tasks.task import VerifiableTask, loaded_task
 from grpo.telemetry.phases import Phases
 from grpo.weight_sync.refresh import CheckedSync

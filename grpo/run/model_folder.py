@@ -18,8 +18,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.errors import first_line, require
 from grpo.host import ranks
 from grpo.host.terminal import say
-from grpo.models.changed import CONFIG, with_config
-from grpo.models.resolve import OWN_CODE, resolve
+from grpo.models.resolve import CONFIG, OWN_CODE, resolve, with_config
 from grpo.run.parts import warm_start_examples
 
 WIDENED = ("fp8", "mxfp4")

@@ -17,16 +17,14 @@ from grpo.rollout.engine_use import use_of_all
 from grpo.run.first_rank import on_first
 from grpo.run.resume import Saved
 from grpo.telemetry.breakdown import breakdown, completion_facts
-from grpo.telemetry.code_version import write_code
 from grpo.telemetry.completions import first_groups, whole_groups
 from grpo.telemetry.console import RunDisplay
+from grpo.telemetry.ending import add_resumption, forget_resumptions, write_code
+from grpo.telemetry.hardware import peak_memory
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker
-from grpo.telemetry.memory import peak_memory
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten, without_pass_rates
 from grpo.telemetry.notebook import NotebookDisplay, in_notebook
-from grpo.telemetry.outage import Outlasting
-from grpo.telemetry.resumptions import add_resumption, forget_resumptions
-from grpo.telemetry.trackers import Trackers, service_trackers
+from grpo.telemetry.trackers import Outlasting, Trackers, service_trackers
 from grpo.types import FinishedRound, RoundPlan
 
 

@@ -29,19 +29,27 @@ from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import end_distributed, init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Loop, Observer
-from grpo.run.assembly import assemble
-from grpo.run.clocks import Clocks
+from grpo.run.assembly import assemble, sampler_in_turn
+from grpo.run.clocks import Clocks, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.first_rank import from_first, on_first
-from grpo.run.full_memory import explaining_oom
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
-from grpo.run.resume import PROBLEMS, Saved, checkpoint_store, fresh, resumed, saved_run
-from grpo.run.starting import base_of, check_start, require_same_problems, set_aside
-from grpo.run.turns import sampler_in_turn
+from grpo.run.resume import (
+    PROBLEMS,
+    Saved,
+    base_of,
+    check_start,
+    checkpoint_store,
+    fresh,
+    require_same_problems,
+    resumed,
+    saved_run,
+    set_aside,
+)
 from grpo.tasks.task import VerifiableTask
 from grpo.telemetry.completions import CompletionFiles
 from grpo.telemetry.ending import FINISHED, INTERRUPTED, Ending, recording_failure, write_ending

@@ -34,8 +34,7 @@ from grpo.insight.pages.style import STYLE
 from grpo.insight.pages.yardstick import PASS_RATE
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, State, begin_ledger
-from grpo.telemetry.ending import FINISHED, INTERRUPTED, Ending, write_ending
-from grpo.telemetry.resumptions import KILLED, Resumption, add_resumption
+from grpo.telemetry.ending import FINISHED, INTERRUPTED, KILLED, Ending, Resumption, add_resumption, write_ending
 from grpo.types import Interval
 from tests.insight.structure import assert_well_made
 

@@ -21,7 +21,7 @@ from grpo.insight.pages.dynamics_panels import _within_0_and_1, draw_gradient_ma
 from grpo.insight.pages.dynamics_tables import _law_row, forecast_numbers, shape_of, summary_lines
 from grpo.insight.pages.page import picture
 from grpo.tasks.solve_rates import read_solve_rates
-from grpo.telemetry.resumptions import KILLED, Resumption, add_resumption
+from grpo.telemetry.ending import KILLED, Resumption, add_resumption
 from grpo.types import Mean
 from tests.insight.runs import trl_log, verl_log, write_run
 from tests.insight.structure import assert_well_made, complaints

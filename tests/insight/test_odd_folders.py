@@ -10,9 +10,8 @@ from grpo.config import UserError
 from grpo.insight.logs.logs import read_evaluations, read_plans, run_config
 from grpo.insight.pages.course import before
 from grpo.telemetry.completions import read_completions
-from grpo.telemetry.ending import Ending, read_ending
+from grpo.telemetry.ending import Ending, Resumption, read_ending, read_resumptions
 from grpo.telemetry.json_lines import read_metrics
-from grpo.telemetry.resumptions import Resumption, read_resumptions
 
 MEND = ": restore it; a resumed run writes it anew"
 

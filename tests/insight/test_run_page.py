@@ -17,8 +17,19 @@ from grpo.insight.pages.run_page import run_tables, settings, shown_groups
 from grpo.insight.pages.run_report import write_report
 from grpo.insight.pages.summary import comparable, summary_rows
 from grpo.insight.pages.verdict import judge
-from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, Ending, forget_ending, read_ending, write_ending
-from grpo.telemetry.resumptions import KILLED, Resumption, add_resumption, read_resumptions
+from grpo.telemetry.ending import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    Ending,
+    Resumption,
+    add_resumption,
+    forget_ending,
+    read_ending,
+    read_resumptions,
+    write_ending,
+)
 from tests.insight.runs import write_run
 from tests.insight.structure import assert_well_made
 

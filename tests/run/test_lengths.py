@@ -10,8 +10,8 @@ from grpo.config import UserError
 from grpo.config.earlier_run import described
 from grpo.config.hydra import compose_config
 from grpo.models.resolve import resolve
-from grpo.run.lengths import fit_lengths
 from grpo.run.parts import warm_start_examples
+from grpo.run.preparing import fit_lengths
 from grpo.tasks.task import loaded_task
 
 

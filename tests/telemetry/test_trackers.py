@@ -10,11 +10,16 @@ import time
 import pytest
 
 from grpo.config import TrackingConfig, UserError
-from grpo.telemetry import code_version
-from grpo.telemetry.code_version import write_code
+from grpo.telemetry.ending import write_code
 from grpo.telemetry.json_lines import JsonlTracker, read_metrics
-from grpo.telemetry.outage import Outlasting
-from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, Trackers, WandbTracker, service_trackers
+from grpo.telemetry.trackers import (
+    MlflowTracker,
+    Outlasting,
+    TensorBoardTracker,
+    Trackers,
+    WandbTracker,
+    service_trackers,
+)
 from tests.full_disk import files_up_to
 
 INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
@@ -396,7 +401,7 @@ def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):
     git("add", "mine.yaml")
     git("commit", "-m", "first")
     (tmp_path / "mine.yaml").write_bytes("a: größer τ\n".encode() + "b: größer\n".encode("latin-1"))
-    monkeypatch.setattr(code_version, "SOURCES", tmp_path)
+    monkeypatch.setattr("grpo.telemetry.ending.SOURCES", tmp_path)
     write_code(tmp_path)
     patch = (tmp_path / "code.patch").read_text(encoding="utf-8")
     assert "+a: größer τ\n+b: gr" in patch

@@ -18,8 +18,8 @@ from grpo.evaluation.held_out import is_unjudged
 from grpo.insight.logs.logs import Row, costs, read_evaluations, read_run, run_config
 from grpo.insight.pages.summary import asked
 from grpo.insight.pages.yardstick import MEAN_REWARD, PASS_RATE, Yardstick
+from grpo.telemetry.ending import Resumption, read_resumptions
 from grpo.telemetry.metrics import COUNTS
-from grpo.telemetry.resumptions import Resumption, read_resumptions
 
 Array = NDArray[np.float64]
 

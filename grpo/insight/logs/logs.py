@@ -26,9 +26,9 @@ from grpo.insight.logs.foreign_logs import read_foreign
 from grpo.insight.logs.foreign_names import Row
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.insight.pages.course import how_often
+from grpo.telemetry.ending import read_resumptions
 from grpo.telemetry.json_lines import read_metrics
 from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK
-from grpo.telemetry.resumptions import read_resumptions
 from grpo.telemetry.row_kinds import PLAN
 
 # A comparison of evaluations needs these besides pass@1.

@@ -9,9 +9,8 @@ from typing import Any
 from grpo.host.folder_lock import is_held
 from grpo.host.terminal import clean
 from grpo.insight.pages.glossary import setting
-from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, read_ending
+from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, KILLED, Resumption, read_ending
 from grpo.telemetry.json_lines import Row
-from grpo.telemetry.resumptions import KILLED, Resumption
 
 # How a run had ended before it was resumed.
 ENDED = {

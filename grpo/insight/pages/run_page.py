@@ -27,9 +27,8 @@ from grpo.insight.pages.small_charts import small_charts
 from grpo.insight.pages.summary import conditions, summary_rows
 from grpo.insight.pages.verdict import BAD, judge
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
-from grpo.telemetry.ending import FAILED, read_ending
+from grpo.telemetry.ending import FAILED, read_ending, read_resumptions
 from grpo.telemetry.json_lines import Row
-from grpo.telemetry.resumptions import read_resumptions
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."

@@ -19,8 +19,8 @@ from grpo.insight.pages.dynamics import analysed, print_findings, write_page
 from grpo.insight.pages.run_page import write_run_page
 from grpo.insight.pages.summary import comparable, samples_table, summary_table, write_markdown
 from grpo.insight.pages.verdict import judge
+from grpo.telemetry.ending import read_resumptions
 from grpo.telemetry.json_lines import read_metrics
-from grpo.telemetry.resumptions import read_resumptions
 
 NUM_SAMPLES = 4
 
