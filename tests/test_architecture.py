@@ -43,7 +43,7 @@ MAY_IMPORT = {
         *("types", "interfaces", "measure", "loop", "config", "host", "algorithm", "dynamics", "tasks", "models"),
         *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "insight"),
     },
-    "sweep": {"config", "host", "evaluation", "telemetry"},
+    "sweep": {"config", "host", "telemetry"},
     "launch": {"config", "host"},
     # What puts the engines of a run together to measure them.
     "prove": {
@@ -82,7 +82,6 @@ MAY_NAME = {
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors"},
-    "sweep": {"optuna", "rich"},
     "launch": {"torch"},
     "prove": {"torch", "transformers"},
     "commands": {"torch", "scipy", "rich"},
@@ -92,7 +91,7 @@ MAY_NAME = {
 # Heavy packages that one room hides from all others.
 HIDDEN = {
     *("deepspeed", "peft", "datasets", "math_verify", "reasoning_gym", "pebble", "wandb", "mlflow"),
-    *("tensorboard", "matplotlib", "jinja2", "hydra", "omegaconf", "optuna"),
+    *("tensorboard", "matplotlib", "jinja2", "hydra", "omegaconf"),
 }
 # Who puts a run together, and who may call it. `cli` imports the commands by name.
 CALLERS = {
