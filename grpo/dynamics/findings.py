@@ -121,8 +121,6 @@ class DiagnosisRule:
     ordinary          number of falls, each half as deep as the deepest, from which on a curve counts as wandering
     by_chance         probability that a run whose steps do not harm is ever told that they do
     gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
-    underdamped       damping ratio below which a fitted curve oscillates
-    swinging          least Akaike weight of the oscillator among all laws before its damping ratio counts
     """
 
     silent: float = 0.65
@@ -171,5 +169,3 @@ class DiagnosisRule:
     ordinary: int = 3
     by_chance: float = 0.01
     gain_left: float = 0.02
-    underdamped: float = 0.9
-    swinging: float = 0.999

@@ -24,7 +24,6 @@ from grpo.dynamics.evidence import (
 )
 from grpo.dynamics.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.dynamics.history import SMOOTHED_ROUNDS
-from grpo.dynamics.identify import Identification
 from grpo.dynamics.run_log import RunLog, Series
 from grpo.dynamics.step_signs import COSINE, in_errors
 from grpo.types import Interval
@@ -185,14 +184,3 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {loss.value:+.2f}"
     remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
     return Finding("shorter and worse", WARNING, evidence, remedy)
-
-
-def oscillation(curve: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
-
-    Noise that drifts sometimes looks like an oscillation, so the oscillator's Akaike weight must be near 1.
-    """
-    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
-        return None
-    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
-    return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
