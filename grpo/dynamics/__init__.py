@@ -7,8 +7,6 @@ step, group_size, budget aim and cost of a step; the best G and number of prompt
 
 Where a reward curve goes:
 run_log, history         a run's log in one form; counts → curve with standard errors
-laws, identify, wander   possible laws of the curve; which of them it follows; curves that only wander
-oscillator               the reduced-order model of the curve
 trend, forecast          the curve's trend, and the forecast that follows it
 whatif, planning         the run under other settings; a run before it starts
 request                  what a person asks of these two

@@ -15,7 +15,7 @@ from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
 from grpo.config.saved import flat
 from grpo.config.start import run_name
 from grpo.dynamics.findings import Finding
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS
 from grpo.host.terminal import clean
 from grpo.report import page
 from grpo.report.course import how_often, resumed_at, resumptions_table, standing, unfinished

@@ -5,7 +5,7 @@ import pytest
 
 from grpo.dynamics import whatif
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History
 from grpo.dynamics.run_log import NOTHING, RunLog, Series
 from grpo.dynamics.whatif import (
     BatchSetting,
