@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from benchmarks.papers.oscillator import held_coefficients, propagate
+from benchmarks.papers.sigma_laws import objective
 from grpo.dynamics.history import History
-from grpo.dynamics.sigma import objective
 
 Array = NDArray[np.float64]
 
