@@ -46,7 +46,7 @@ def last_fifth_of(history):
     return float(np.average(history.values[-number:], weights=history.errors[-number:] ** -2.0))
 
 
-def by_trend(seen, end, last_fifth):
+def interval_of(seen, end, last_fifth):
     ahead = forecast(seen, end)
     last = ahead.steps >= last_fifth
     return [ahead.chance(WORTHWHILE), *(float(curve[last].mean()) for curve in (ahead.low, ahead.value, ahead.high))]
@@ -59,7 +59,7 @@ def backtest(history):
     for share in SEEN:
         seen = history.until(history.steps[0] + share * (end - history.steps[0]))
         if len(seen) >= FEWEST:
-            yield [share, last_fifth_of(seen), *by_trend(seen, end, history.steps[-number]), came]
+            yield [share, last_fifth_of(seen), *interval_of(seen, end, history.steps[-number]), came]
 
 
 def backtest_held_out(held_out, training):
