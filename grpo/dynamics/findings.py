@@ -116,6 +116,7 @@ class DiagnosisRule:
     apart             largest difference between the pass rates in training and on held-out problems
     ungraded          largest share of answers whose grading failed or timed out
     collapse          largest loss of pass rate against the run's best
+    losing            weight of a fall (`losses.Fall`), with the cosines of steps, from which on it is a loss
     at_once           rise of the pass rate within a few rounds, to solved problems, that is seldom learned
     much_shorter      length, as a share of that before such a rise, below which the reward may be gamed
     ordinary          number of falls, each half as deep as the deepest, from which on a curve counts as wandering
@@ -164,6 +165,7 @@ class DiagnosisRule:
     apart: float = 0.1
     ungraded: float = 0.02
     collapse: float = 0.1
+    losing: float = 8.0
     at_once: float = 0.3
     much_shorter: float = 0.25
     ordinary: int = 3
