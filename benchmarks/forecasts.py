@@ -117,6 +117,17 @@ def main(output, *settings):
                 cells = (f"{covered:.0%}", f"{above:.0%}", f"{width:.2f}", f"{score:.2f}", claims)
                 table.add_row(group, f"{share:.0%}", str(len(forecasts)), *cells)
     Console().print(table)
+    table = Table("kind of simulated run", *(f"covered at {share:.0%}" for share in SEEN))
+    for kind in KINDS:
+        rows = [
+            row
+            for group, name, rows in done
+            if (group, name.split()[0]) == ("simulated", kind.__name__)
+            for row in rows
+        ]
+        of_shares = [[row for row in rows if row[0] == share] for share in SEEN]
+        table.add_row(kind.__name__, *(f"{scores(forecasts)[0]:.0%}" if forecasts else "–" for forecasts in of_shares))
+    Console().print(table)
 
 
 if __name__ == "__main__":
