@@ -23,12 +23,12 @@ from scipy.special import expit, logit
 
 from benchmarks.synthetic_logs import noise
 from grpo.dynamics import guard
-from grpo.dynamics.findings import NOTE, DiagnosisRule
 from grpo.dynamics.history import History, pass_rate
-from grpo.dynamics.run_log import RunLog, Series
-from grpo.dynamics.setbacks import collapse
-from grpo.dynamics.step_signs import COSINE, undoing
-from grpo.report.logs import counts_of, log_of, read_run, run_config
+from grpo.dynamics.step_signs import COSINE
+from grpo.insight.diagnosis.findings import NOTE, DiagnosisRule
+from grpo.insight.diagnosis.setbacks import collapse, undoing
+from grpo.insight.logs.logs import counts_of, log_of, read_run, run_config
+from grpo.insight.logs.run_log import RunLog, Series
 
 RULE = DiagnosisRule()
 ROUNDS = 300

@@ -27,10 +27,10 @@ from benchmarks.papers.identify import Identification, identify
 from benchmarks.papers.stability import sample_and_hold_radius
 from grpo.commands.words import integers
 from grpo.config import UserError
-from grpo.dynamics.evidence import window_length
 from grpo.dynamics.history import History
-from grpo.dynamics.run_log import RunLog
-from grpo.report.logs import read_log
+from grpo.insight.diagnosis.evidence import window_length
+from grpo.insight.logs.logs import read_log
+from grpo.insight.logs.run_log import RunLog
 from grpo.types import Interval
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from grpo.host.tether import end_with_parent
 from grpo.host.why_ended import last_word
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, open_ledger
-from grpo.telemetry import read_metrics
+from grpo.telemetry.json_lines import read_metrics
 
 
 def run_cell(job: Any) -> None:

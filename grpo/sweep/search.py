@@ -23,7 +23,8 @@ from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import run_cell
 from grpo.sweep.cells import cells_of
 from grpo.sweep.ledger import DONE, FAILED, RUNNING, Ledger, begin_ledger
-from grpo.telemetry import read_ending, read_metrics
+from grpo.telemetry.ending import read_ending
+from grpo.telemetry.json_lines import read_metrics
 
 DIGITS = 4
 """The number of significant digits of the values of a trial."""

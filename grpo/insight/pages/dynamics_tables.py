@@ -1,0 +1,131 @@
+"""This module describes the dynamics of a run in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from grpo.dynamics.forecast import Forecast, forecast_held_out
+from grpo.dynamics.replay import Proposal
+from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, paired
+from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, Finding
+from grpo.insight.logs.run_log import RunLog, Series
+from grpo.insight.pages.glossary import signed
+from grpo.insight.pages.verdict import Number
+
+# A gain of pass rate for which it is worth training on.
+WORTHWHILE = 0.02
+COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
+
+
+def forecast_line(ahead: Forecast) -> str:
+    """Says in a sentence where the curve goes."""
+    return (
+        f"forecast for step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} "
+        f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
+        f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
+        f"{ahead.chance(WORTHWHILE):.0%}{guess(ahead)}"
+    )
+
+
+def guess(ahead: Forecast) -> str:
+    """Says from where on a forecast lies further ahead than its log is long, in words that follow those of the
+    forecast, or "" if it nowhere does."""
+    if ahead.guess_from is None:
+        return ""
+    return f"; from step {ahead.guess_from:,.0f} on it reaches further ahead than the log is long and is mostly a guess"
+
+
+def forecast_numbers(ahead: Forecast) -> list[Number]:
+    """Returns the two numbers on top of the page: the forecast, and the gain until then."""
+    gain = ahead.gain
+    return [
+        Number(
+            f"forecast for step {ahead.steps[-1]:,.0f}",
+            f"{ahead.value[-1]:.1%}",
+            f"90 % interval {ahead.low[-1]:.1%} to {ahead.high[-1]:.1%}",
+        ),
+        Number(
+            "gain from now, in percentage points",
+            signed(100 * gain.value),
+            f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
+            f"probability {ahead.chance(WORTHWHILE):.0%}",
+        ),
+    ]
+
+
+def held_out_lines(log: RunLog, last_step: float) -> list[str]:
+    """Forecasts held-out evaluations in words, and says how far the pass rate in training is above or below them.
+
+    The list is empty for fewer than three evaluations or too few rounds.
+    """
+    curve = log.held_out_history()
+    if curve is None or len(log.history) < FEWEST_ROUNDS:
+        return []
+    ahead = forecast_held_out(curve, log.history, last_step)
+    lines = [
+        f"held out at step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} [{ahead.low[-1]:.2f}, "
+        f"{ahead.high[-1]:.2f}], "
+        f"gain from the last evaluation {ahead.gain.value:+.2f} [{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
+    ]
+    training = paired(Series(log.history.steps, log.history.values), log.held_out.steps)
+    is_shared_step = np.isin(log.held_out.steps, training.steps)
+    gaps = training.values - log.held_out.values[is_shared_step]
+    tail = gaps[len(gaps) // 2 :]
+    if len(tail) > 1:
+        error = float(tail.std(ddof=1) / np.sqrt(len(tail)))
+        side = "above" if tail.mean() >= 0 else "below"
+        lines.append(
+            f"training was {abs(tail.mean()):.2f} ± {error:.2f} {side} held out over the last {len(tail)} evaluations "
+            f"({gaps[0]:+.2f} at the first)"
+        )
+    return lines
+
+
+def way_table(ahead: Forecast) -> Table:
+    """Returns a table of the forecast pass rate at up to five evenly spread steps."""
+    table = Table(title="Forecast (90 % intervals)", title_justify="left")
+    for name in ("step", "pass rate", "interval"):
+        table.add_column(name, justify="right")
+    last = len(ahead.steps) - 1
+    for index in sorted({round(share * last) for share in (0, 0.25, 0.5, 0.75, 1)}):
+        interval = f"[{ahead.low[index]:.2f}, {ahead.high[index]:.2f}]"
+        table.add_row(f"{ahead.steps[index]:.0f}", f"{ahead.value[index]:.2f}", interval)
+    return table
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Returns a table with a row per finding: severity, name, evidence and remedy."""
+    table = Table(title="Diagnosis", title_justify="left")
+    for name in ("", "finding", "evidence", "what to do"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        severity = Text(finding.severity, style=COLORS[finding.severity])
+        table.add_row(severity, finding.name, f"{finding.meaning}\n{finding.evidence}", finding.remedy)
+    return table
+
+
+def decisions_table(proposals: Sequence[Proposal]) -> Table:
+    """Returns a table of the rounds after which the scheduler proposed another plan, with old and new values."""
+    table = Table(title="Decisions", title_justify="left")
+    for name in ("after step", "G", "τ", "prompts", "rate ×", "why"):
+        table.add_column(name, justify="left" if name == "why" else "right", overflow="fold")
+    for proposal in proposals:
+        if proposal.changes:
+            plan_followed, plan_proposed = proposal.done, proposal.proposed
+            table.add_row(
+                str(proposal.step),
+                _arrow(plan_followed.group_size, plan_proposed.group_size),
+                _arrow(plan_followed.refresh_interval, plan_proposed.refresh_interval),
+                _arrow(plan_followed.prompts_per_step, plan_proposed.prompts_per_step),
+                _arrow(plan_followed.learning_rate_factor, plan_proposed.learning_rate_factor),
+                proposal.verdict.reason,
+            )
+    return table
+
+
+def _arrow(before: float, after: float) -> str:
+    return f"{before:g}" if before == after else f"{before:g}→{after:g}"
