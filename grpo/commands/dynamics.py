@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
-  fit       fits laws to the reward curve, and writes them with forecast and diagnosis as a table, picture and page
+  fit       writes forecast and diagnosis as a table, picture and page
   forecast  predicts the reward curve
   diagnose  says what is wrong with a run, by which evidence, and what helps
   replay    shows what dynamics=adaptive would have decided

@@ -7,8 +7,6 @@ step, group_size, budget aim and cost of a step; the best G and number of prompt
 
 Where a reward curve goes:
 history                  counts → curve with standard errors
-laws, identify, wander   possible laws of the curve; which of them it follows; curves that only wander
-oscillator               the reduced-order model of the curve
 trend, forecast          the curve's trend, and the forecast that follows it
 
 What the next round does:

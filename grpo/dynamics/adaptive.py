@@ -17,8 +17,7 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.gain import Gain, Products
 from grpo.dynamics.group_size import BatchRule, choose_batch
-from grpo.dynamics.history import pass_rate
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS, pass_rate
 from grpo.dynamics.refresh_interval import (
     OffPolicyness,
     RefreshRule,

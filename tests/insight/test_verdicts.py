@@ -90,6 +90,37 @@ def test_a_curve_that_falls_again_and_again_is_a_note_and_a_single_fall_is_a_los
     assert (loss.name, loss.severity) == ("unstable", "critical")
 
 
+def with_cosines(log, mean):
+    """Returns the log with cosines of this mean, in units of their standard deviation, from round 100 on."""
+    steps = log["pass_rate"].steps
+    cosines = 0.035 * (mean * (steps > 100) + np.random.default_rng(0).standard_normal(len(steps)))
+    return replace(log, series={**log.series, step_signs.COSINE: Series(steps, cosines)})
+
+
+def losses_told(log):
+    return {finding.name for finding in diagnose(log) if finding.severity != NOTE} & {"unstable", "setback"}
+
+
+def test_data_that_wander_are_no_loss_where_steps_do_no_harm():
+    logs = [wandering(seed, first=0.5, last=0.5) for seed in range(6)]
+    assert [bool(losses_told(log)) for log in logs] == [True, True, True, False, True, False]
+    assert [bool(losses_told(with_cosines(log, 0.0))) for log in logs] == [False] * 6
+
+
+def test_a_decline_is_told_sooner_where_its_steps_harm():
+    """The pass rate rises to .6 until round 100 and then falls by .4 within 150 rounds."""
+    curve = np.interp(np.arange(250), [0, 100, 249], [0.3, 0.6, 0.2])
+    rates = np.random.default_rng(1).binomial(64, curve) / 64
+
+    def told_at(mean):
+        ends = range(110, 251, 10)
+        logs = {end: with_cosines(steady(rates[:end]), mean) for end in ends}
+        return next(end for end in ends if "unstable" in losses_told(logs[end]))
+
+    without = next(end for end in range(110, 251, 10) if "unstable" in losses_told(steady(rates[:end])))
+    assert (told_at(-0.4), without) == (140, 160)
+
+
 def told_names(log):
     return {finding.name for finding in diagnose(log)}
 

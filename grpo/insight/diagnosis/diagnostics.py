@@ -80,9 +80,6 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
         return [fitting(without_reward, log.settings)]
     log = progress.with_known_prompts(log, rule)
     findings = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
-    curve = log.identification
-    if curve and curve.identified and (finding := setbacks.oscillation(curve, rule)):
-        findings = [other for other in findings if other.name != finding.name] + [finding]
     findings = [fitting(finding, log.settings) for finding in compatible(findings)]
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 

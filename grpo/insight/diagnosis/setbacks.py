@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from grpo.dynamics.history import SMOOTHED_ROUNDS
-from grpo.dynamics.identify import Identification
-from grpo.dynamics.step_signs import COSINE, harm, in_errors
+from grpo.dynamics.losses import MOST_WANDERS, Course, Fall, LossRule, fall_of_means
+from grpo.dynamics.step_signs import COSINE, FEWEST, harm, in_errors
 from grpo.insight.diagnosis.evidence import (
     FEWEST_ROUNDS,
     FIRST_ROUNDS,
@@ -30,8 +30,11 @@ from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRu
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import Interval
 
+LOSSES = LossRule()
 # Steps have surely helped where their cosines sum up to more than this many standard errors.
 SURELY = 2.0
+# And they have rather harmed where the sum is below minus this.
+HARM = 1.0
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
 # What shows that completions have another form, and how it is told.
@@ -120,37 +123,72 @@ def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
     """Says why a loss tells little of the model, if the curve has fallen as far several times, or if the steps helped
     all the while. Returns "" for other losses.
 
-    Falls that the noise of rounds may explain are not counted.
+    Falls that the noise of rounds may explain are not counted. With cosines, a fall within the curve's own wander is
+    ordinary unless steps surely harmed, and so is one over many rounds: what breaks a model by itself does so at once.
     """
     series = log.judged.series
     noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
-    deep = max(-loss.change.value / 2, noise)
+    size, span = -loss.change.value, f"between steps {loss.best:g} and {loss.lowest:g}"
+    deep = max(size / 2, noise)
     number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
     if number >= rule.ordinary:
         return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
     if helped > SURELY:
-        span = f"between steps {loss.best:g} and {loss.lowest:g}"
-        return f"fell by {-loss.change.value:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+        return f"fell by {size:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+    slow = against_steps(log)
+    at_once = len(series.between(loss.best, loss.lowest)) <= 2 * FEWEST_ROUNDS
+    wanders = slow is not None and (size < MOST_WANDERS * slow.wander or not slow.wander or not at_once)
+    if wanders and helped > -SURELY:
+        return f"fell by {size:.2g} {span}, as far as data that wander make it fall, and steps did not surely harm"
     return ""
+
+
+def against_steps(log: RunLog) -> Fall | None:
+    """Returns the fall of the mean pass rate with the cosines since, or None where rounds have no cosines."""
+    series, cosines = log["pass_rate"], log[COSINE]
+    aligned = np.zeros(len(series))
+    places = np.searchsorted(series.steps, cosines.steps)
+    known = (places < len(series)) & np.isin(cosines.steps, series.steps) & np.isfinite(cosines.values)
+    aligned[places[known]] = cosines.values[known]
+    if np.count_nonzero(aligned) < FEWEST:
+        return None
+    return fall_of_means(Course(series.values, aligned))
 
 
 def lost(log: RunLog, rule: DiagnosisRule) -> str:
     """Returns the evidence that a run is below its best rounds, first rounds or best evaluation, or "" if it is not.
 
     Where the training pass rate has risen, worse evaluations are another problem (`reward_hacking`). Where prompts
-    change in difficulty, only evaluations can show a loss.
+    change in difficulty, only evaluations can show a loss. With cosines, a fall that leaves something counts by its
+    weight (`losses`), since harder prompts make a pass rate fall too.
     """
-    what, series, history, unit = log.judged
-    from_best, beginning, gain = fall(series), since_beginning(history), change(series)
-    if not log.changing_prompts and unit:
-        if from_best is not None and _is_loss(from_best, rule, unit):
-            return f"{what} {-from_best.value:.2f} below its best [{from_best.low:+.2f}, {from_best.high:+.2f}]"
-        if beginning is not None and _is_loss(beginning, rule, unit):
-            return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
+    if not log.changing_prompts and log.judged.unit and (evidence := _below(log, rule)):
+        return evidence
+    gain = change(log.judged.series)
     evaluations = log.held_out_history()
     held_out = since_best(evaluations) if evaluations else None
     if held_out is not None and _is_loss(held_out, rule) and (gain is None or gain.low <= 0):
         return f"held-out pass rate {-held_out.value:.2f} below its best evaluation"
+    return ""
+
+
+def _below(log: RunLog, rule: DiagnosisRule) -> str:
+    """Returns the evidence that a run is below its best rounds or first rounds, or "" if it is not."""
+    what, series, history, unit = log.judged
+    best, beginning, slow = fall(series), since_beginning(history), against_steps(log)
+    now, first = (part.mean() for part in (series.values[-FEWEST_ROUNDS:], series.values[:FIRST_ROUNDS]))
+    by_steps = slow is not None and (best is None or -best.value < LOSSES.deep * (now - best.value))
+    if slow and by_steps and slow.wander:
+        if slow.size > LOSSES.slow_fall and slow.weight > rule.losing:
+            return (
+                f"{what} {slow.size:.2f} below its best, {slow.size / slow.wander:.1f} times as far as it wanders by "
+                f"itself, while {COSINE} sums up to {slow.against:+.1f} standard errors"
+            )
+    elif best is not None and _is_loss(best, rule, unit) and not (slow and by_steps and slow.against > -HARM):
+        return f"{what} {-best.value:.2f} below its best [{best.low:+.2f}, {best.high:+.2f}]"
+    partly = slow is not None and beginning is not None and -beginning.value < LOSSES.deep * first
+    if beginning is not None and _is_loss(beginning, rule, unit) and not partly:
+        return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
     return ""
 
 
@@ -186,17 +224,6 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {loss.value:+.2f}"
     remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
     return Finding("shorter and worse", WARNING, evidence, remedy)
-
-
-def oscillation(curve: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
-
-    Noise that drifts sometimes looks like an oscillation, so the oscillator's Akaike weight must be near 1.
-    """
-    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
-        return None
-    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
-    return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
 
 
 def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:

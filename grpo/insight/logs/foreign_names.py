@@ -128,6 +128,7 @@ STEPS = (
     *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
     *("rollout/step", "train/step", "eval/step", "_step", "Step", "iteration"),
 )
+STEP_NAMES = frozenset(STEPS)
 
 
 def step_of(row: Row) -> float | None:
@@ -137,7 +138,12 @@ def step_of(row: Row) -> float | None:
 
 def numbers_of(row: Row) -> dict[str, float]:
     """Returns the numeric values of a row except its step, under the log's own names."""
-    return {name: value for name, value in row.items() if name not in STEPS and is_number(value)}
+    # Most values are floats, of which a long log has millions.
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in STEP_NAMES and (type(value) is float or is_number(value))
+    }
 
 
 def our_name(name: str) -> str:

@@ -143,7 +143,6 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         series=_series(rows),
         counts=[counts_of(row) for row in present_rows if row[COUNTS]],
         held_out=held_out,
-        momentum=config["learner"]["betas"][0],
         exponent=normalization["exponent"],
         mean_exponent=normalization.get("mean_exponent", 0.0),
         dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",

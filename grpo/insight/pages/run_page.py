@@ -14,7 +14,7 @@ from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
 from grpo.config.saved import flat
 from grpo.config.start import run_name
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS
 from grpo.host.terminal import clean
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import run_config

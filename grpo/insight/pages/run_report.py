@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, CURVES_FILE, METRICS_FILE, REPORT_FILE
 from grpo.config.start import run_name
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS
 from grpo.evaluation.held_out import both_unjudged
 from grpo.host.environment import hidden_command
 from grpo.host.terminal import Terminal

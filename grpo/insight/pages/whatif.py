@@ -21,7 +21,7 @@ from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.sweep_words import grid, plain
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.host.terminal import Terminal
