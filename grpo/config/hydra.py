@@ -28,7 +28,7 @@ from grpo.config.directory import config_directory
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.hints import hint
-from grpo.config.rewording import reworded
+from grpo.config.rewording import kind_of, reworded
 from grpo.config.run import TrainConfig
 from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
@@ -106,7 +106,31 @@ def composed(words: list[str]) -> DictConfig:
         raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
     _take_out_hydras_own(config)
     _refuse_added(config)
+    _refuse_sections_in_text(config)
     return config
+
+
+def _refuse_sections_in_text(config: DictConfig) -> None:
+    """Raises UserError for a text such as runs/${model}, which would hold a whole section as Python writes it."""
+    for key, text in _texts(OmegaConf.to_container(config, resolve=False)):
+        # A section's whole value may be that of another one.
+        names = re.findall(r"\$\{(\w[\w.]*)\}", text) if kind_of(key) is str or not text.startswith("${") else ()
+        for name in names:
+            inside = OmegaConf.select(config, name, throw_on_resolution_failure=False)
+            one = next(iter(inside), "") if OmegaConf.is_dict(inside) else ""
+            require(
+                not OmegaConf.is_config(inside),
+                f"{key}: ${{{name}}} is not one value: name one" + (f", such as ${{{name}.{one}}}" if one else ""),
+            )
+
+
+def _texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every text with a `${` in a nest of mappings, with its key."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, str) and "${" in content:
+        yield key, content
 
 
 def _not_utf8(folder: Path) -> str:
@@ -128,6 +152,12 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     content = OmegaConf.to_container(plain_yaml.load(file))
+    header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?!_global_\s)(\S+)", file.read_text(encoding="utf-8"))
+    if header:
+        raise UserError(
+            f"{file.name}: its line @package puts all its keys below {header[1]}, those of train.yaml too: leave out "
+            f"the line, and write {header[1]}: before the keys that belong there"
+        )
     if isinstance(content, dict) and "hydra" in content:
         raise UserError(f"{file.name}: the block hydra: {_UNREAD}; --config-dir DIR adds a folder of groups")
     defaults = content.get("defaults") if isinstance(content, dict) else None
