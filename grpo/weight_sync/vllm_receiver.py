@@ -27,6 +27,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
+from grpo.host.tether import end_with_tether
 from grpo.weight_sync.adapters import AdaptedWeights
 from grpo.weight_sync.channel import Channel, Manifest, open_end
 from grpo.weight_sync.checksum import checksums
@@ -150,6 +151,8 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
+        # If both processes of the server's tether are killed, the kernel ends the server, but not its engine.
+        end_with_tether()
         self._channel: Channel | None = None
         self.received: Counter[str] = Counter()
         self.adapted = AdaptedWeights()
