@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +28,18 @@ from grpo.telemetry import read_ending, read_metrics
 
 DIGITS = 4
 """The number of significant digits of the values of a trial."""
+NOTHING = -math.inf
+"""A failed run has this score. Mean rewards may be negative, so that 0 could be better than that of a run that went
+well."""
 STOPPED = "the search was stopped; the same command continues it"
 
 
 def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], command: Sequence[str]) -> int:
     """Searches the ranges in `words` for the settings with the best final score, by Optuna's TPE.
 
-    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds, where a
-    failed run scores 0. `config.batch` trials run at a time. Returns 0 when all trials have ended, and 1 when the
-    search was stopped.
+    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds. A trial with
+    a failed run is worse than all others. `config.batch` trials run at a time. Returns 0 when all trials have ended and
+    one has a score, and 1 otherwise.
 
     The runs are cells of a ledger, and Optuna's sampler has a fixed seed. The same command therefore proposes the same
     trials again, and continues a killed search with the first trial that is not done.
@@ -79,6 +83,9 @@ def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], comm
             scores[name] = value
     Terminal().print(search_table(scores))
     best = max(scores, key=lambda name: scores[name])
+    if scores[best] == NOTHING:
+        print(f"no trial has a score, since each has a failed run; its log lies in its folder in {folder}")
+        return 1
     print(f"best: {' '.join(_overrides(study.best_params))} (score {scores[best]:.3f}, {best})")
     print(f"compare the trials with: grpo report {folder}")
     return 0
@@ -120,7 +127,7 @@ def _score(ledger: Ledger, variant: str) -> float | None:
         )
         if state not in (DONE, FAILED):
             return None
-        scores.append(_score_of_run(ledger.path(cell)) if state == DONE else 0.0)
+        scores.append(_score_of_run(ledger.path(cell)) if state == DONE else NOTHING)
     return sum(scores) / len(scores)
 
 
@@ -141,5 +148,5 @@ def search_table(scores: Mapping[str, float]) -> Table:
     """Returns a table of the trials and their scores, the best first."""
     table = Table("trial", "score")
     for name, value in sorted(scores.items(), key=lambda item: -item[1]):
-        table.add_row(name, f"{value:.3f}")
+        table.add_row(name, "failed" if value == NOTHING else f"{value:.3f}")
     return table

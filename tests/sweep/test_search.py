@@ -12,7 +12,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.sweep_words import Range, grid, ranges
-from grpo.sweep.ledger import DONE, RUNNING, State, open_ledger
+from grpo.sweep.ledger import DONE, FAILED, RUNNING, State, open_ledger
 from grpo.sweep.search import _distribution
 
 STAND_IN = f"{sys.executable} {Path(__file__).with_name('stand_in.py')}"
@@ -109,7 +109,26 @@ def test_trials_of_a_batch_run_side_by_side_and_one_that_fails_scores_nothing(tm
     (tmp_path / "trial000-learning_rate-0.001187-seed0.wish").write_text("fail")
     assert main(words(tmp_path, 4, "batch=2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")) == 0
     assert len(runs(tmp_path)) == 4
-    assert capsys.readouterr().out.count("0.000") == 1
+    assert capsys.readouterr().out.count("│ failed") == 1
+
+
+@pytest.mark.parametrize(("failing", "code"), [({0}, 0), ({0, 1}, 1)])
+def test_a_failed_run_is_worse_than_a_negative_reward(failing, code, tmp_path, monkeypatch, capsys):
+    def end_at_once(run_cell, pending, folder, hydra):
+        ledger = open_ledger(folder)
+        for index in pending:
+            cell = ledger.cells[index]
+            rewards = {"mean_reward": -0.5 - index, "pass@1": {"value": 0.0, "low": 0.0, "high": 0.1}}
+            row = {"step": 1, "per_problem": [{"problem_id": "a", "correct": 0, "total": 1, "reward": -0.5}]} | rewards
+            (ledger.path(cell) / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+            ledger.record(cell, State(FAILED if index in failing else DONE))
+
+    monkeypatch.setattr("grpo.sweep.search.launch_all", end_at_once)
+    assert main(words(tmp_path, 2)) == code
+    printed = capsys.readouterr().out
+    assert printed.count("│ failed") == len(failing)
+    assert ("(score -1.500, trial001" in printed) == (code == 0)
+    assert ("no trial has a score, since each has a failed run" in printed) == (code == 1)
 
 
 def test_a_search_without_a_range_is_one_line(tmp_path, capsys):
