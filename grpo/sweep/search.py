@@ -37,9 +37,9 @@ STOPPED = "the search was stopped; the same command continues it"
 def search(config: SweepConfig, words: Sequence[str], hydra: Sequence[str], command: Sequence[str]) -> int:
     """Searches the ranges in `words` for the settings with the best final score, by Optuna's TPE.
 
-    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds. A trial with
-    a failed run is worse than all others. `config.batch` trials run at a time. Returns 0 when all trials have ended and
-    one has a score, and 1 otherwise.
+    A trial runs the first variant with each seed. Its score is the mean of `held_out.score` over the seeds, and a trial
+    with a failed run is worse than all others. `config.batch` trials run at a time. Returns 0 when all trials have
+    ended and one has a score, and 1 otherwise.
 
     The runs are cells of a ledger, and Optuna's sampler has a fixed seed. The same command therefore proposes the same
     trials again, and continues a killed search with the first trial that is not done.
