@@ -111,8 +111,19 @@ def needing_answers(config: RewardConfig, answer_name: str) -> str:
 
     A function of the user's own needs it when it takes the answer as an argument without a default.
     """
-    needs = {part.name: _needs_answers(part, config, answer_name) for part in config.parts}
-    return next((name for name, needed in needs.items() if needed), "")
+    return next((part.name for part in config.parts if _needs_answers(part, config, answer_name)), "")
+
+
+def odd_judge(config: RewardConfig, answer_name: str) -> str:
+    """Returns a line where the first part, which says what is correct, needs no answer, but a later one does, or ""."""
+    first, judge = config.parts[0].name, needing_answers(config, answer_name)
+    if judge in ("", first):
+        return ""
+    first, judge = (name.rpartition(":")[2] for name in (first, judge))
+    return (
+        f"task.reward.parts: the first part says which completions are right, and {first} needs no answer, while "
+        f"{judge} does: put {judge} first, unless {first} is to judge them"
+    )
 
 
 def _needs_answers(part: RewardPartConfig, config: RewardConfig, answer_name: str) -> bool:

@@ -29,6 +29,24 @@ def test_a_reward_that_does_not_tell_right_from_wrong_is_said_so(words, capsys):
     assert "right answers are not rewarded more than wrong ones" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [(("shape", "right"), True), (("right", "shape"), False), (("shape",), False), (("shape", "math"), True)],
+)
+def test_a_first_part_that_needs_no_answer_before_one_that_does_is_told(order, told, words, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "def shape(completions, **columns): return [1.0] * len(completions)\n"
+        "def right(completions, answer, **columns): return [float(a in c) for a, c in zip(answer, completions)]\n"
+    )
+    parts = ", ".join(f"{{name: {name if name == 'math' else f'{tmp_path}/own.py:{name}'}}}" for name in order)
+    main(["check-reward", *words, f"task.reward.parts=[{parts}]"])
+    said = (
+        "the first part says which completions are right, and shape needs no answer, while "
+        f"{order[-1]} does: put {order[-1]} first, unless shape is to judge them"
+    )
+    assert (said in " ".join(capsys.readouterr().out.split())) == told
+
+
 def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
     (tmp_path / "own.py").write_text("def f(completion, answer, metadata): return 1 / 0")
     reward = [f"task.reward.parts=[{{name: '{tmp_path}/own.py:f'}}]"]
