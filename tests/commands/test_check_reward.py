@@ -54,6 +54,16 @@ def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
     assert "raised ZeroDivisionError for all 12 answers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["#### ", "<answer>"])
+def test_a_function_that_wants_another_form_is_tried_with_it(form, words, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        f"def score(data_source, solution_str, ground_truth): return float({form!r} + ground_truth in solution_str)\n"
+    )
+    assert main(["check-reward", *words, f"task.reward.parts=[{{name: '{tmp_path}/own.py:score'}}]"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{form}1" in printed and "boxed" not in printed
+
+
 @pytest.mark.parametrize("extract", EXTRACTORS)
 def test_every_extraction_finds_the_answers_of_a_trial(extract, words):
     config = compose_config([*words, f"task.reward.extract={extract}", "task.reward.parts=[{name: number}]"])
