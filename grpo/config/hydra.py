@@ -32,7 +32,7 @@ from grpo.config.rewording import kind_of, reworded
 from grpo.config.run import TrainConfig
 from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
-from grpo.config.task import DataConfig, TaskConfig
+from grpo.config.task import CurriculumConfig, DataConfig, SelectionConfig, TaskConfig
 
 _UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
@@ -260,6 +260,7 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
 
     A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
     to the model as those of the run are, with or without a chat template and with the same options of the template.
+    A file of the user's own, which has a dot in its name, is read and asked as the run's own task is.
     """
     tasks, folder = [], config.evaluation.suite_folder
     require(not folder or Path(folder).is_dir(), f"evaluation.suite_folder={folder}: there is no such folder")
@@ -268,6 +269,9 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
         key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(prompts[0])[key] for p in prompts)
     ]
     for name in config.evaluation.suite:
+        if "." in name:
+            tasks.append(_task_of_file(config.task, name))
+            continue
         try:
             task = compose_config([f"task={name}"]).task
         except UserError as error:
@@ -282,7 +286,25 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
         task.data.held_out_fraction = 0.0
         task.prompt = replace(task.prompt, **{key: getattr(prompts[0], key) for key in shared_keys})
         tasks.append(task)
+    names = [task.name for task in tasks]
+    require(
+        len({*names}) == len(names), f"evaluation.suite has two sets of one name ({', '.join(names)}): rename a file"
+    )
     return tasks
+
+
+def _task_of_file(own: TaskConfig, path: str) -> TaskConfig:
+    """Returns the task of all problems in a file that is written as the data of the run's own task are."""
+    require(Path(path).is_file(), f"evaluation.suite: there is no file {path}")
+    require(
+        not own.sets,
+        f"evaluation.suite: {path} would be read as the run's own problems are, and they come from several sets: give "
+        "the file a task of its own in a folder of --config-dir, and its name here",
+    )
+    data = replace(
+        own.data, source="file", path=path, limit=0, held_out_fraction=0.0, selection=SelectionConfig(), split="train"
+    )
+    return replace(own, name=Path(path).stem, data=data, curriculum=CurriculumConfig())
 
 
 def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
