@@ -152,7 +152,7 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     content = OmegaConf.to_container(plain_yaml.load(file))
-    header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?!_global_\s)(\S+)", file.read_text(encoding="utf-8"))
+    header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package[ \t]+(?!_global_\s)(\S+)", file.read_text(encoding="utf-8"))
     if header:
         raise UserError(
             f"{file.name}: its line @package puts all its keys below {header[1]}, those of train.yaml too: leave out "

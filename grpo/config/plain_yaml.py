@@ -23,6 +23,7 @@ MOST = 100_000
 """A file stands for at most this many values, those that its aliases repeat included."""
 
 _OTHER_BASE = re.compile(r"(?<![\w.])[-+]?(?:\d+(?::[0-5]?\d)+(?:\.\d*)?|0[0-7]+)(?![\w.:])")
+_HOLDS_KEYS = "and a configuration file holds keys and values, KEY: VALUE"
 _load = OmegaConf.load
 
 
@@ -37,6 +38,11 @@ def load(file: Path | IO[str]) -> Any:
         require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
         _refuse_other_bases(name, text)
         return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
+    except OSError as error:
+        # OmegaConf says so of a single number or truth value.
+        if not str(error).startswith("Invalid loaded object type"):
+            raise
+        raise UserError(f"{name} holds one value, {_HOLDS_KEYS}") from error
     except RecursionError:
         raise UserError(f"{name} cannot be read: it is nested too deep") from None
     # A ValueError is one of text that is not UTF-8, or of a number of thousands of digits.
@@ -64,7 +70,7 @@ def _load_keys(file: IO[str]) -> Any:
     kind = "a list" if not OmegaConf.is_dict(content) else "text" if _is_text(file, content) else ""
     require(
         not kind,
-        f"{Path(file.name).name} holds {kind}, and a configuration file holds keys and values, KEY: VALUE",
+        f"{Path(file.name).name} holds {kind}, {_HOLDS_KEYS}",
     )
     return content
 

@@ -97,7 +97,13 @@ def test_times_in_comments_and_quotes_and_zeros_of_other_numbers_are_left_alone(
 @pytest.mark.parametrize("group", ["experiment", "task"])
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("- a\n", "a list"), ("hello", "text"), ("# @package _global_\n- a\n", "a list"), ("# mine\nhello\n", "text")],
+    [
+        ("- a\n", "a list"),
+        ("hello", "text"),
+        ("# @package _global_\n- a\n", "a list"),
+        ("# mine\nhello\n", "text"),
+        ("3", "one value"),
+    ],
 )
 def test_a_file_of_a_group_that_holds_no_keys_is_refused_by_what_it_holds(text, kind, group, tmp_path):
     (tmp_path / group).mkdir()
