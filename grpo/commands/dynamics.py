@@ -109,6 +109,12 @@ def _diagnose(path: Path, settings: list[str]) -> Analysis:
 
 def _replay(path: Path, settings: list[str]) -> Analysis:
     _check_keys("replay", path, settings, ())
+    for word in settings:
+        key, _, value = word.partition("=")
+        require(
+            key not in ("dynamics", "dynamics.name") or value == "adaptive",
+            f"{word} decides nothing, and replay shows what dynamics=adaptive would have decided: leave it out",
+        )
 
     def analysis() -> None:
         from grpo.insight.pages.dynamics import write_replay

@@ -37,6 +37,18 @@ RUN_ID_FILE = "run-id"
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
 CHECKPOINTS = "checkpoints"
 
+# A run writes into these folders of its own. The last two get their names from trackers.
+FOLDERS = (
+    CHECKPOINTS,
+    COMPLETIONS_FOLDER,
+    PROFILE_FOLDER,
+    MODEL_FOLDER,
+    MODELS_FOLDER,
+    LOG_FOLDER,
+    "tensorboard",
+    "wandb",
+)
+
 # A run that died before its first checkpoint cannot be resumed. The next run in the same folder moves what it left into
 # a folder of this name with a number.
 EARLIER = "earlier-"

@@ -129,6 +129,11 @@ RULES = (
         "use rollout=vllm",
     ),
     Rule(("rollout.max_staleness",), lambda c: c.pipeline == "continuous", "add pipeline=continuous"),
+    Rule(
+        ("hardware.hosts",),
+        lambda c: c.hardware.shell != "here",
+        "set hardware.shell=ssh, by which grpo launch reaches other machines",
+    ),
     Rule(("hardware.server_nodes",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
     Rule(
         ("learner.min_lr_fraction",),

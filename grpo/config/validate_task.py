@@ -139,7 +139,8 @@ def _check_set(config: TrainConfig) -> None:
     )
     require(
         0 <= data.held_out_fraction < 1,
-        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth",
+        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth, "
+        "and with 0 grpo eval asks any problem",
     )
 
 

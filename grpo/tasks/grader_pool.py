@@ -254,6 +254,9 @@ class GraderPool:
         except Exception as error:
             self.close()
             why = type(error).__name__ if obstacles.empty() else obstacles.get()
+            fault = why.removeprefix(f"{UserError.__name__}: ")
+            if fault != why and MemoryError.__name__ not in why:
+                raise UserError(fault) from error
             raise UserError(
                 f"the grading workers do not start ({why}): is task.reward.memory_gib={self._reward.memory_gib:g} too "
                 "small for what they import?"

@@ -106,7 +106,7 @@ def start_worker(
     resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited))
     try:
         given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})
-        _parts.update(build_parts(reward, answer_name))
+        _parts.update(build_parts(reward, answer_name, called=True))
     except BaseException as error:
         resource.setrlimit(resource.RLIMIT_AS, (unlimited, unlimited))
         obstacles.put(f"{type(error).__name__}: {error}")
