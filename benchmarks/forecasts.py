@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulated_curves import KINDS, evaluated, simulated
+from grpo.dynamics.adaptive import UNLIKELY
 from grpo.dynamics.forecast import forecast, forecast_held_out
-from grpo.dynamics.stop_rule import UNLIKELY
 from grpo.insight.logs.logs import read_log
 from grpo.insight.logs.run_log import FEWEST_EVALUATIONS
 

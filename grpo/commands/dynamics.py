@@ -11,10 +11,10 @@ from grpo.commands.words import count, degrees, dial, natural, positive, typed
 from grpo.config import TrainConfig, UserError
 from grpo.config.complaints import paths
 from grpo.config.errors import require
+from grpo.config.folder import is_run, refuse_several
 from grpo.config.hints import hint
 from grpo.config.hydra import config_directory
 from grpo.config.rewording import free_key
-from grpo.config.runs_within import is_run, refuse_several
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
 from grpo.insight.plans.request import UNITS, Budget, PlanRequest

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.config.compare_saved import differences
 from grpo.config.errors import UserError
 from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
+from grpo.config.saved import differences
 from grpo.config.task import SelectionConfig
 
 

@@ -6,17 +6,14 @@ import os
 import re
 from pathlib import Path, PureWindowsPath
 
-from grpo.config.choices import value_at
 from grpo.config.errors import UserError
 from grpo.config.errors import require as _require
-from grpo.config.folder import CHECKPOINTS, checkpoints_in
+from grpo.config.folder import CHECKPOINTS, checkpoints_in, is_run, resumable
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
-from grpo.config.ranges import check_sizes, check_values
+from grpo.config.ranges import check_sizes, check_values, value_at
 from grpo.config.run import TrainConfig
-from grpo.config.runs_within import is_run, resumable
-from grpo.config.validate_loss import check_loss
-from grpo.config.validate_pipeline import check_pipeline
+from grpo.config.validate_loss import check_loss, check_pipeline
 from grpo.config.validate_task import check_task
 
 NAMES = {

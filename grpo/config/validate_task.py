@@ -7,10 +7,9 @@ from dataclasses import replace
 from itertools import combinations
 from urllib.parse import urlsplit
 
-from grpo.config.choices import CHOICES
 from grpo.config.credentials import PLACE
 from grpo.config.errors import UserError, require
-from grpo.config.ranges import check_values
+from grpo.config.ranges import CHOICES, check_values
 from grpo.config.run import TrainConfig
 from grpo.config.task import REMOTE, CurriculumConfig, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
 

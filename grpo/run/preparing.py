@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig
-from grpo.config.earlier_run import described
 from grpo.config.errors import require
 from grpo.config.placement import uses_running_servers
+from grpo.config.saved import described
 from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -31,8 +31,8 @@ from grpo.run.model_folder import model_folder
 from grpo.run.parts import load_suite, load_task
 from grpo.run.tables import print_price, print_tables
 from grpo.tasks.curriculum import check_rates
+from grpo.tasks.problem_selection import question_hash, split
 from grpo.tasks.rewards import odd_judge
-from grpo.tasks.split import question_hash, split
 from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants

@@ -20,6 +20,7 @@ from grpo.tasks.grading_worker import (
     RAISED,
     Failure,
     RawGrade,
+    WorkerGroups,
     grade_batch,
     grade_group,
     grade_one,
@@ -27,7 +28,6 @@ from grpo.tasks.grading_worker import (
 )
 from grpo.tasks.own_rewards import START_SECONDS, TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
 from grpo.tasks.rewards import REWARDS, build_parts
-from grpo.tasks.worker_groups import WorkerGroups
 from grpo.types import Problem
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 import pytest
 
 from grpo.config import UserError
-from grpo.config.choices import value_at
 from grpo.config.hydra import compose_config, compose_sweep
+from grpo.config.ranges import value_at
 from grpo.config.saved import from_dict
 from grpo.config.sweep import SweepConfig
 

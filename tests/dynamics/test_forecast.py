@@ -5,9 +5,9 @@ import pytest
 
 from benchmarks.forecasts import backtest, scores
 from benchmarks.simulated_curves import KINDS, exponential, flat, power_law, sigmoid, simulated
+from grpo.dynamics.adaptive import StopRule
 from grpo.dynamics.forecast import forecast, forecast_held_out
 from grpo.dynamics.history import history_of_values
-from grpo.dynamics.stop_rule import StopRule
 from grpo.dynamics.trend import PRIORS, SETTINGS, fall_probability, follow
 from tests.dynamics.synthetic import measured, oscillating
 

@@ -10,7 +10,7 @@ from benchmarks.log_of_curves import logged
 from benchmarks.synthetic_logs import healthy, noise
 from grpo.dynamics import step_signs
 from grpo.dynamics.history import history_of, history_of_values
-from grpo.insight.diagnosis import advice, exclusions
+from grpo.insight.diagnosis import diagnostics
 from grpo.insight.diagnosis import findings as findings_module
 from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import NOTE, Finding
@@ -131,10 +131,10 @@ def test_findings_that_deny_each_other_do_not_stand_side_by_side():
     assert told_names(replace(constant, history=steady(flat).history)) & {"constant reward", "on the plateau"} == {
         "constant reward"
     }
-    for name, excluded in exclusions.EXCLUDED.items():
+    for name, excluded in diagnostics.EXCLUDED.items():
         assert {name, *excluded} <= findings_module.MEANINGS.keys()
         # Of a pair that excludes each other nothing would be left.
-        assert not [other for other in excluded if name in exclusions.EXCLUDED.get(other, ())]
+        assert not [other for other in excluded if name in diagnostics.EXCLUDED.get(other, ())]
 
 
 def test_advice_names_nothing_that_is_set_already():
@@ -188,7 +188,7 @@ def test_advice_names_nothing_that_is_set_already():
     ],
 )
 def test_of_alternatives_those_are_left_that_are_not_set(remedy, settings, left):
-    assert advice.fitting(Finding("unstable", NOTE, "", remedy), settings).remedy == left
+    assert diagnostics.fitting(Finding("unstable", NOTE, "", remedy), settings).remedy == left
 
 
 def test_problems_solved_within_a_few_rounds_by_far_shorter_answers_ask_for_a_look_at_the_reward():

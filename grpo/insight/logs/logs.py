@@ -12,10 +12,9 @@ import numpy as np
 
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, refuse_several
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_values
-from grpo.config.runs_within import refuse_several
 from grpo.config.saved import from_dict
 from grpo.dynamics.history import history_of, lag, num_tried
 from grpo.dynamics.replay import round_seconds

@@ -21,7 +21,7 @@ from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.insight.diagnosis.diagnostics import diagnose, unchecked
 from grpo.insight.diagnosis.findings import Finding
-from grpo.insight.logs.foreign_words import in_words_of
+from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.logs import counts_of, read_log, read_plans, run_config
 from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages import page
@@ -35,8 +35,8 @@ from grpo.insight.pages.dynamics_tables import (
     way_table,
 )
 from grpo.insight.pages.glossary import meanings
-from grpo.insight.pages.standing import nothing_found, standing_lines, unchecked_lines, verdict_lines
 from grpo.insight.pages.style import sheet
+from grpo.insight.pages.verdict import nothing_found, standing_lines, unchecked_lines, verdict_lines
 from grpo.telemetry.metrics import FIRST_COUNTS
 
 # A replay of the scheduler needs these metrics of each round.

@@ -14,7 +14,7 @@ from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, paired
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.insight.pages.glossary import signed
-from grpo.insight.pages.verdict import Number
+from grpo.insight.pages.verdict import Number, guess
 
 # A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
@@ -29,14 +29,6 @@ def forecast_line(ahead: Forecast) -> str:
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
         f"{ahead.chance(WORTHWHILE):.0%}{guess(ahead)}"
     )
-
-
-def guess(ahead: Forecast) -> str:
-    """Says from where on a forecast lies further ahead than its log is long, in words that follow those of the
-    forecast, or "" if it nowhere does."""
-    if ahead.guess_from is None:
-        return ""
-    return f"; from step {ahead.guess_from:,.0f} on it reaches further ahead than the log is long and is mostly a guess"
 
 
 def forecast_numbers(ahead: Forecast) -> list[Number]:
