@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.runs import grpo, rows
 from grpo.evaluation.pass_rates import geometric_ratio
-from grpo.report.finished_runs import load
+from grpo.insight.logs.finished_runs import load
 from grpo.types import Interval
 
 ADAPTIVE = "adaptive"

@@ -20,9 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ranks_in_threads import on_ranks
-from grpo.algorithm.balance import balanced
+from grpo.algorithm.balance import balanced, imbalance, lay_out
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
-from grpo.algorithm.row_assignment import imbalance, lay_out
 from grpo.learner.flops import FlopCount
 from grpo.tasks.dealing import dealt
 from grpo.types import Completion

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from grpo import models
 from grpo.config import ModelConfig
 from grpo.config.hydra import compose_config
-from grpo.tasks import Grouping
+from grpo.models.resolve import load_tokenizer, resolve
+from grpo.tasks.curriculum import Grouping
 from grpo.tasks.task import build_task, loaded_task
 
 SOURCES = {
@@ -59,7 +59,7 @@ def make(path: Path) -> None:
 
 def tokenizer():
     config = ModelConfig(source="smollm2")
-    return models.load_tokenizer(models.resolve(config, lambda: []), config)
+    return load_tokenizer(resolve(config, lambda: []), config)
 
 
 def ours(path: Path) -> int:

@@ -16,10 +16,10 @@ from grpo.host import environment
 
 environment.prepare()
 
-from grpo import models
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config.hydra import compose_config
 from grpo.learner.loading import load_policy
+from grpo.models.resolve import resolve
 from grpo.types import Completion
 
 PROMPTS, PROMPT_TOKENS, GROUP_SIZE, COMPLETION_TOKENS = 8, 40, 8, 10
@@ -46,7 +46,7 @@ def row(common: int) -> list[LooseTree]:
 
 def main(precision: str, common: int = 20) -> None:
     config = compose_config(["experiment=quickstart"])
-    path = models.resolve(config.model, list)
+    path = resolve(config.model, list)
     policy = load_policy(path, config.model, precision, config.learner.logit_chunk_tokens)
     trees, seconds = row(common), {"shared": [], "packed": []}
     for _ in range(WARM_UP + MEASURED):

@@ -17,7 +17,7 @@ from benchmarks.log_of_curves import logged
 from benchmarks.practice_failures import FAILING
 from benchmarks.practice_healthy import ALSO_TRUE, HEALTHY
 from benchmarks.synthetic_logs import FAILURES, healthy, still
-from grpo.dynamics.diagnostics import diagnose
+from grpo.insight.diagnosis.diagnostics import diagnose
 
 # What is said of a run that is solved, on its plateau or without progress lately is right there.
 TRUE = {"problems solved", "on the plateau", "no gain lately"}

@@ -22,9 +22,9 @@ from rich.table import Table
 from benchmarks.simulated_curves import KINDS, evaluated, simulated
 from grpo.dynamics.forecast import forecast, forecast_held_out
 from grpo.dynamics.identify import identify, supported
-from grpo.dynamics.run_log import FEWEST_EVALUATIONS
 from grpo.dynamics.stop_rule import UNLIKELY
-from grpo.report.logs import read_log
+from grpo.insight.logs.logs import read_log
+from grpo.insight.logs.run_log import FEWEST_EVALUATIONS
 
 SEEN = (0.3, 0.5, 0.7, 0.85)
 WORTHWHILE = 0.02

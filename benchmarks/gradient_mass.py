@@ -22,17 +22,17 @@ from rich.table import Table
 from scipy import stats
 
 from grpo.host import environment
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 environment.prepare()
 
-from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.resolve import load_tokenizer, resolve
 from grpo.run.parts import build_sampler, load_task
 from grpo.types import RoundPlan
 
@@ -46,8 +46,8 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
         compose_config([*words, "task.curriculum.name=uniform", "objective.aggregation.level=sequence_mean"])
     )
     device = ranks.device(config)
-    path = models.resolve(config.model, list)
-    tokenizer = models.load_tokenizer(path, config.model)
+    path = resolve(config.model, list)
+    tokenizer = load_tokenizer(path, config.model)
     init_distributed(device, config.learner.deadline_seconds)
     sampler = build_sampler(config, path, tokenizer, device, TorchCollective(device))
     with load_task(config, tokenizer) as task:

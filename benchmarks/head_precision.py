@@ -24,9 +24,9 @@ def main(head: str, precision: str = "bfloat16") -> None:
     import torch
 
     from benchmarks.sampler_agreement import gaps
-    from grpo import models
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
     from grpo.learner.loading import load_policy
+    from grpo.models.resolve import load_tokenizer, resolve
     from grpo.rollout.vllm_sampler import VllmSampler
     from grpo.types import Problem, Prompt
 
@@ -35,8 +35,8 @@ def main(head: str, precision: str = "bfloat16") -> None:
     config.rollout.precision = config.learner.precision = precision
     config.rollout.kv_cache_gib, config.rollout.max_concurrent = 0.5, 32
     config.rollout.sampling = SamplingConfig(max_tokens=64)
-    path = models.resolve(config.model, lambda: [])
-    tokenizer = models.load_tokenizer(path, config.model)
+    path = resolve(config.model, lambda: [])
+    tokenizer = load_tokenizer(path, config.model)
     sampler = VllmSampler(config, path, tokenizer, torch.device("cpu"))
     policy = load_policy(path, config.model, precision, 512)
     questions = ("Name three rivers.", "What is 12 + 31?", "Write a short poem on rain.", "Why is the sky blue?")

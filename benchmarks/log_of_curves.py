@@ -7,7 +7,7 @@ from scipy.special import expit, logit
 
 from benchmarks.synthetic_logs import noise
 from grpo.dynamics.history import history_of, history_of_values, pass_rate
-from grpo.dynamics.run_log import RunLog, Series
+from grpo.insight.logs.run_log import RunLog, Series
 
 
 def silent(counts, share, generator):

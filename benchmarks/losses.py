@@ -22,10 +22,10 @@ from scipy.special import expit, logit
 
 from benchmarks.synthetic_logs import noise
 from grpo.dynamics import guard
-from grpo.dynamics.findings import DiagnosisRule
 from grpo.dynamics.history import pass_rate
 from grpo.dynamics.step_signs import undoing
-from grpo.report.logs import counts_of, log_of, read_run, run_config
+from grpo.insight.diagnosis.findings import DiagnosisRule
+from grpo.insight.logs.logs import counts_of, log_of, read_run, run_config
 
 RULE = DiagnosisRule()
 ROUNDS = 300

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from grpo.host import device_memory, environment
-from grpo.run.precision import with_precision
-from grpo.run.shape import model_shape
+from grpo.run.preparing import with_precision
+from grpo.run.tables import model_shape
 
 environment.prepare()
 
@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import memory_estimate
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.resolve import resolve
 from grpo.types import RoundPlan
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 2, 8, 100, 240
@@ -72,7 +72,7 @@ def measure(overrides):
         *("learner.micro_batch_tokens=2048", "rollout=vllm_server"),
     ]
     config = with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
-    device, path = ranks.device(config), models.resolve(config.model, list)
+    device, path = ranks.device(config), resolve(config.model, list)
     init_distributed(device, 600)
     before = resident("VmRSS")
     learner = DeepSpeedLearner(config, path, device)

@@ -11,20 +11,20 @@ import sys
 import time
 
 from grpo.host import environment
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 environment.prepare()
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.telemetry import peak_memory
+from grpo.models.resolve import resolve
+from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 GROUPS, GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = SIZES = 6, 8, 22, 18
@@ -57,7 +57,7 @@ def main(chunk: str = "512") -> None:
     config = with_precision(compose_config(overrides))
     device = ranks.device(config)
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)
+    learner = DeepSpeedLearner(config, resolve(config.model, list), device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)

@@ -37,7 +37,7 @@ from grpo.learner.policy import DTYPES
 from grpo.learner.small_copy import small_config
 from grpo.learner.weights import weight_buckets
 from grpo.rollout.engine_arguments import for_cpu
-from grpo.rollout.model_classes import ModelClasses
+from grpo.rollout.vllm_sampler import ModelClasses
 from grpo.rollout.weight_names import FileForm
 from grpo.weight_sync.checksum import checksums, differing
 

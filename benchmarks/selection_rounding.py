@@ -19,12 +19,12 @@ from grpo.host import environment
 environment.prepare()
 
 from benchmarks.profile_step import made_up_groups
-from grpo import models
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.token_selection import largest
 from grpo.config.hydra import compose_config
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.resolve import resolve
 from grpo.types import RoundPlan, ScoredGroup
 
 GROUPS, GROUP_SIZE = 3, 4
@@ -54,7 +54,7 @@ def main(precision: str) -> None:
     config = compose_config([*words, f"learner.precision={precision}"])
     device = torch.device("cpu")
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, models.resolve(config.model, list), device)
+    learner = DeepSpeedLearner(config, resolve(config.model, list), device)
     groups = made_up_groups(GROUPS, GROUP_SIZE, 22, 18)
     first, *others = [entropies(learner, groups, *packing) for packing in PACKINGS]
     change = torch.cat([(other - first).abs() for other in others])

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 
 from grpo.host import device_memory, environment
-from grpo.run.precision import with_precision
-from grpo.run.shape import model_shape
+from grpo.run.preparing import with_precision
+from grpo.run.tables import model_shape
 
 environment.prepare()
 
@@ -35,10 +35,10 @@ from benchmarks.runs import command, rows
 from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.models import tiny
-from grpo.prove.bench import config_of
-from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
+from grpo.prove.bench import ROWS, Room, config_of, fitting_rows, lacking
 from grpo.prove.sampling import step_bytes
-from grpo.telemetry import peak_tflops, write_code
+from grpo.telemetry.ending import write_code
+from grpo.telemetry.hardware import peak_tflops
 
 WARM_UP = 2
 # (width, layers, heads, heads of keys and values, inner width, vocabulary, tied); (completions of a prompt, prompts,

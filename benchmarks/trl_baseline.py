@@ -16,7 +16,7 @@ import sys
 import time
 
 from grpo.host import environment
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 environment.prepare()
 
@@ -25,10 +25,11 @@ import trl
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from grpo import models
 from grpo.config.hydra import compose_config
-from grpo.tasks import load_problems, split
+from grpo.models.resolve import load_tokenizer, resolve
 from grpo.tasks.prompt_encoding import PromptEncoder
+from grpo.tasks.sources import load_problems
+from grpo.tasks.split import split
 
 config = with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
@@ -56,8 +57,8 @@ class Clock(TrainerCallback):
 
 
 def main():
-    path = models.resolve(config.model, list)
-    tokenizer = models.load_tokenizer(path, config.model)
+    path = resolve(config.model, list)
+    tokenizer = load_tokenizer(path, config.model)
     problems, _ = load_problems(config.task.data)
     train, _ = split(problems, config.task.data.held_out_fraction)
     encode = PromptEncoder(tokenizer, config.task.prompt)

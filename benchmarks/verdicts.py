@@ -20,12 +20,12 @@ from benchmarks.forecasts import SEEN, last_fifth_of
 from benchmarks.log_of_curves import logged
 from benchmarks.simulated_curves import KINDS, simulated, truth
 from benchmarks.synthetic_logs import still
-from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.evidence import FEWEST_ROUNDS, window_length
-from grpo.dynamics.findings import DiagnosisRule
-from grpo.dynamics.progress import plateau
-from grpo.dynamics.run_log import RunLog, Series
-from grpo.report.logs import read_log
+from grpo.insight.diagnosis.diagnostics import diagnose
+from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, window_length
+from grpo.insight.diagnosis.findings import DiagnosisRule
+from grpo.insight.diagnosis.progress import plateau
+from grpo.insight.logs.logs import read_log
+from grpo.insight.logs.run_log import RunLog, Series
 
 RULE = DiagnosisRule()
 PLATEAU = "on the plateau"

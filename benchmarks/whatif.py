@@ -24,8 +24,8 @@ from benchmarks.runs import grpo
 from grpo.config.saved import from_dict
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import PROMPT_NOISE, progress_of_step
-from grpo.dynamics.whatif import drawn_curves, predict, stages_of
-from grpo.report.logs import read_log, run_config
+from grpo.insight.logs.logs import read_log, run_config
+from grpo.insight.plans.whatif import drawn_curves, predict, stages_of
 
 FIRST = "base"
 # Name → what differs from the first arm: G = 8, 16 prompts a step, τ = 1, GRPO.

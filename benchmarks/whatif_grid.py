@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.whatif import Measured, setting_of
-from grpo.dynamics.whatif import has_risen, predict, stages_of
-from grpo.report.logs import read_log
+from grpo.insight.logs.logs import read_log
+from grpo.insight.plans.whatif import has_risen, predict, stages_of
 
 
 def cells(folder):

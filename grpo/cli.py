@@ -16,7 +16,7 @@ from grpo.config.flags import read_words
 from grpo.host import environment, ranks
 from grpo.host.alive import working
 from grpo.host.disk import FULL
-from grpo.host.imports import importing, look_here_last
+from grpo.host.imports import how_to_install, importing, look_here_last
 from grpo.host.output import open_closed
 from grpo.host.signals import EXIT_BROKEN_OFF, EXIT_UNREAD
 from grpo.host.terminal import protect, reader_left, say, wrapped, wrapped_usage
@@ -107,6 +107,12 @@ def _main(arguments: Sequence[str] | None) -> int:
         return EXIT_BROKEN_OFF
     except UserError as error:
         say(f"grpo: {error}")
+        return WRONG_USE
+    except ModuleNotFoundError as error:
+        # The light package lacks the trainer's packages.
+        if (command_line := how_to_install(error.name or "")) is None:
+            raise
+        say(f"grpo: grpo {command} needs {error.name}, which is not installed here: {command_line}")
         return WRONG_USE
     except OSError as error:
         # Writing to an open file does not name it.

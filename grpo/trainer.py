@@ -79,7 +79,7 @@ class Result:
         return folder if folder.is_dir() else None
 
     def _frame(self, name: str) -> pandas.DataFrame:
-        from grpo.telemetry import read_metrics
+        from grpo.telemetry.json_lines import read_metrics
 
         require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
         refuse_several(self.folder)
@@ -251,7 +251,7 @@ class _Called:
     function: Callback
 
     def after_round(self, finished: FinishedRound) -> None:
-        from grpo.telemetry import flatten
+        from grpo.telemetry.metrics import flatten
 
         self.function(finished.statistics.step, flatten(finished.statistics))
 

@@ -6,9 +6,9 @@ from functools import partial
 from benchmarks.ranks_in_threads import SingleRank as SingleRank
 from benchmarks.ranks_in_threads import on_ranks as on_ranks
 from grpo.config import UserError
+from grpo.rollout.engine_arguments import sample_numbers
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.rollout.group_source import OnDemandSource
-from grpo.rollout.seeds import sample_numbers
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 

@@ -10,7 +10,7 @@ from grpo.dynamics.history import pass_rate
 from grpo.measure import first_correct_counts, mean_seconds, measure_round, outcomes, sampling_means
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
 from grpo.rollout.grading_thread import GradingThread
-from grpo.telemetry import flatten
+from grpo.telemetry.metrics import flatten
 from grpo.types import Collected, Mean, RoundPlan, StepReport
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks, ungraded
 

@@ -442,7 +442,7 @@ if __name__ == "__main__":
     from grpo.config.hydra import compose_config
     place = sys.argv[1]
     if place == "sync":
-        grpo.run.pipeline.CheckedSync.refresh = hang
+        grpo.run.assembly.CheckedSync.refresh = hang
     else:
         from grpo.rollout.transformers_sampler import TransformersSampler
         before = [TransformersSampler.generate] * (place == "later")

@@ -149,7 +149,7 @@ def test_this_vllm_knows_every_flag_of_a_server():
         read = parser.parse_args(command_line(arguments))
         assert read.worker_extension_cls == "grpo.weight_sync.vllm_receiver.WeightReceiver"
         assert known_arguments(servers=True) >= vars(read).keys() - {"model_tag"}
-        assert read.enable_scale_out and read.middleware == ["grpo.rollout.server_use.ServerMiddleware"]
+        assert read.enable_scale_out and read.middleware == ["grpo.rollout.server_middleware.ServerMiddleware"]
     assert read.gpu_memory_utilization == 0.9
 
 
@@ -159,7 +159,7 @@ def test_settings_that_are_passed_on_reach_this_vllms_own_configuration(tmp_path
     from vllm.transformers_utils.config import get_config
 
     from grpo.config.hydra import compose_config
-    from grpo.models.changed import with_config
+    from grpo.models.resolve import with_config
     from grpo.rollout.engine_arguments import engine_arguments
     from tests.learner.models import tiny_llama
 

@@ -42,7 +42,7 @@ TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot"
 # A server's program and its engine's.
 SERVER = "vllm.entrypoints.openai.api_server"
 SERVE = (*TRAIN, "vllm.entrypoints.launchers.api_server.entry", "vllm.v1.engine.core", "vllm.v1.engine.async_llm")
-SERVE += ("grpo.weight_sync.vllm_receiver", "grpo.rollout.server_key")
+SERVE += ("grpo.weight_sync.vllm_receiver", "grpo.rollout.server_middleware")
 # Not `torch.distributed.run` itself, which Python would warn of.
 TORCHRUN = ("torch.distributed.launcher.api",)
 LONGEST = 1 << 18

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from grpo.commands.words import typed
 from grpo.host.terminal import Terminal
-from grpo.report.style import STYLE
+from grpo.insight.pages.style import STYLE
 from grpo.tasks.solve_rates import read_solve_rates
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
 from benchmarks.papers.stability import sample_and_hold_radius
 from grpo.commands.words import integers
 from grpo.config import UserError
-from grpo.dynamics.evidence import window_length
 from grpo.dynamics.identify import Identification, identify
 from grpo.dynamics.laws import History
-from grpo.dynamics.run_log import RunLog
-from grpo.report.logs import read_log
+from grpo.insight.diagnosis.evidence import window_length
+from grpo.insight.logs.logs import read_log
+from grpo.insight.logs.run_log import RunLog
 from grpo.types import Interval
 
 if TYPE_CHECKING:

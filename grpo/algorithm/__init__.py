@@ -7,8 +7,7 @@ What a step learns from:
 normalization   rewards → advantages: the dial
 batches         groups of one round → batches of its optimizer steps
 packing         groups → packed rows
-balance         trees of all ranks → equal work for every rank
-row_assignment  trees of every rank → rows, equally many on every rank and of equal work
+balance         trees of all ranks → equal work for every rank, in equally many rows of equal work
 
 The loss of a row:
 logprobs        hidden states → log-probabilities and entropies, in chunks

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo.algorithm.aggregation import AGGREGATIONS, Totals
-from grpo.algorithm.balance import Cost, balanced
+from grpo.algorithm.balance import Cost, balanced, lay_out
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.normalization import GROUP_RELATIVE, Moments, advantages, scaled
 from grpo.algorithm.packing import Branch, LooseTree, pack, trees_of
-from grpo.algorithm.row_assignment import lay_out
 from grpo.interfaces import Collective
 from grpo.types import Batch, GroupWithLogprobs, RoundPlan
 from grpo.types.values import ROUNDING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpo.config import TrainConfig
 from grpo.host.terminal import Terminal
-from grpo.report.trial import SAME, trial_table
+from grpo.insight.pages.trial import SAME, trial_table
 from grpo.tasks.rewards import odd_judge
 from grpo.tasks.trial import tells_apart, trial
 

@@ -251,13 +251,13 @@ def _embedded_model() -> Iterator[Check]:
 
 def _services() -> Iterator[Check]:
     """Checks the logins to the hub and to W&B, which some runs need, and where models from the hub are kept."""
-    from grpo import models
+    from grpo.models.resolve import hub_cache, hub_token
 
     no_token = "no token: gated models and uploads need one (hf auth login)"
-    yield Check("Hugging Face hub", "a token is there" if models.hub_token() else no_token)
+    yield Check("Hugging Face hub", "a token is there" if hub_token() else no_token)
     if _version("wandb"):
         yield Check("W&B", "a key is there" if _wandb_key() else "no key: tracking=wandb needs one (wandb login)")
-    cache = models.hub_cache()
+    cache = hub_cache()
     existing = next(path for path in (cache, *cache.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free / GIB
     yield Check(

@@ -15,9 +15,9 @@ from grpo.config.hints import hint
 from grpo.config.hydra import config_directory
 from grpo.config.rewording import free_key
 from grpo.config.runs_within import is_run, refuse_several
-from grpo.dynamics.request import UNITS, Budget, PlanRequest
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
+from grpo.insight.plans.request import UNITS, Budget, PlanRequest
 from grpo.prove.record import read_constants
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _fit(path: Path, settings: list[str]) -> Analysis:
     options = typed(settings, last_step=count, column=str, scale=positive)
 
     def analysis() -> None:
-        from grpo.report.dynamics import write_fit
+        from grpo.insight.pages.dynamics import write_fit
 
         write_fit(path, **options)
 
@@ -89,7 +89,7 @@ def _forecast(path: Path, settings: list[str]) -> Analysis:
     options = typed(settings, last_step=count, column=str, scale=positive)
 
     def analysis() -> None:
-        from grpo.report.dynamics import write_forecast
+        from grpo.insight.pages.dynamics import write_forecast
 
         write_forecast(path, **options)
 
@@ -100,7 +100,7 @@ def _diagnose(path: Path, settings: list[str]) -> Analysis:
     options = typed(settings, column=str, scale=positive)
 
     def analysis() -> None:
-        from grpo.report.dynamics import write_diagnosis
+        from grpo.insight.pages.dynamics import write_diagnosis
 
         write_diagnosis(path, **options)
 
@@ -117,7 +117,7 @@ def _replay(path: Path, settings: list[str]) -> Analysis:
         )
 
     def analysis() -> None:
-        from grpo.report.dynamics import write_replay
+        from grpo.insight.pages.dynamics import write_replay
 
         write_replay(path, settings)
 
@@ -138,7 +138,7 @@ def _whatif(path: Path, settings: list[str]) -> Analysis:
     words = [word for word in settings if word not in (*budgets, *outputs)]
 
     def analysis() -> None:
-        from grpo.report.whatif import write_whatif
+        from grpo.insight.pages.whatif import write_whatif
 
         if output:
             output.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def _plan(path: Path, settings: list[str]) -> Analysis:
     machine = read_constants(options.pop("machine")) if "machine" in options else None
 
     def analysis() -> None:
-        from grpo.report.plan import write_plan
+        from grpo.insight.pages.plan import write_plan
 
         pass_rates = _pass_rates(path, options.pop("column", ""))
         tried, output = options.pop("tried", pass_rates.tried), options.pop("output", path.parent)

@@ -23,7 +23,7 @@ from grpo.interfaces import Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.run.parts import load_suite
-from grpo.tasks import load_problems
+from grpo.tasks.sources import load_problems
 
 Result = Mapping[str, Any]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo import models
 from grpo.commands.words import truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.alive import working
 from grpo.host.disk import size_of
+from grpo.models.upload import check_upload, upload
 from grpo.run.export_source import to_export
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
     name = options.get("upload", "")
     require(bool(name) or "public" not in options, "public= says who may see what upload=USER/NAME sends: give both")
     if "upload" in options:
-        models.check_upload(name)
+        check_upload(name)
     (place, directory), adapter = places, options.get("adapter", False)
     to_export(place, directory, adapter)
     with working("writing the model"):
@@ -57,7 +57,7 @@ def run(words: Sequence[str]) -> int:
         checkpoint = export_checkpoint(place, directory, options.get("dtype", ""), adapter, trust)
     print(f"{checkpoint} is exported to {directory} ({size_of(directory)})")
     if name:
-        print(f"it is uploaded to {models.upload(directory, name, options.get('public', False))}")
+        print(f"it is uploaded to {upload(directory, name, options.get('public', False))}")
     return 0
 
 

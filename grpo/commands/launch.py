@@ -28,9 +28,8 @@ from grpo.host.ports import HELD_VARIABLE
 from grpo.host.signals import StopRequest
 from grpo.host.terminal import facts_table
 from grpo.launch.machines import machines_of
-from grpo.launch.ports import with_held_ports
 from grpo.launch.seats import LEARNER, seat_table, seats_of
-from grpo.launch.shells import Held
+from grpo.launch.shells import Held, with_held_ports
 from grpo.launch.supervise import wait
 
 

@@ -17,8 +17,8 @@ from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
+from grpo.prove.bench import SIZES, check_size, words_of
 from grpo.prove.facts import Fact, Report
-from grpo.prove.sizes import SIZES, check_size, words_of
 
 if TYPE_CHECKING:
     from grpo.prove.bench import Bench
@@ -75,7 +75,7 @@ def run(words: Sequence[str] = ()) -> int:
     from grpo.prove import computation, exchange, learning, link, lost_server, sampling
     from grpo.prove.bench import Bench
     from grpo.prove.record import write_record
-    from grpo.telemetry.code_version import write_code
+    from grpo.telemetry.ending import write_code
 
     # What runs in processes of its own comes before engines take this one's memory.
     parts = {

@@ -21,17 +21,21 @@ from grpo.host.disk import require_writable
 from grpo.host.terminal import Terminal
 from grpo.sweep.ledger import DONE, FAILED, SWEEP_FILE, open_ledger
 from grpo.sweep.short_names import short_names
-from grpo.telemetry import read_ending
+from grpo.telemetry.ending import read_ending
 
 if TYPE_CHECKING:
-    from grpo.report.finished_runs import Run
+    from grpo.insight.logs.finished_runs import Run
 
 USAGE = """usage: grpo report RUN
+       grpo report LOG
        grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
 
 With one run, it writes report.html into the run's folder: whether the model learned, charts, a diagnosis and some
 completions. It also prints the comparison of the first evaluation with the last one, and draws curves.png. The run may
 be interrupted, failed or still going on, and the report says so.
+
+With one log of another framework, such as TRL's trainer_state.json, it writes the table, picture and page of `grpo
+dynamics fit`: the curve, where it goes, and a diagnosis.
 
 With a sweep or several runs, it compares the variants of the sweep, or the runs. Runs whose names differ only by -seedN
 are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html, report.png
@@ -47,6 +51,8 @@ def run(words: Sequence[str]) -> int:
     paths = [Path(word) for word in words if "=" not in word]
     if not paths:
         raise UserError("grpo report needs the folder of a sweep, or of one or more runs (grpo report help)")
+    if len(paths) == 1 and paths[0].is_file():
+        return _of_log(paths[0], [word for word in words if "=" in word])
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
     settings = typed([word for word in words if "=" in word], output=Path, watch=seconds)
@@ -59,8 +65,8 @@ def run(words: Sequence[str]) -> int:
     require_writable(output, "output=")
     output.mkdir(parents=True, exist_ok=True)
     with working("loading what grpo report needs"):
-        from grpo.report.contrast import contrast
-        from grpo.report.contrast_page import write_contrast
+        from grpo.insight.pages.contrast import contrast
+        from grpo.insight.pages.contrast_page import write_contrast
     if not is_sweep:
         with working("comparing the runs"):
             write_contrast(contrast(_loaded(paths)), output)
@@ -77,6 +83,16 @@ def run(words: Sequence[str]) -> int:
         time.sleep(settings["watch"])
 
 
+def _of_log(log: Path, settings: Sequence[str]) -> int:
+    """Writes the page of another framework's log beside it."""
+    require(not settings, f"grpo report takes no settings for a log: grpo dynamics fit {log} {' '.join(settings)}")
+    with working("analysing the log"):
+        from grpo.insight.pages.dynamics import write_fit
+
+        write_fit(log)
+    return 0
+
+
 def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
     """Writes the report of one run into its folder."""
     require(not settings, f"a run's report is written into its own folder: leave out {', '.join(settings)}=")
@@ -89,7 +105,7 @@ def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",
     )
     with working("loading what grpo report needs"):
-        from grpo.report.run_report import write_report
+        from grpo.insight.pages.run_report import write_report
     model, console = folder / MODEL_FOLDER, Terminal()
     with console.at_once(), working("drawing the report"):
         write_report(folder, model if model.is_dir() else None, console)
@@ -98,7 +114,7 @@ def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
 
 def of_sweep(folder: Path) -> tuple[list[Run], list[str], int]:
     """Returns a sweep's finished runs, notes about the others, and the number of runs that may still finish."""
-    from grpo.report.finished_runs import load
+    from grpo.insight.logs.finished_runs import load
 
     ledger = open_ledger(folder)
     states = {cell: ledger.state(cell) for cell in ledger.cells}
@@ -120,7 +136,7 @@ def _loaded(paths: Sequence[Path]) -> list[Run]:
     So are runs whose names end in a number, and runs in folders that are named by their start, if nothing but the seed
     differs. Otherwise each of them is a variant.
     """
-    from grpo.report.finished_runs import load
+    from grpo.insight.logs.finished_runs import load
 
     runs = [load(path, _variant(path)) for path in paths]
     names = {run.variant for run in runs if not _NAMED_SEED.search(run.folder.resolve().name)}
@@ -130,7 +146,7 @@ def _loaded(paths: Sequence[Path]) -> list[Run]:
 
 def _are_seeds(runs: Sequence[Run]) -> bool:
     """Says whether runs differ in their seeds only, and each has another seed."""
-    from grpo.report.finished_runs import differing_keys
+    from grpo.insight.logs.finished_runs import differing_keys
 
     seeds = {run.seed for run in runs}
     return len(seeds) == len(runs) and not differing_keys({str(run.folder): run.config for run in runs})

@@ -13,8 +13,8 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.telemetry import Row, is_graded, is_unjudged, kind_of, score_of
-from grpo.telemetry.completions import whole_completions
+from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
+from grpo.telemetry.json_lines import Row
 
 USAGE = """usage: grpo samples RUN [step=N|A-B] [source=NAME] [prompt=TEXT] [problem=ID]
                     [group=mixed|right|wrong|ungraded] [correct=true|false] [truncated=true|false]

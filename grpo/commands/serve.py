@@ -12,8 +12,8 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
 from grpo.host.signals import StopRequest
 from grpo.run.model_folder import model_folder
-from grpo.run.precision import with_precision
 from grpo.run.preflight import check_vllm
+from grpo.run.preparing import with_precision
 
 if TYPE_CHECKING:
     from grpo.rollout.replica import Replica
@@ -27,8 +27,7 @@ def run(config: TrainConfig) -> int:
     It restarts servers that end or no longer answer, until it is asked to stop. The learner sends its weights to a
     server before it asks for completions. Returns the exit code. Raises `UserError` when a server does not start.
     """
-    from grpo.rollout.replica import Replica
-    from grpo.rollout.restarts import keep_alive
+    from grpo.rollout.replica import Replica, keep_alive
     from grpo.rollout.servers import start_servers
 
     stop = StopRequest()

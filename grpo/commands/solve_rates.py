@@ -20,13 +20,13 @@ from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.host.disk import open_own, write_whole
-from grpo.report.solve_rates_page import write_solve_rates
+from grpo.insight.pages.solve_rates_page import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import Candidate, candidate
-from grpo.tasks import VerifiableTask
 from grpo.tasks.files import read_rows
 from grpo.tasks.solve_rates import MEASURED_COLUMN, MEASURED_LENGTH, PROMPT_LENGTH, SAMPLES_ENDING
 from grpo.tasks.sources import load_problems
+from grpo.tasks.task import VerifiableTask
 from grpo.types import ScoredGroup
 
 # This many problems are sampled, graded and written at a time. A killed command loses no more than these.

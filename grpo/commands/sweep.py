@@ -11,25 +11,26 @@ from rich.table import Table
 
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.hydra import check_launcher, compose_sweep, launch_all
+from grpo.config.hydra import compose_sweep
 from grpo.host.terminal import Terminal
-from grpo.sweep.cell_process import run_cell
+from grpo.sweep.cell_process import gpus_here, run_cells
 from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, RUNNING, SWEEP_FILE, Ledger, begin_ledger, open_ledger
 from grpo.sweep.short_names import short_names
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
-                  [hydra/launcher=joblib ...] [trials=N [batch=N]] [command="srun grpo"] [key=value ...]
+                  [jobs=N] [command="srun grpo"] [key=value ...]
 
 Runs every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1. key=value overrides a key
 of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done,
 so the name of its folder (runs/sweep by default) holds no time.
   grpo sweep sweep=normalization experiment=tiny seeds=5 output_dir=runs/dial
-  grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 hydra/launcher=joblib
-With trials=N, Optuna searches those keys that have a range:
-  grpo sweep sweep=seeds experiment=tiny seeds=1 trials=20 'learner.learning_rate=tag(log,interval(1e-5,1e-2))'"""
+  grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 jobs=2
+jobs=2 runs two at a time, each with GPUs of its own. On Slurm an array of jobs shares the work in the same way:
+  sbatch --array=1-8 --gpus=1 --wrap "grpo sweep sweep=normalization seeds=5 output_dir=runs/dial"
+"""
 
-OWN_KEYS = ("seeds", "budget", "amount", "trials", "batch", "command", "output_dir")
+OWN_KEYS = ("seeds", "budget", "amount", "jobs", "command", "output_dir")
 
 
 def run(words: Sequence[str]) -> int:
@@ -43,16 +44,9 @@ def run(words: Sequence[str]) -> int:
     if len(preset) != 1:
         raise UserError("grpo sweep needs one sweep=NAME (grpo sweep help)")
     of_sweep = [word for word in words if word.partition("=")[0] in OWN_KEYS]
-    hydra = [word for word in words if word.startswith(("hydra.", "hydra/"))]
-    if hydra:
-        check_launcher(hydra)
     config = compose_sweep(preset[0], of_sweep)
-    of_runs = [word for word in words if word not in (*of_sweep, *hydra, f"sweep={preset[0]}")]
+    of_runs = [word for word in words if word not in (*of_sweep, f"sweep={preset[0]}")]
     command = shlex.split(config.command) or [sys.executable, "-m", "grpo.cli"]
-    if config.trials:
-        from grpo.sweep.search import search
-
-        return search(config, of_runs, hydra, command)
     folder, cells = Path(config.output_dir).absolute(), cells_of(config, of_runs)
     _refuse_others(folder, cells)
     ledger = begin_ledger(folder, cells, command)
@@ -60,7 +54,8 @@ def run(words: Sequence[str]) -> int:
     print(f"{len(ledger.cells)} runs, of which {len(pending)} are still to do, in {ledger.folder}", flush=True)
     if pending:
         try:
-            launch_all(run_cell, pending, ledger.folder, hydra)
+            own = gpus_here() if config.jobs > 1 and not config.command else []
+            run_cells(ledger, [ledger.cells[index] for index in pending], config.jobs, own)
         except KeyboardInterrupt:
             print("stopped; run the same command again to continue", flush=True)
     Terminal().print(ledger_table(ledger))

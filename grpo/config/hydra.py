@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -13,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize, initialize_config_dir, main
+from hydra import compose, initialize_config_dir
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -34,7 +32,7 @@ from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
 from grpo.config.task import CurriculumConfig, DataConfig, SelectionConfig, TaskConfig
 
-_UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep takes launchers"
+_UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep runs several side by side (jobs=N)"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
 
 
@@ -49,7 +47,7 @@ def register() -> None:
 def _without_unread_groups() -> Iterator[None]:
     """Leaves out Hydra's groups for its own launchers, logs and help while a configuration is composed.
 
-    They take a third of the time, and only `launch_all` needs them.
+    They take a third of the time, and nothing here reads them.
     """
     hydra_configs = ConfigStore.instance().repo["hydra"]
     whole_config = hydra_configs["config.yaml"]
@@ -323,40 +321,6 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
     except OmegaConfBaseException as error:
         raise UserError(f"{path.name}: {one_line(error)}") from error
-
-
-def launch_all(run: Callable[[DictConfig], None], indices: list[int], folder: Path, words: list[str]) -> None:
-    """Calls `run` for each of the `indices` by Hydra's multirun, with {folder, cell: index, launcher: process id}.
-
-    `words` choose Hydra's launcher, e.g. hydra/launcher=joblib or submitit_slurm. Without such a word, the calls are
-    made in this process, one after another.
-    """
-    job = {"folder": str(folder), "cell": 0, "launcher": os.getpid()}
-    ConfigStore.instance().store(name="grpo_cell", node=job)
-    outputs = [f"hydra.sweep.dir={folder}/hydra", "hydra.output_subdir=null", "hydra/job_logging=none"]
-    passed_words = _for_launchers(words)
-    cells = ",".join(map(str, indices))
-    arguments = [f"cell={cells}", *outputs, "hydra/hydra_logging=none", *passed_words]
-    before = sys.argv
-    sys.argv = ["grpo sweep", "--multirun", *arguments]
-    try:
-        main(version_base="1.3", config_path=None, config_name="grpo_cell")(run)()
-    finally:
-        sys.argv = before
-
-
-def check_launcher(words: list[str]) -> None:
-    """Raises UserError for words that choose no launcher of Hydra's, or set what it does not have."""
-    ConfigStore.instance().store(name="grpo_cell", node={"folder": "", "cell": 0, "launcher": 0})
-    try:
-        with initialize(version_base="1.3", config_path=None):
-            compose("grpo_cell", _for_launchers(words), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(one_line(error)) from error
-
-
-def _for_launchers(words: list[str]) -> list[str]:
-    return [word for word in words if word.partition("=")[0] != "hydra/hydra_logging"]
 
 
 def to_config(composed: DictConfig) -> TrainConfig:

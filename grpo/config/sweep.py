@@ -18,13 +18,10 @@ class SweepConfig:
     # Every run may spend this many of the budget's units, e.g. 20000 samples. 0 keeps num_steps (budget=steps) or takes
     # the completions of the first variant's num_steps (budget=samples); tokens and seconds need a number.
     amount: int = 0
-    # Above 0, Optuna searches the highest held-out score with this many trials. It varies the keys that are given as
-    # key=interval(a,b), tag(log,interval(a,b)), range(a,b) or a,b,c. 0: no search.
-    trials: int = 0
-    # A search tries this many settings at a time.
-    batch: int = 1
+    # This many runs go side by side on this machine. With several, each is shown GPUs of its own, as many as it uses.
+    jobs: int = 1
     # This command runs `grpo` for one run, e.g. "srun grpo". "" is this Python. `train` follows it, or `launch` where a
-    # run has several ranks or named machines (hardware=node).
+    # run has several ranks or named machines (hardware=node). Such a command gives a run its GPUs itself.
     command: str = ""
     # Everything that a sweep writes lies in this folder. Its name holds no time, because the same command given again
     # continues the sweep that lies there.

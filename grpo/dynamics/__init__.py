@@ -6,12 +6,10 @@ gain                     what a step gains, from its products with later gradien
 step, group_size, budget aim and cost of a step; the best G and number of prompts; completions spread over prompts
 
 Where a reward curve goes:
-run_log, history         a run's log in one form; counts → curve with standard errors
+history                  counts → curve with standard errors
 laws, identify, wander   possible laws of the curve; which of them it follows; curves that only wander
 oscillator               the reduced-order model of the curve
 trend, forecast          the curve's trend, and the forecast that follows it
-whatif, planning         the run under other settings; a run before it starts
-request                  what a person asks of these two
 
 What the next round does:
 scheduler                builds the configured scheduler
@@ -19,13 +17,7 @@ adaptive, adaptive_state `dynamics=adaptive`, and what it remembers
 refresh_interval, guard  the choice of the refresh interval; the reaction to unstable training
 stop_rule                whether a run has little left to gain
 entropy, limits          the entropy bonus; limits of samples, tokens and seconds
-replay                   the decisions of a scheduler on the rounds of a finished run
-
-What is wrong with a run:
-diagnostics, findings    the diagnosis, its findings and thresholds
-exclusions, advice       which findings exclude each other; what advice is left where some is set already
 losses                   whether a run that trains has lost what it could do
 step_signs               whether steps harm, by their products with the next gradients
-evidence, windows        levels and changes of noisy series; means of correlated values
-progress, setbacks, swings, reward_parts, policy_signs, symptoms, no_reward, gross    the checks
+replay                   the decisions of a scheduler on the rounds of a finished run
 """

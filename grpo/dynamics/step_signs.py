@@ -16,10 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, logsumexp
 
-from grpo.dynamics.evidence import level
-from grpo.dynamics.findings import WARNING, DiagnosisRule, Finding
-from grpo.dynamics.run_log import RunLog
-
 Array = NDArray[np.float64]
 
 COSINE = "step/cosine"
@@ -70,26 +66,6 @@ def in_errors(cosines: Array) -> float:
     if len(cosines) < FEWEST or not cosines.any():
         return 0.0
     return float(cosines.sum() / np.sqrt(np.sum(cosines**2)))
-
-
-def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that the loss rises at the ends of steps, as it does where the learning rate is too high for the batch.
-
-    Where problems are solved, hardly any gradient is left for a step to follow.
-    """
-    series, pass_rate = log[COSINE], level(log["pass_rate"])
-    found = harm(series.values)
-    if found is None or found.evidence < -np.log(rule.by_chance):
-        return None
-    if pass_rate is not None and pass_rate.value > rule.solved:
-        return None
-    number = len(series) - found.first
-    evidence = (
-        f"{COSINE} of the {number} rounds since step {series.steps[found.first]:g} sums up to {found.z:.1f} standard "
-        f"errors; of runs whose steps do not harm {rule.by_chance:.0%} are ever told this"
-    )
-    remedy = "half of learner.learning_rate, or a larger dynamics.group_size or dynamics.prompts_per_step"
-    return Finding("steps undo each other", WARNING, evidence, remedy)
 
 
 def starts_of(number: int) -> NDArray[np.int64]:

@@ -1,17 +1,22 @@
-"""This module sets where Python finds modules, and pauses garbage collection while heavy packages are imported."""
+"""This module sets where Python finds modules, says which extra installs a package that is missing, and pauses garbage
+collection while heavy packages are imported."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from grpo.config.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# What `pip install` is given. The index knows another package as `grpo`.
+DISTRIBUTION = "grpo-dynamics"
 
 
 def safe_path() -> dict[str, str]:
@@ -53,3 +58,21 @@ def importing() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+def how_to_install(module: str) -> str | None:
+    """Returns the pip command that installs a missing module with one of grpo's extras, or None if none of them has it.
+
+    >>> how_to_install("torch.nn"), how_to_install("rewards")
+    ("pip install 'grpo-dynamics[train]'", None)
+    """
+    wanted = module.partition(".")[0].replace("_", "-")
+    try:
+        needed = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        needed = []
+    for line in needed:
+        requirement, _, extra = line.partition("; extra == ")
+        if extra and re.match(r"[\w-]+", requirement)[0] == wanted:
+            return f"pip install '{DISTRIBUTION}[{extra[1:-1]}]'"
+    return None

@@ -3,9 +3,8 @@
 config.hardware → seats, one for each machine → a shell (here, ssh, srun) starts each under a tether → one exit code
 
 machines    names and addresses of the machines
-ports       holds free ports for the run
 seats       which command runs on which machine; a seat is one machine's part of a run
-shells      starts a seat's command: here, by ssh or by srun
+shells      starts a seat's command: here, by ssh or by srun; holds free ports for the run
 torchrun    starts a machine's learner ranks
 supervise   waits for all seats and ends them together
 

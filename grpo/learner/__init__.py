@@ -1,22 +1,19 @@
 """The learner trains a Hugging Face model by DeepSpeed ZeRO on packed rows.
 
 From a folder to a policy:
-loading             a model's directory → a policy, or one line that refuses it
+loading             a model's directory → a policy, or one line that refuses it; weights that a run starts from
 proof, small_copy   packed rows compared with the model's own eager forward pass, on a small copy of it
 float64             models computed wholly in float64, so that rounding hides no difference
 policy              model → log-probabilities of targets, never the whole logits
-start               weights from another run's checkpoint or a peft adapter
 
 One optimizer step:
-engine              DeepSpeed's configuration and start
+engine              DeepSpeed's configuration and start, and its check of settings that are passed on to it
 learner             one optimizer step; old and reference log-probabilities
 step_products       what each step gained, by its product with the gradient that comes after it
-on_device           micro-batches on the device, without the host waiting for it
 attention, varlen   attention over trees; all trees of a row in one call of torch's flash kernel
 norms               norms by torch's fused kernel, where it is bit by bit the model's own norm
 sequence_parallel   several ranks compute one row together
-selected_tokens     tokens that are chosen among all tokens of a step
-group_logprobs      log-probabilities of groups, evenly over ranks
+group_logprobs      log-probabilities of groups, evenly over ranks; tokens that are chosen among all of a step
 reference           the policy that a KL term measures the distance to
 collective          sums over ranks
 offloading          states that leave the device while a sampler works there
@@ -24,9 +21,7 @@ flops               the floating-point operations that a model needs
 
 What is written and read again:
 weights, export     weights gathered bucket by bucket; a Hugging Face directory
-shard_layout, resharding   how state lies in a checkpoint's shards; another number of ranks or another precision
-passed_on           settings that are DeepSpeed's own, checked by DeepSpeed
-writing, plain_data        a rank that cannot write still meets the others; shards read without running their code
+resharding          a checkpoint's shards: written, described, read by other ranks and in another precision
 """
 
 import sys

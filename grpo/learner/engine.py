@@ -1,4 +1,4 @@
-"""This module configures and starts DeepSpeed."""
+"""This module configures and starts DeepSpeed, which itself checks the settings that `learner.deepspeed` passes on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.utils import groups
 from torch import nn
 from torch.distributed import distributed_c10d
 from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
+from grpo.config.errors import require
 from grpo.config.optimizer import chosen_optimizer
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
@@ -183,3 +185,41 @@ def _initialized(**arguments: Any) -> deepspeed.DeepSpeedEngine:
 def quiet() -> AbstractContextManager:
     """Hides what DeepSpeed prints within a context: its optimizer for bfloat16 prints the free memory four times."""
     return redirect_stdout(io.StringIO())
+
+
+def check_passed_on(learner: LearnerConfig) -> None:
+    """Raises UserError for a setting with a value that DeepSpeed refuses, or that DeepSpeed does not know.
+
+    DeepSpeed ignores settings that it does not know, and has no list of the others. So it is watched while it reads.
+    """
+    watched_config = _Watched(deepspeed_config(learner))
+    with passing_on("learner.deepspeed", learner.deepspeed), quiet():
+        DeepSpeedConfig(watched_config)
+    for name in learner.deepspeed:
+        require(
+            name in watched_config.read or name == "optimizer",
+            f"learner.deepspeed.{name} is no setting of DeepSpeed: leave it out, or correct its name",
+        )
+
+
+class _Watched(dict):
+    """This dictionary records the keys that are asked for. Copies of it record theirs in the same set."""
+
+    def __init__(self, *values: Any):
+        super().__init__(*values)
+        self.read: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        return self

@@ -1,17 +1,24 @@
-"""This module computes log-probabilities of whole groups without gradients, and balances the work over ranks."""
+"""This module computes log-probabilities of whole groups without gradients, and balances the work over ranks.
+
+From them it chooses tokens among all tokens of an optimizer step before the step, see `objective.selection`. Its
+micro-batches reach the device without making the host wait.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
 
-from grpo.algorithm.balance import Cost, balanced, send_back
+from grpo.algorithm.balance import Cost, balanced, lay_out, send_back
 from grpo.algorithm.packing import Branch, pack, trees_of
-from grpo.algorithm.row_assignment import lay_out
+from grpo.algorithm.token_losses import Tokens
+from grpo.algorithm.token_selection import select
+from grpo.config import ObjectiveConfig
 from grpo.interfaces import Collective
-from grpo.learner.on_device import to_device
 from grpo.types import Mean, MicroBatch, RolloutGroup
 
 Forward = Callable[[MicroBatch], torch.Tensor]
@@ -54,3 +61,49 @@ class Scoring:
         """Returns the busiest rank's work over the mean rank's, a mean over the calls since it was last taken."""
         imbalance, self._imbalance = self._imbalance, Mean(0.0, 0.0)
         return imbalance
+
+
+def spoil_unless(fine: torch.Tensor, logprobs: torch.Tensor) -> None:
+    """Makes the gradient of `logprobs` NaN if `fine` [], on the device, is false, without waiting for its value. A NaN
+    loss can leave finite gradients, as from one branch of a maximum, but NaN gradients reach every rank."""
+    logprobs.register_hook(lambda gradient: gradient.where(fine, torch.nan))
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns the tensor on `device`. A GPU is sent it from pinned memory: with a copy from other memory the host may
+    wait until the GPU has done all work before it (CUDA's API synchronization behavior)."""
+    on_host = tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor
+    return on_host.to(device, non_blocking=True)
+
+
+def to_device(micro: MicroBatch, device: torch.device) -> MicroBatch:
+    """Returns the same micro-batch with every tensor on `device` but the predictors, which the host still reads (see
+    `grpo.learner.policy`)."""
+    tensors = {
+        field.name: sent(value, device)
+        for field in dataclasses.fields(micro)
+        if isinstance(value := getattr(micro, field.name), torch.Tensor) and field.name != "predictors"
+    }
+    return dataclasses.replace(micro, **tensors)
+
+
+def with_selection(
+    micro_batches: Sequence[MicroBatch],
+    tokens_of: Callable[[MicroBatch], Tokens],
+    objective: ObjectiveConfig,
+    collective: Collective,
+    together: int,
+) -> Sequence[MicroBatch]:
+    """Returns the micro-batches with the tokens marked that the configured selection chose. Collective.
+
+    Without a selection the micro-batches are unchanged. `tokens_of` computes a micro-batch's tokens under the current
+    weights. `together` is the number of ranks that compute each row together: all have its tokens, which count once.
+    """
+    if objective.selection.name == "none":
+        return micro_batches
+
+    def total(counts: Sequence[float]) -> list[float]:
+        return [count / together for count in collective.sum(counts)]
+
+    weights = select([tokens_of(micro) for micro in micro_batches], total, objective)
+    return [replace(micro, selected=selected) for micro, selected in zip(micro_batches, weights, strict=True)]

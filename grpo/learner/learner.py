@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from grpo.algorithm.balance import imbalance
 from grpo.algorithm.loss import METRICS, policy_loss, tokens_of
-from grpo.algorithm.row_assignment import imbalance
 from grpo.algorithm.token_losses import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
@@ -20,23 +20,17 @@ from grpo.config.learning_rate import learning_rate_factor
 from grpo.config.optimizer import chosen_optimizer
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import backward, optimizer_settings, quiet, sharded_loading, start_engine
+from grpo.learner.engine import backward, check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
-from grpo.learner.group_logprobs import Scoring
+from grpo.learner.group_logprobs import Scoring, spoil_unless, to_device, with_selection
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
-from grpo.learner.on_device import spoil_unless, to_device
-from grpo.learner.passed_on import check_passed_on
-from grpo.learner.plain_data import only_plain_data
 from grpo.learner.policy import DTYPES, Policy
 from grpo.learner.reference import AdapterReference, CopyReference, reference_logprobs
-from grpo.learner.resharding import load_resharded
-from grpo.learner.selected_tokens import with_selection
+from grpo.learner.resharding import SHARDS, Layout, load_resharded, only_plain_data, saved_layout, to_the_end
 from grpo.learner.sequence_parallel import SequenceGroup
-from grpo.learner.shard_layout import SHARDS, Layout, saved_layout
 from grpo.learner.step_products import Products, StepProducts
 from grpo.learner.weights import MergeLoss, weight_buckets
-from grpo.learner.writing import to_the_end
 from grpo.types import (
     Batch,
     GroupWithLogprobs,

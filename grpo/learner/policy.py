@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from grpo.algorithm.logprobs import PLAIN, LogitRule, logprobs_alone, token_logprobs
 from grpo.learner.attention import TreeRow
+from grpo.learner.group_logprobs import sent
 from grpo.learner.norms import fuse_norms
-from grpo.learner.on_device import sent
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.types import MicroBatch, Tree
 

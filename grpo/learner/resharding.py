@@ -1,16 +1,25 @@
-"""This module loads checkpoints whose shards have another layout than the learner.
+"""This module writes a checkpoint's shards, records their layout, and loads shards of another layout than the
+learner's.
 
 The number of ranks and the precision may differ, and ZeRO stages 1 and 2 can be exchanged. DeepSpeed cannot convert
-between stage 3 and the others."""
+between stage 3 and the others.
+
+A checkpoint may come from a stranger, so its files are read without running code in them.
+
+A rank that cannot write still takes part in the collective save. A rank that left DeepSpeed's save in the middle would
+keep the others waiting until their deadline.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +33,26 @@ from deepspeed.checkpoint.constants import (
     PARAM_SLICE_MAPPINGS,
 )
 from deepspeed.checkpoint.ds_to_universal import main as convert
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 
-from grpo.config.errors import UserError
+from grpo.config.compare_saved import check_stages
+from grpo.config.errors import UserError, first_line, require
+from grpo.config.folder import LAYOUT_FILE
+from grpo.config.optimizer import ADAMW, Optimizer
+from grpo.config.plain_json import read_object
 from grpo.learner.collective import TorchCollective
+from grpo.types.plain import rebuilt
 
 # The converted checkpoint lies in a folder of its own, because DeepSpeed also writes beside it.
 WHOLE = "whole"
+RECORDS = [LossScaler, ZeroStageEnum, fragment_address]
+# DeepSpeed gives these names to shards of an optimizer for bfloat16, and to weights that are not sharded.
+OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
+# The folder of the shards within a checkpoint's folder.
+SHARDS = "learner"
+Attempt = Callable[..., None]
 
 
 def load_resharded(
@@ -95,3 +118,142 @@ def _convert(shards: Path, whole: Path) -> None:
     )
     with redirect_stderr(io.StringIO()):
         convert(arguments)
+
+
+"""DeepSpeed's checkpoints contain objects of these classes, which hold numbers and nothing else."""
+
+
+@contextmanager
+def only_plain_data() -> Iterator[None]:
+    """Restricts every `torch.load` in the context to tensors, numbers, text and `RECORDS`, whatever its caller asks
+    for. It then raises UserError for a file that holds anything else or cannot be read."""
+    load = torch.load
+
+    def load_plain(file: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return load(file, *arguments, **{**options, "weights_only": True})
+        except Exception as error:
+            # Torch's own message is long, and it suggests loading the file without this protection.
+            kind = type(error).__name__
+            raise UserError(f"{file} is damaged or holds more than numbers: it is not read ({kind})") from error
+
+    torch.load = load_plain
+    try:
+        with torch.serialization.safe_globals(RECORDS):
+            yield
+    finally:
+        torch.load = load
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A layout says how a learner's state is split into shards. Only a learner of the same layout reads them without
+    conversion. `parameters` counts the trained parameters. `optimizer` is the name of its class in torch."""
+
+    ranks: int
+    zero_stage: int
+    precision: str
+    parameters: int
+    # Older versions had no other, and did not write it down.
+    optimizer: str = ADAMW
+
+    def write(self, directory: str | Path) -> None:
+        Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
+
+
+def saved_layout(directory: str | Path, tag: str, own_layout: Layout) -> Layout:
+    """Returns the layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of
+    layout `own_layout` cannot read the checkpoint, even after conversion."""
+    file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
+    if not shards.is_dir():
+        raise UserError(
+            f"{directory} holds no learner checkpoint: give a folder such as runs/x/checkpoints/step-00000050"
+        )
+    if file.exists():
+        try:
+            saved = rebuilt(Layout, read_object(file), "the layout")
+        except ValueError as error:
+            raise UserError(f"{file} is damaged ({error})") from error
+    else:
+        saved = _layout_by_file_names(shards, own_layout)
+    if saved.parameters != own_layout.parameters:
+        raise UserError(
+            f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
+            f"{own_layout.parameters:,}: set model.path and model.lora as they were"
+        )
+    check_stages(saved.zero_stage, own_layout.zero_stage)
+    _check_optimizer(directory, saved, own_layout)
+    return saved
+
+
+def _check_optimizer(directory: str | Path, saved: Layout, own_layout: Layout) -> None:
+    require(
+        saved.optimizer == own_layout.optimizer,
+        f"{directory} holds the state of {saved.optimizer}, and this run learns with {own_layout.optimizer}: set "
+        f"learner.deepspeed.optimizer.type={saved.optimizer}",
+    )
+    require(
+        saved == own_layout or Optimizer(own_layout.optimizer).converted,
+        f"{directory} holds the state of {own_layout.optimizer}, which DeepSpeed does not convert: continue with "
+        f"{saved.ranks} ranks, learner.zero_stage={saved.zero_stage} and learner.precision={saved.precision}",
+    )
+
+
+def _layout_by_file_names(shards: Path, own_layout: Layout) -> Layout:
+    """Returns the layout of a checkpoint that an older version saved, as far as its files' names show it. The number of
+    parameters comes from `own_layout`, and so does stage 1 or 2, since both read each other's shards."""
+    names = [path.name for path in shards.glob("*optim_states.pt")]
+    if not names:
+        raise UserError(
+            f"{shards} has no shards of an optimizer, as older versions saved them with learner.zero_stage=0: "
+            "continue with the version that saved it"
+        )
+    precision = "bfloat16" if names[0].startswith(OF_BFLOAT16) else "float32"
+    stage = min(own_layout.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
+    return replace(own_layout, ranks=len(names), zero_stage=stage, precision=precision, optimizer=ADAMW)
+
+
+"""Calls a function with the given arguments, unless an earlier call has failed."""
+
+
+@contextmanager
+def raising_os_errors() -> Iterator[None]:
+    """Turns the RuntimeErrors that `torch.save` raises, with various texts, when a disk is full into an OSError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise OSError(f"torch could not write a file to its end: {first_line(error)}") from error
+
+
+@contextmanager
+def to_the_end(engine: DeepSpeedEngine) -> Iterator[Attempt]:
+    """Delays this rank's write errors: `engine`, and callers of the yielded `Attempt`, go on as though the files were
+    written. The first error is raised at the end of the context, when no other rank waits for this one any more."""
+    failures: list[Exception] = []
+
+    def attempt(write: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        if failures:
+            return
+        try:
+            with raising_os_errors():
+                write(*arguments, **named)
+        except Exception as error:
+            failures.append(error)
+
+    def attempting(write: Callable[..., Any]) -> Attempt:
+        return lambda *arguments, **named: attempt(write, *arguments, **named)
+
+    files = engine.checkpoint_engine
+    # Only the instances are patched, so that deleting the attributes restores the methods of their classes.
+    put_off = [(files, "save"), (files, "makedirs"), (engine, "_copy_recovery_script")]
+    for owner, name in put_off:
+        setattr(owner, name, attempting(getattr(owner, name)))
+    try:
+        yield attempt
+    finally:
+        for owner, name in put_off:
+            delattr(owner, name)
+    if failures:
+        raise failures[0]

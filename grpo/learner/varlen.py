@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from grpo.learner.on_device import sent
+from grpo.learner.group_logprobs import sent
 
 # torch 2.11 takes fewer heads of keys than of queries without being told.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}

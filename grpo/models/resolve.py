@@ -1,10 +1,19 @@
-"""This module turns a `ModelConfig` into a local directory, or says in one line why that failed."""
+"""This module turns a `ModelConfig` into a local directory, or says in one line why that failed.
+
+It also changes a model's settings, in a folder of links to the model's files with another config.json.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants, get_token, is_offline_mode
 from huggingface_hub.errors import HFValidationError
@@ -12,13 +21,13 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.errors import first_line, require
-from grpo.config.plain_json import parse_json
+from grpo.config.plain_json import parse_json, read_object
 from grpo.models import smollm2, tiny
-from grpo.models.cache import build_once
-from grpo.models.changed import with_config
+from grpo.models.cache import build_once, cache_root
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 OWN_CODE = "it brings its own code; if you trust that, set model.trust_remote_code=true"
 """This is said of models and tokenizers that transformers loads only with `trust_remote_code`."""
@@ -26,6 +35,9 @@ OWN_CODE = "it brings its own code; if you trust that, set model.trust_remote_co
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 # These hold the same weights in other layouts, which would only double the download.
 _HUB_DUPLICATES = ["original/*", "onnx/*", "consolidated*"]
+CONFIG = "config.json"
+# Settings of positions by the names of older models, which transformers still reads.
+OLDER = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 
 
 def resolve(model: ModelConfig, examples: Callable[[], Sequence[tuple[str, str]]], needs_weights: bool = True) -> Path:
@@ -194,3 +206,65 @@ def _check_weights(directory: Path, name: str) -> None:
                 pass
         except SafetensorError as error:
             raise UserError(f"model.path={name} has a damaged {file}: copy it again ({first_line(error)})") from error
+
+
+def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
+    """Returns a folder with the model in `directory`, but with `changes` made to its config.json.
+
+    Nested settings are changed one by one. The folder lies in the cache and is the same for the same changes, so that
+    learner and sampler read the same model. Raises UserError for a setting that this kind of model does not have.
+    """
+    if not changes:
+        return directory
+    config = read_object(directory / CONFIG)
+    _check_names(config, changes)
+    text = json.dumps(_changed(config, changes), indent=2, sort_keys=True)
+    # The list of files is part of the name, because a folder made before the weights came is another one.
+    files = sorted(file.name for file in directory.iterdir())
+    name = hashlib.sha256(f"{directory}\n{files}\n{text}".encode()).hexdigest()[:16]
+    folder = cache_root() / f"changed-{name}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new_folder = Path(tempfile.mkdtemp(dir=folder.parent))
+    for file in directory.iterdir():
+        if file.name != CONFIG:
+            (new_folder / file.name).symlink_to(file.resolve())
+    (new_folder / CONFIG).write_text(text)
+    # Several people may share a cache, as its other folders allow.
+    new_folder.chmod(folder.parent.stat().st_mode)
+    try:
+        os.rename(new_folder, folder)
+    except OSError:
+        shutil.rmtree(new_folder)
+        # Another process was quicker.
+        if not folder.is_dir():
+            raise
+    return folder
+
+
+def _check_names(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    from transformers import CONFIG_MAPPING
+
+    kind = settings.get("model_type")
+    # A model with code of its own shows only its file.
+    if kind not in CONFIG_MAPPING:
+        return
+    default_config = CONFIG_MAPPING[kind]()
+    setting_names = OLDER | settings.keys() | default_config.to_dict().keys()
+    for name in changes:
+        similar_names = difflib.get_close_matches(name, setting_names, n=1)
+        hint = f"; did you mean {similar_names[0]}?" if similar_names else ": leave it out, or correct its name"
+        require(
+            name in setting_names or hasattr(default_config, name),
+            f"model.config.{name} is no setting of {kind} models{hint}",
+        )
+
+
+def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(settings)
+    for name, value in changes.items():
+        inner = result.get(name)
+        nested = isinstance(value, Mapping) and isinstance(inner, Mapping)
+        result[name] = _changed(inner, value) if nested else value
+    return result

@@ -9,9 +9,8 @@ lost_server   a server killed in the middle of a weight transfer (`servers`)
 sampling      speed of the sampler (`sampler`)
 
 What they share:
-bench, sizes  a model of random weights with the engines that run it, and its possible sizes
+bench         a model of random weights with the engines that run it, its possible sizes, and the memory that it takes
 facts         measured numbers with their expected bounds
-memory, memory_plan   peak memory; whether a proof fits into a GPU
 own_process, worker   measurements in separate processes
 
 What follows:

@@ -1,36 +1,50 @@
-"""The bench holds what the parts of a proof share: a model of random weights, and the engines that run it."""
+"""The bench holds what the parts of a proof share: a model of random weights, and the engines that run it.
+
+It also measures peak memory between two calls, on a GPU or a CPU.
+
+It also fits a proof into a GPU's free memory, before any engine starts there.
+
+A proof that needs more would end in the middle with a CUDA error. The learner's rows are shortened where that
+suffices, unless their length was given. Otherwise the part is skipped, and its line says how much memory it needs.
+
+It also holds the sizes of model and round that a proof can measure, and the overrides of its runs.
+"""
 
 from __future__ import annotations
 
 import random
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
-from grpo.config.memory_estimate import ModelShape
+from grpo.config.memory_estimate import GIB, ModelShape, memory_estimate
 from grpo.host import device_memory, ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
-from grpo.prove.memory_plan import ROWS, Room, fitting_rows, lacking
-from grpo.prove.sizes import SIZES, Shape, check_size, words_of
-from grpo.run.precision import with_precision
-from grpo.run.shape import shape_of
+from grpo.run.preparing import with_precision
+from grpo.run.tables import shape_of
+from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 
 if TYPE_CHECKING:
     from grpo.rollout.vllm_sampler import VllmSampler
+
+ROWS = "learner.micro_batch_tokens"
+OFFLOAD = "learner.offload_optimizer=true"
+Shape = tuple[int, int, int, int, int, int]
 
 
 def config_of(shape: Shape, **special: Any) -> Qwen2Config:
@@ -183,3 +197,131 @@ class Bench:
                 torch.cuda.synchronize()
             durations.append(time.perf_counter() - start)
         return median(durations[1:])
+
+
+def reset_peak(device: torch.device) -> None:
+    """Resets the peak to the memory that is held now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        # Linux: 5 sets a process's peak of resident memory to what it has (proc_pid_clear_refs(5)).
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_gib(device: torch.device) -> float:
+    """Returns the largest memory since the last `reset_peak` in GiB: of PyTorch's tensors on a GPU, or of the whole
+    process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    return peak_memory()["memory/peak_rss_gib"]
+
+
+def held_gib(device: torch.device) -> float:
+    """Returns the memory that is held now in GiB, and resets the peak."""
+    reset_peak(device)
+    return peak_gib(device)
+
+
+def peak_of_tensors_gib(action: Callable[[], Any], device: torch.device) -> float:
+    """Returns the peak memory of the tensors that `action` makes on the device, in GiB."""
+    if device.type == "cuda":
+        held_before = held_gib(device)
+        action()
+        return peak_gib(device) - held_before
+    # A process takes more memory than its tensors, so their allocations are counted. Memory from before may be freed.
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    held_bytes = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held_bytes += event.nbytes()
+            peak = max(peak, held_bytes)
+    return peak / GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A room is one GPU's memory in GiB: the total, and what is free."""
+
+    gpu_gib: float
+    free_gib: float
+
+
+def refreshing_gib(config: TrainConfig, shape: ModelShape, num_ranks: int, gpu_gib: float) -> float:
+    """Returns the GiB of a rank that samples and sends weights but takes no step. Before the first step AdamW lacks its
+    two moments, of four bytes a parameter each."""
+    sampling = memory_estimate(config, shape, num_ranks, gpu_gib)[-1][1]
+    is_offloaded = config.learner.offload_optimizer or config.learner.offload_states
+    return sampling - (0.0 if is_offloaded else 8 * shape.parameters / num_ranks / GIB)
+
+
+def fitting_rows(config: TrainConfig, shape: ModelShape, num_ranks: int, room: Room) -> int | None:
+    """Returns the row length in tokens with which learning fits: the configured one, halved until it fits. Returns None
+    if no row that can hold the longest sequence fits."""
+    tokens = config.learner.micro_batch_tokens
+    while tokens >= config.model.max_length:
+        shorter = replace(config, learner=replace(config.learner, micro_batch_tokens=tokens))
+        if memory_estimate(shorter, shape, num_ranks, room.gpu_gib)[-1][2] <= room.free_gib:
+            return tokens
+        tokens //= 2
+    return None
+
+
+def lacking(config: TrainConfig, shape: ModelShape, room: Room, steps: bool) -> str:
+    """Returns "" if one rank that samples and learns in turn fits into its GPU, else a message with the memory that it
+    needs and what to try. Without `steps` the rank takes no optimizer steps: it samples and sends weights."""
+
+    def needed(chosen: TrainConfig) -> float:
+        if not steps:
+            return refreshing_gib(chosen, shape, 1, room.gpu_gib)
+        return max(memory_estimate(chosen, shape, 1, room.gpu_gib)[-1][1:])
+
+    if needed(config) <= room.free_gib:
+        return ""
+    lighter = replace(config, learner=replace(config.learner, offload_optimizer=True))
+    # With the optimizer offloaded there is room for other rows.
+    rows = fitting_rows(lighter, shape, 1, room) or 0
+    lighter.learner.micro_batch_tokens = rows
+    fits = needed(lighter) <= room.free_gib and (rows or not steps)
+    advice = OFFLOAD if fits else "a smaller size"
+    return f"needs {needed(config):.0f} GiB of a GPU, of which {room.free_gib:.0f} are free: try {advice}"
+
+
+"""A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size is a model's shape and a round's: prompts, completions per prompt, tokens of a prompt and a completion."""
+
+    shape: Shape
+    prompts: int
+    group_size: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+SIZES = {
+    "tiny": Size((128, 2, 4, 2, 256, 512), 4, 4, 24, 24),
+    "1.5b": Size((1536, 28, 12, 2, 8960, 151_936), 32, 8, 200, 800),
+    "7b": Size((3584, 28, 28, 4, 18_944, 152_064), 32, 8, 200, 800),
+}
+
+
+def check_size(name: str) -> None:
+    """Raises UserError for an unknown size."""
+    if name not in SIZES:
+        raise UserError(f"size={name} is unknown: choose one of {', '.join(SIZES)}")
+
+
+def words_of(size: Size, model: Path, overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides of a run of this size with the model in the folder `model`; `overrides` come last."""
+    longest = size.prompt_tokens + size.completion_tokens
+    return [
+        *("model=huggingface", f"model.path={model}", "task=tiny_arithmetic", "normalization=dr_grpo"),
+        *(f"dynamics.prompts_per_step={size.prompts}", f"dynamics.group_size={size.group_size}"),
+        *(f"task.prompt.max_tokens={size.prompt_tokens}", f"model.max_length={longest}"),
+        f"rollout.sampling.max_tokens={size.completion_tokens}",
+        *("evaluation.num_problems=0", "checkpoint.every_rounds=0", "checkpoint.export=false"),
+        *("learner.skip_silent_groups=false", *overrides),
+    ]

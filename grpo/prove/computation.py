@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from grpo.algorithm.logprobs import PLAIN
 from grpo.learner.attention import NAME, TreeRow, tree_attention
-from grpo.learner.on_device import to_device
+from grpo.learner.group_logprobs import to_device
 from grpo.learner.policy import Policy
 from grpo.learner.proof import difference, example_row, own_results, packed_results
 from grpo.prove.bench import Bench

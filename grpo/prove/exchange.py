@@ -14,7 +14,7 @@ from grpo.interfaces import Bucket
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import exit_code
-from grpo.telemetry import read_metrics
+from grpo.telemetry.json_lines import read_metrics
 from grpo.weight_sync.refresh import CheckedSync, WeightSyncError, in_float32
 
 ROUNDS, WARM_UP = 4, 2

@@ -18,9 +18,8 @@ if __name__ == "__main__":
 
 import torch
 
-from grpo.weight_sync.channel import Manifest, open_end
+from grpo.weight_sync.channel import Manifest, Meeting, open_end
 from grpo.weight_sync.checksum import checksums
-from grpo.weight_sync.meeting import Meeting
 
 SECONDS = 60.0
 # How many times the bucket is sent.

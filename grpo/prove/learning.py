@@ -12,11 +12,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
 from grpo.host import device_memory
-from grpo.prove.bench import Bench
+from grpo.prove.bench import Bench, held_gib, peak_gib, peak_of_tensors_gib, reset_peak
 from grpo.prove.facts import SLOW, Fact, Report
-from grpo.prove.memory import held_gib, peak_gib, peak_of_tensors_gib, reset_peak
 from grpo.prove.own_process import measured_apart
-from grpo.telemetry import peak_tflops
+from grpo.telemetry.hardware import peak_tflops
 from grpo.types import Batch
 
 WAYS = {

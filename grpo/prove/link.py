@@ -14,9 +14,8 @@ from grpo.host.network import LOOPBACK
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.far_end import SECONDS, TIMES
-from grpo.weight_sync.channel import manifest_of, open_end, packed
+from grpo.weight_sync.channel import Host, manifest_of, open_end, packed
 from grpo.weight_sync.checksum import checksums, differing
-from grpo.weight_sync.meeting import Host
 
 # The bucket has this many bytes on GPUs, and on a CPU.
 GPU_BYTES, CPU_BYTES = 2**29, 2**25

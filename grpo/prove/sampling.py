@@ -9,9 +9,8 @@ from itertools import count
 import torch
 
 from grpo.config.memory_estimate import ModelShape
-from grpo.prove.bench import Bench
+from grpo.prove.bench import GIB, Bench
 from grpo.prove.facts import SLOW, Fact, Report
-from grpo.prove.memory import GIB
 from grpo.prove.own_process import measured_apart
 from grpo.types import Completion
 from grpo.weight_sync.refresh import CheckedSync

@@ -1,13 +1,20 @@
-"""This module turns a run's config into vLLM's arguments, for an engine in this process and for servers alike."""
+"""This module turns a run's config into vLLM's arguments, for an engine in this process and for servers alike.
+
+It also seeds every completion, so that a run repeated samples the same tokens, whatever else is in the batch. It finds
+the tokens that end a completion, and says which vLLM is installed, without importing it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.errors import require
@@ -17,6 +24,9 @@ STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 LATENT_WIDTH = 576
 """The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
+
+# vLLM for GPUs and its CPU build are two distributions of one package.
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
@@ -147,3 +157,59 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
         else:
             words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words
+
+
+def sample_seed(run_seed: int, prompt_id: str, sample_index: int, policy_version: int) -> int:
+    """Returns the seed in [0, 2⁶³) of one completion. Every completion of a run has its own.
+
+    >>> sample_seed(0, "mawps-17@0", 3, 120) == sample_seed(0, "mawps-17@0", 3, 120)
+    True
+    """
+    name = f"{run_seed}/{prompt_id}/{sample_index}/{policy_version}".encode()
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1
+
+
+def sample_numbers(group_size: int | Sequence[int], first: int, num_prompts: int) -> list[range]:
+    """Returns the numbers of the samples to draw for each prompt, from `first` on. `group_size` is one number for all
+    prompts, or one for each."""
+    sizes = [group_size] * num_prompts if isinstance(group_size, int) else group_size
+    return [range(first, first + size) for size in sizes]
+
+
+def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns every token that ends a completion: the tokenizer's end of sequence and the model's own."""
+    return sorted({*configured_ends(model_path), *filter(_is_given, [tokenizer.eos_token_id])})
+
+
+def configured_ends(model_path: str | Path) -> list[int]:
+    """Returns the tokens that end a completion by the model's generation_config.json, or by its config.json if there is
+    no such file."""
+    try:
+        configured = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:
+        configured = _of_config(model_path)
+    return [*filter(_is_given, configured if isinstance(configured, list) else [configured])]
+
+
+def _is_given(token: int | None) -> bool:
+    return token is not None
+
+
+def _of_config(model_path: str | Path) -> int | list[int] | None:
+    """Returns what config.json says, and not the default of the model's class, which may be any word of another
+    tokenizer."""
+    try:
+        config, _ = PretrainedConfig.get_config_dict(model_path)
+    except OSError:
+        return None
+    return config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+
+
+def vllm_version() -> str:
+    """Returns the version of the installed vLLM, without what names its build, or "" where there is none."""
+    for distribution in DISTRIBUTIONS:
+        try:
+            return metadata.version(distribution).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    return ""

@@ -20,12 +20,9 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
-from grpo.rollout.cache_room import few_at_once, room_of
-from grpo.rollout.claims import Claims, claim, claim_all, name_of
-from grpo.rollout.engine_use import ServerUse
-from grpo.rollout.replica import LoadFailed, Replica, Standing
-from grpo.rollout.restarts import restart_lost
-from grpo.rollout.served import served
+from grpo.rollout.claims import Claims, claim, claim_all, name_of, served
+from grpo.rollout.engine_use import ServerUse, few_at_once, room_of
+from grpo.rollout.replica import LoadFailed, Replica, Standing, restart_lost
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
@@ -87,7 +84,7 @@ class Member:
         self.trouble = ""
 
     def restart_if_lost(self) -> None:
-        """Restarts the server by `grpo.rollout.restarts.restart_lost` if it is lost. Its link and weights are gone."""
+        """Restarts the server by `grpo.rollout.replica.restart_lost` if it is lost. Its link and weights are gone."""
         if not self.replica.alive:
             was_linked, self.linked, self.has_base = self.linked, False, False
             restart_lost(self.replica.process, was_linked)

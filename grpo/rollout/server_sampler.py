@@ -19,12 +19,10 @@ from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.interfaces import Bucket, Collective, OnGroup
 from grpo.rollout.dispatch import Answers, Dispatcher
-from grpo.rollout.engine_arguments import sampling_arguments
+from grpo.rollout.engine_arguments import sample_numbers, sample_seed, sampling_arguments, stop_token_ids
 from grpo.rollout.fleet import Fleet
 from grpo.rollout.replica import Replica
-from grpo.rollout.seeds import sample_numbers, sample_seed
 from grpo.rollout.servers import MODEL
-from grpo.rollout.stop_tokens import stop_token_ids
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import ADAPTERS, BASE, MERGED

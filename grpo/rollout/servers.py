@@ -16,10 +16,10 @@ from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import url_of
 from grpo.host.ports import require_held
 from grpo.host.tether import PRIVATE
+from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
-from grpo.rollout.served import served
-from grpo.rollout.server_claim import SERVED_VARIABLE
+from grpo.rollout.server_middleware import SERVED_VARIABLE
 
 # Every server knows the policy by this name.
 MODEL = "policy"
@@ -56,7 +56,7 @@ def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
         # This opens the route that takes and returns token ids, and says which weights wrote them.
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
-        "middleware": "grpo.rollout.server_use.ServerMiddleware",
+        "middleware": "grpo.rollout.server_middleware.ServerMiddleware",
     }
 
 

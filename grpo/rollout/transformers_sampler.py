@@ -20,8 +20,7 @@ from transformers import (
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Bucket, OnGroup
-from grpo.rollout.seeds import sample_numbers, sample_seed
-from grpo.rollout.stop_tokens import stop_token_ids
+from grpo.rollout.engine_arguments import sample_numbers, sample_seed, stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
 from grpo.weight_sync.checksum import checksums

@@ -1,4 +1,12 @@
-"""This module runs vLLM's engine in the learner's process: token ids in, token ids and log-probabilities out."""
+"""This module runs vLLM's engine in the learner's process: token ids in, token ids and log-probabilities out.
+
+It protects transformers' model classes from the engine's changes. vLLM runs a model for which it has no code (SmolLM3,
+Olmo 3) by transformers' own code. It then changes the model's class for the whole process into a class that vLLM
+compiles and that wants vLLM's configuration. The learner's model is of the same class, and could not be called any
+more.
+
+Where ranks share one engine, it gets the prompts of all of them together.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
@@ -21,16 +31,22 @@ from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective, OnGroup
-from grpo.rollout.cache_room import cache_key, few_at_once
-from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, for_cpu, sampling_arguments
-from grpo.rollout.engine_use import EngineUse
-from grpo.rollout.model_classes import ModelClasses
-from grpo.rollout.pooling import pooled
-from grpo.rollout.seeds import sample_numbers, sample_seed
-from grpo.rollout.stop_tokens import stop_token_ids
+from grpo.rollout.engine_arguments import (
+    colocated_arguments,
+    engine_arguments,
+    for_cpu,
+    sample_numbers,
+    sample_seed,
+    sampling_arguments,
+    stop_token_ids,
+)
+from grpo.rollout.engine_use import EngineUse, cache_key, few_at_once
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
+
+_TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)")
+Item = TypeVar("Item")
 
 
 class VllmSampler:
@@ -220,9 +236,6 @@ class VllmSampler:
         self._llm.wake_up([what])
 
 
-_TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)")
-
-
 @contextmanager
 def explaining_startup(on_gpu: bool) -> Iterator[None]:
     """Turns vLLM's errors at its start, for want of memory or of positions, into a UserError that names the run's own
@@ -288,3 +301,51 @@ def _own_settings(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         torch.set_num_threads(threads)
         torch.cuda.set_device(device)
+
+
+class ModelClasses:
+    """Records the model classes of this process as they are before the engine starts, when this object is made."""
+
+    def __init__(self):
+        self._before = {cls: (cls.__bases__, dict(vars(cls))) for cls in _subclasses(PreTrainedModel)}
+
+    def part(self, engine_model: nn.Module) -> None:
+        """Undoes the engine's changes of classes, and moves the engine's own modules to subclasses with these changes.
+        Called once the engine has started."""
+        for cls, (bases, attributes) in self._before.items():
+            if cls.__bases__ == bases:
+                continue
+            added_bases = tuple(base for base in cls.__bases__ if base not in bases)
+            changed_attributes = {name: value for name, value in vars(cls).items() if attributes.get(name) is not value}
+            cls.__bases__ = bases
+            for name in changed_attributes:
+                setattr(cls, name, attributes[name]) if name in attributes else delattr(cls, name)
+            engines_own = type(cls)(
+                cls.__name__, (cls, *added_bases), {"__module__": cls.__module__, **changed_attributes}
+            )
+            for module in engine_model.modules():
+                if type(module) is cls:
+                    module.__class__ = engines_own
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def pooled(collective: Collective, together: int, items: Sequence[Item]) -> tuple[list[Item], list[int]]:
+    """Gathers the items of the `together` consecutive ranks that share an engine. Returns them and the places of this
+    rank's items among them.
+
+    All ranks of an engine get the same items in the same order, so that their schedulers take the same steps. Ranks
+    take turns in this order, so that the groups of each rank are completed over the whole time that the engine writes.
+    Collective when several ranks share an engine.
+    """
+    if together == 1:
+        return list(items), [*range(len(items))]
+    first = collective.rank - collective.rank % together
+    members = collective.gather(list(items))[first : first + together]
+    places = sorted((number, rank) for rank, of_rank in enumerate(members, first) for number in range(len(of_rank)))
+    own_places = [place for place, (_, rank) in enumerate(places) if rank == collective.rank]
+    return [members[rank - first][number] for number, rank in places], own_places

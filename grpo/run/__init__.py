@@ -3,29 +3,23 @@
 From configuration to result:
 early_checks  what can be checked before torch is imported
 model_folder  finds the model, and refuses files that make another one
-preparing     reads and checks all that a run needs; a dry run ends there
+preparing     reads and checks all that a run needs, fits lengths and precision; a dry run ends there
 preflight     what is refused once the model is known: its heads, its engine, functions of the loss
-precision, shape     number formats that are left open; a model's sizes from its config
 tables        prints placement, batches, memory and price
 session       one training run, from the start of its engines to its report
-price, lengths      what the run will cost; lengths that the configuration leaves open
-resume, starting    the checkpoint that a run continues from; another run's checkpoint that it begins with
-parts, assembly     builds task and sampler; puts all parts together for the loop
+resume        the checkpoint that a run continues from, or another run's that it begins with
+parts, assembly     builds task and sampler; puts all parts together for the loop: pipeline, turns on a device, returns
 padding       how prompts are batched where transformers samples them
-pipeline      whether sampling and learning overlap
 measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
 
 Around the loop's parts:
-clocks        measures the seconds of each part, and ends a process that hangs
-full_memory   what to change when a GPU has no memory left
-turns         gives learner and sampler one device in turn
+clocks        measures the seconds of each part, ends a process that hangs, and says what to change when memory is full
 first_rank    runs an action on the first rank only
 
 After each round:
 observers     evaluate, save and diagnose
 records       files, trackers and terminal
 evaluating    evaluates on held-out problems
-going_back    returns to an earlier policy
 
 What is written:
 checkpoints, checksums      checkpoints, and whether they are undamaged

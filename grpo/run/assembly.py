@@ -1,20 +1,46 @@
-"""This module puts the parts of a run together into the `LoopParts` that the loop calls."""
+"""This module puts the parts of a run together into the `LoopParts` that the loop calls.
+
+Some parts return the run to an earlier policy when the scheduler decides so (`Verdict.go_back`).
+
+It decides how sampling and learning overlap: `pipeline=off | one_round | continuous`.
+
+The loop is the same for all three; only the collector and the weight sync differ.
+
+A learner and a sampler may use one device in turn (`learner.offload_states`). From `wake` to `sleep` the device is the
+sampler's, and the learner's states are in main memory. The learner's weights leave last, once they have been sent to
+the sampler. Only then does the sampler allocate its cache.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TaskConfig, TrainConfig
+from grpo.algorithm.normalization import GROUP_RELATIVE, silent
+from grpo.config import NormalizationConfig, TaskConfig, TrainConfig
+from grpo.config.errors import require
+from grpo.dynamics.budget import further_tries
 from grpo.dynamics.scheduler import build_scheduler
-from grpo.interfaces import Sampler, Task
+from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import LoopParts
+from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
+from grpo.rollout.grading_thread import GradingThread
+from grpo.rollout.group_source import AheadCollector, AheadSource, OnDemandSource, Source
 from grpo.run.checkpoints import CheckpointStore
-from grpo.run.clocks import Clocks
-from grpo.run.going_back import GoingBack
-from grpo.run.pipeline import build_pipeline
-from grpo.run.turns import learner_in_turn
+from grpo.run.clocks import Beside, Clocks, Timed
+from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND
+from grpo.types import ScoredGroup
+from grpo.weight_sync.refresh import CheckedSync, Probe
+
+# A probe of the sampler takes this many prompts per rank, and at most this many tokens per completion.
+PROBED_PROMPTS, PROBED_TOKENS = 2, 16
 
 
 def assemble(
@@ -54,3 +80,161 @@ def part_weights(task: TaskConfig) -> dict[str, float]:
     """
     penalized = any(reward.overlong == "soft" for reward in task.rewards)
     return task.rewards[0].weights | ({"overlong": 1.0} if penalized else {})
+
+
+class GoingBack:
+    """This object returns learner and sampler to a checkpoint. The count of optimizer steps does not go back."""
+
+    def __init__(self, collector: Collector, learner: Learner, sampler: Sampler, weight_sync: WeightSync):
+        self._collector = collector
+        self._learner, self._sampler, self._weight_sync = learner, sampler, weight_sync
+
+    def __call__(self, checkpoint: Path) -> None:
+        """Goes back to `checkpoint`, which is undamaged. Collective."""
+        # Groups sampled ahead come from the policy that is given up, so nothing is learned from them.
+        self._collector.forget()
+        self._learner.rewind(str(checkpoint))
+        self._weight_sync.refresh(self._learner, self._sampler)
+
+
+def build_pipeline(
+    config: TrainConfig, task: Task, sampler: Sampler, collective: Collective, clocks: Clocks
+) -> tuple[Collector, WeightSync]:
+    """Builds the collector, which collects a round's groups, and the weight sync, which refreshes the sampler. `clocks`
+    times both."""
+    thread_seconds = clocks.phases.take
+    sync = clocks.weight_sync(CheckedSync.of(config, _probe(config, task, collective)))
+    if config.pipeline == "off":
+        grading = clocks.grading(GradingThread(task, collective=collective))
+        return _build_collector(config, task, clocks.sampler(sampler), grading, collective), sync
+    if config.pipeline == "one_round":
+        apart = collective.apart(config.rollout.deadline_seconds)
+        grading = clocks.grading(GradingThread(task, collective=apart))
+        inner = _build_collector(config, task, clocks.sampler(sampler), grading, apart)
+        collector = AheadCollector(Beside(inner, thread_seconds), task)
+        sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
+    else:
+        require(not task.grades_together, NO_ROUND)
+        grading = GradingThread(clocks.task(task), thread_seconds)
+        staleness = config.rollout.max_staleness
+        ahead = AheadSource(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)
+        collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
+    return Timed(collector, collect=clocks.waited(collector.collect)), sync
+
+
+def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
+    """Builds the probe, which samples short completions of the stream's first prompts after a refresh.
+
+    The log-probabilities of sampler and learner are compared on these completions before the first round. When rounds
+    are sampled ahead, they are compared so after every refresh, since the round's own groups come from an older policy.
+    """
+    cursor = task.cursor
+    prompts = task.next_prompts(PROBED_PROMPTS * collective.world_size)
+    task.cursor = cursor
+    sampling = config.rollout.sampling
+    return Probe(prompts, replace(sampling, max_tokens=min(PROBED_TOKENS, sampling.max_tokens)), collective)
+
+
+def _settled(
+    settle: Callable[[], None], refresh: Callable[[Learner, Sampler], None], learner: Learner, sampler: Sampler
+) -> None:
+    """Waits until no sampling is under way, then refreshes the sampler."""
+    settle()
+    refresh(learner, sampler)
+
+
+def _build_collector(
+    config: TrainConfig, task: Task, sampler: Sampler, grading: GradingThread, collective: Collective
+) -> Collector:
+    """Builds the collector that the config asks for: plain, with silent groups refilled, or with a rollout budget."""
+    budget = config.rollout.budget
+    if budget.enabled:
+        require(not task.grades_together, IN_TWO_TURNS)
+        exponent, mean_exponent = config.normalization.dials
+        spread = partial(further_tries, largest=budget.largest, exponent=exponent, mean_exponent=mean_exponent)
+        return BudgetedCollector(task, sampler, grading, budget, collective, spread)
+    return _filled(config, OnDemandSource(task, sampler, grading), collective)
+
+
+def _filled(config: TrainConfig, source: Source, collective: Collective) -> Collector:
+    """Builds a collector without a budget, which takes its groups from `source`."""
+    refill = config.rollout.refill
+    if not refill.enabled:
+        return PlainCollector(source)
+    return RefillingCollector(source, refill, collective, partial(_is_silent, config.normalization))
+
+
+def _is_silent(normalization: NormalizationConfig, scored: ScoredGroup) -> bool:
+    """Says whether nothing can be learned from a group. Under a normalization outside `GROUP_RELATIVE`, such as a
+    user's own, these are just the groups with equal rewards, or with no completion that is learned from."""
+    if scored.silent or not any(scored.included):
+        return True
+    rewards = torch.tensor(scored.rewards, dtype=torch.float64)
+    return normalization.name in GROUP_RELATIVE and silent(rewards, scored.included, normalization)
+
+
+def sampler_in_turn(
+    config: TrainConfig, learner: DeepSpeedLearner, build: Callable[[], Sampler], clocks: Clocks
+) -> Sampler:
+    """Builds a sampler whose `sleep` and `wake` are timed. With `learner.offload_states` the learner's states leave the
+    device before the sampler is built and whenever it wakes, and the new sampler is left asleep."""
+    if not config.learner.offload_states:
+        return clocks.resting(build())
+    states = learner.states()
+    offload, reload = clocks.offload(states.offload), clocks.offload(states.reload)
+    offload()
+    sampler = clocks.resting(build())
+
+    def wake() -> None:
+        offload(keep_weights=True)
+        sampler.wake()
+
+    def finish_weights(policy_version: int) -> None:
+        offload()
+        sampler.finish_weights(policy_version)
+
+    def sleep() -> None:
+        sampler.sleep()
+        reload()
+
+    sleep()
+    return Timed(sampler, wake=wake, finish_weights=finish_weights, sleep=sleep)
+
+
+@contextmanager
+def turn_of_learner(config: TrainConfig, learner: Learner, sampler: Sampler, sync: WeightSync) -> Iterator[None]:
+    """Gives the learner the device within a `with` between two rounds, and then the sampler again, refreshed.
+
+    Does nothing without `learner.offload_states`.
+    """
+    if not config.learner.offload_states:
+        yield
+        return
+    sampler.sleep()
+    try:
+        yield
+    finally:
+        sync.refresh(learner, sampler)
+
+
+def learner_in_turn(
+    config: TrainConfig, learner: Learner, sampler: Sampler, sync: WeightSync, clocks: Clocks
+) -> Learner:
+    """Wraps a learner so that `save` and `rewind`, which are called between rounds, first take the device from the
+    sampler. Does nothing without `learner.offload_states`.
+
+    After `save` the sampler gets the device back by a refresh, whose seconds count as the checkpoint's. After `rewind`
+    the caller refreshes the sampler anyway.
+    """
+    if not config.learner.offload_states:
+        return learner
+
+    def save(directory: str) -> None:
+        with turn_of_learner(config, learner, sampler, sync):
+            learner.save(directory)
+
+    def rewind(directory: str) -> None:
+        sampler.sleep()
+        learner.rewind(directory)
+
+    return Timed(learner, save=clocks.between("save", save), rewind=rewind)

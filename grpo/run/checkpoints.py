@@ -33,9 +33,7 @@ from grpo.config.folder import (
 from grpo.config.saved import read_score, read_state
 from grpo.host.disk import remove, room
 from grpo.interfaces import Collective
-from grpo.learner.plain_data import only_plain_data
-from grpo.learner.shard_layout import SHARDS
-from grpo.learner.writing import raising_os_errors
+from grpo.learner.resharding import SHARDS, only_plain_data, raising_os_errors
 from grpo.run.checksums import Doubt, compare_checksums, write_checksums
 from grpo.types import Progress
 from grpo.types.plain import rebuilt

@@ -1,21 +1,38 @@
-"""This module wraps the parts of a run with clocks and deadlines, so that the parts need no code for either."""
+"""This module wraps the parts of a run with clocks and deadlines, so that the parts need no code for either.
+
+It also tells a person what to change when a GPU has no memory left.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from grpo.config import SamplingConfig, TrainConfig
+import torch
+
+from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Learner, OnGroup, Pending, Sampler, Task, WeightSync
 from grpo.rollout.grading_thread import GradingThread
-from grpo.run.full_memory import explaining_oom
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from grpo.types import Collected, Prompt, RolloutGroup, RoundPlan
 
 EVALUATION = "evaluation"
+LEARNING = (
+    "lower learner.micro_batch_tokens, or set learner.gradient_checkpointing=true, learner.zero_stage=3 or "
+    "learner.offload_states=true; where the sampler shares the GPU, lower rollout.gpu_memory_fraction too"
+)
+SAMPLING = "lower rollout.gpu_memory_fraction or rollout.max_concurrent"
+REFRESHING = "lower weight_sync.bucket_mib or rollout.gpu_memory_fraction"
+# vLLM's own allocator raises a RuntimeError of this text where an engine wakes and the GPU has no room for it.
+OF_VLLM = "CUDA Error: out of memory"
+# The advice for each phase; phases that are not named here get `LEARNING`.
+HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "sleep"), SAMPLING) | {
+    "sync": REFRESHING
+}
 
 
 class Timed:
@@ -149,3 +166,17 @@ class Beside:
 
     def forget(self) -> None:
         self._collector.forget()
+
+
+@contextmanager
+def explaining_oom(phase: str) -> Iterator[None]:
+    """Turns torch's OutOfMemoryError, and what vLLM raises instead, into a UserError that names the phase and the keys
+    that lower memory use. It may also decorate a function."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and OF_VLLM not in str(error):
+            raise
+        message = " ".join(str(error).split()).partition(" Including")[0][:300]
+        helps = HELPS.get(phase, LEARNING)
+        raise UserError(f"the GPU has no memory left ({phase}): {helps}. {message}") from error

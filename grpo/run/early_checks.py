@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from grpo import models
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import evaluation_name
@@ -17,6 +16,7 @@ from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.disk import require_folder, require_writable
 from grpo.host.ports import require_held
+from grpo.models import resolve
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
 
@@ -47,10 +47,10 @@ def check(command: str, config: TrainConfig) -> None:
         # What is only measured may be named by its path alone.
         named_by_path = command in ("eval", "solve-rates") and config.model.path
         model = replace(config.model, source="huggingface") if named_by_path else config.model
-        models.check_early(model, needs_weights=not config.dry_run)
+        resolve.check_early(model, needs_weights=not config.dry_run)
         check_engine_arguments(config.rollout)
         if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):
-            models.require_hub_cache()
+            resolve.require_hub_cache()
         servers = config.rollout.servers
         require_folder(Path(config.output_dir))
         if not config.dry_run:

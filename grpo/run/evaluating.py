@@ -18,7 +18,7 @@ from grpo.run.clocks import Clocks
 from grpo.run.first_rank import on_first
 from grpo.run.parts import load_task
 from grpo.run.records import RecordFiles
-from grpo.tasks import VerifiableTask
+from grpo.tasks.task import VerifiableTask
 
 
 class PolicyEvaluation:

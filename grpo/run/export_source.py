@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
 from grpo.config.pass_through import check_model_settings
 from grpo.config.runs_within import refuse_several
 from grpo.config.saved import read_config, read_score
 from grpo.host.disk import require_writable
+from grpo.models.resolve import check_early
 
 
 def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainConfig]:
@@ -30,7 +30,7 @@ def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainC
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
     check_model_settings(config.model)
-    models.check_early(config.model)
+    check_early(config.model)
     return checkpoint, config
 
 

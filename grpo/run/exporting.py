@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import MODELS_FOLDER, step_name, step_of
 from grpo.host.alive import working
@@ -20,13 +19,14 @@ from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import Policy
 from grpo.loop import LoopParts
+from grpo.models.resolve import load_tokenizer
+from grpo.run.assembly import turn_of_learner
 from grpo.run.export_source import to_export
 from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
 from grpo.run.model_folder import model_folder
-from grpo.run.precision import with_precision
-from grpo.run.starting import check_start
-from grpo.run.turns import turn_of_learner
+from grpo.run.preparing import with_precision
+from grpo.run.resume import check_start
 from grpo.types import FinishedRound
 
 
@@ -95,7 +95,7 @@ def export_checkpoint(
     model = replace(config.model, trust_remote_code=trust_remote_code)
     started = replace(config, model=replace(model, start=str(checkpoint)))
     path = model_folder(replace(config, model=model), samples=False)
-    tokenizer = models.load_tokenizer(path, model)
+    tokenizer = load_tokenizer(path, model)
     alone = TorchCollective(torch.device("cpu"))
     check_start(started, path, alone)
     learner = config.learner

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from grpo import models
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
 from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.folder import step_of
@@ -20,16 +19,16 @@ from grpo.interfaces import Collective, Sampler
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.resolve import load_tokenizer
 from grpo.run import preflight
+from grpo.run.assembly import sampler_in_turn
 from grpo.run.clocks import Clocks
-from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.model_folder import model_folder
 from grpo.run.parts import build_sampler, load_task
-from grpo.run.precision import with_precision
-from grpo.run.starting import check_start
-from grpo.run.turns import sampler_in_turn
-from grpo.tasks import VerifiableTask, loaded_task
-from grpo.telemetry import Phases
+from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
+from grpo.run.resume import check_start
+from grpo.tasks.task import VerifiableTask, loaded_task
+from grpo.telemetry.phases import Phases
 from grpo.weight_sync.refresh import CheckedSync
 
 
@@ -67,7 +66,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         path = model_folder(config, learns=bool(model.start))
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
-        tokenizer = models.load_tokenizer(path, config.model)
+        tokenizer = load_tokenizer(path, config.model)
     with working("reading the problems"):
         room = room_for_prompts(config, path)
         unfitted_tasks = [loaded_task(task, tokenizer, room) for task in tasks]

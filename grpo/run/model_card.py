@@ -13,7 +13,7 @@ from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
 from grpo.config.plain_json import read_object
 from grpo.evaluation.held_out import is_unjudged
-from grpo.telemetry import read_metrics
+from grpo.telemetry.json_lines import read_metrics
 
 PIPE = r"\|"
 """This is how a vertical bar is written within a cell of a Markdown table."""

@@ -14,13 +14,11 @@ from safetensors import safe_open
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
-from grpo import models
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import first_line, require
 from grpo.host import ranks
 from grpo.host.terminal import say
-from grpo.models.changed import CONFIG, with_config
-from grpo.models.resolve import OWN_CODE
+from grpo.models.resolve import CONFIG, OWN_CODE, resolve, with_config
 from grpo.run.parts import warm_start_examples
 
 WIDENED = ("fp8", "mxfp4")
@@ -47,7 +45,7 @@ def model_folder(config: TrainConfig, learns: bool = True, samples: bool = True,
     missing. Raises UserError for a config.json that transformers cannot read, for a quantized model that would not be
     trained as it is, and for files that lack weights, which transformers would draw at random.
     """
-    path = models.resolve(config.model, lambda: warm_start_examples(config), needs_weights=needs_weights)
+    path = resolve(config.model, lambda: warm_start_examples(config), needs_weights=needs_weights)
     trust = config.model.trust_remote_code
     name = f"model.path={config.model.path}" if config.model.path else f"model.source={config.model.source}"
     quantized = _quantized(_settings(path, name, trust))

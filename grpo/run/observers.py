@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
-from grpo.dynamics.findings import Finding
 from grpo.evaluation.held_out import is_graded, score
 from grpo.host.disk import size_of
+from grpo.insight.diagnosis.findings import Finding
 from grpo.interfaces import Collective, Learner
 from grpo.loop import Observer
 from grpo.run.checkpoints import CheckpointStore

@@ -21,17 +21,11 @@ from grpo.host.alive import working
 from grpo.host.imports import importing
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked_sampler import CheckedSampler
-from grpo.tasks import (
-    Grouping,
-    LoadedTask,
-    VerifiableTask,
-    build_task,
-    load_problems,
-    loaded_task,
-    split,
-    usable_problems,
-)
+from grpo.tasks.curriculum import Grouping
 from grpo.tasks.prompt_encoding import filled
+from grpo.tasks.sources import load_problems
+from grpo.tasks.split import split
+from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
 
 ANY_EXAMPLE = ("1 + 1 =", "2")
 """A tiny base whose weights are replaced learns this example, which takes a second."""

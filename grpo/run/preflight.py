@@ -15,12 +15,10 @@ from grpo.config.errors import UserError, require
 from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
-from grpo.rollout.engine_arguments import keeps_state
-from grpo.rollout.stop_tokens import configured_ends, stop_token_ids
-from grpo.rollout.vllm_version import vllm_version
-from grpo.run.shape import setting_of
-from grpo.tasks import LoadedTask
+from grpo.rollout.engine_arguments import configured_ends, keeps_state, stop_token_ids, vllm_version
+from grpo.run.tables import setting_of
 from grpo.tasks.prompt_encoding import PromptEncoder
+from grpo.tasks.task import LoadedTask
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -41,7 +39,7 @@ def check_deepspeed(config: TrainConfig) -> None:
     """Raises UserError for settings of `learner.deepspeed` that DeepSpeed refuses or does not know."""
     if config.learner.deepspeed:
         # DeepSpeed takes seconds to import.
-        from grpo.learner.passed_on import check_passed_on
+        from grpo.learner.engine import check_passed_on
 
         check_passed_on(config.learner)
 

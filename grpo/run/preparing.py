@@ -1,6 +1,7 @@
 """This module prepares a run: it reads and checks all that the run needs, before any engine is started.
 
-A dry run ends here, and shows its price, a prompt and example rewards.
+A dry run ends here, and shows its price, a prompt and example rewards. Lengths of prompts and of whole sequences that
+the configuration leaves open are fitted to the data, and number formats to the device.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from grpo import models
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.earlier_run import described
 from grpo.config.errors import require
+from grpo.config.placement import uses_running_servers
 from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal, say
-from grpo.learner.loading import proven_layout
-from grpo.report.trial import SAME, trial_table
+from grpo.insight.pages.trial import SAME, trial_table
+from grpo.learner.loading import longest_length, proven_layout
+from grpo.models.resolve import load_tokenizer
 from grpo.run import preflight
-from grpo.run.lengths import fit_lengths, room_for_prompts
 from grpo.run.model_folder import model_folder
 from grpo.run.parts import load_suite, load_task
-from grpo.run.precision import with_precision
 from grpo.run.tables import print_price, print_tables
-from grpo.tasks import LoadedTask, loaded_task, split
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.rewards import odd_judge
-from grpo.tasks.split import question_hash
+from grpo.tasks.split import question_hash, split
+from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants
+
+BLOCK = 32
 
 
 class Prepared(NamedTuple):
@@ -69,7 +72,7 @@ def prepared(config: TrainConfig) -> Prepared:
         path = model_folder(config, needs_weights=not config.dry_run)
         preflight.check_spread(config, path)
         preflight.check_cpu_heads(config, path)
-        tokenizer = models.load_tokenizer(path, config.model)
+        tokenizer = load_tokenizer(path, config.model)
     with working("reading the problems"):
         room = room_for_prompts(config, path)
         tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *load_suite(config))]
@@ -137,3 +140,86 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         if not tells_apart(scored):
             console.print(SAME, soft_wrap=True)
     return 0
+
+
+"""A fitted `model.max_length` is a multiple of this, the smallest block of vLLM's cache, where the model allows it."""
+
+
+def room_for_prompts(config: TrainConfig, path: Path) -> int:
+    """Returns how many tokens a prompt may have so that a completion fits into the model behind it."""
+    return (config.model.max_length or longest_length(path, config.model)) - _longest_answer(config)
+
+
+def _longest_answer(config: TrainConfig) -> int:
+    return max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0)
+
+
+def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) -> tuple[TrainConfig, list[LoadedTask]]:
+    """Replaces a `model.max_length` of 0, and a `prompt.max_tokens` of 0 in each of `tasks`, by what the data need.
+
+    A set's prompt limit becomes the length of its longest prompt, or less if a completion would not fit into the model
+    then. The model's length becomes that of the longest prompt plus a completion, rounded up to a multiple of `BLOCK`
+    where the model allows it. `config.task` is not changed. Raises `UserError` when prompts and completions cannot fit.
+    """
+    answer, configured, room = _longest_answer(config), config.model.max_length, room_for_prompts(config, path)
+    longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
+    most = room + answer
+
+    def fitted(of_set: TaskConfig, measured: int) -> TaskConfig:
+        longest = of_set.prompt.max_tokens or min(max(1, measured), room)
+        return replace(of_set, prompt=replace(of_set.prompt, max_tokens=int(longest)))
+
+    def fitted_task(task: LoadedTask) -> LoadedTask:
+        if not task.config.sets:
+            return replace(task, config=fitted(task.config, task.longest.get("", 0)))
+        sets = {name: fitted(of_set, task.longest.get(name, 0)) for name, of_set in task.config.sets.items()}
+        longest = max(of_set.prompt.max_tokens for of_set in sets.values())
+        prompt = replace(task.config.prompt, max_tokens=longest)
+        return replace(task, config=replace(task.config, sets=sets, prompt=prompt))
+
+    fitting = [*map(fitted_task, tasks)]
+    require(
+        room > 0,
+        f"{longer}.max_tokens={answer} leaves no room for a prompt, since the model has {most} positions: lower it",
+    )
+    longest = max(task.config.prompt.max_tokens for task in fitting)
+    require(
+        longest <= room,
+        f"task.prompt.max_tokens={longest} plus {longer}.max_tokens={answer} is more than the {most} positions "
+        "of the model: lower one of the two",
+    )
+    needed = min(most, -(-(longest + answer) // BLOCK) * BLOCK)
+    return replace(config, model=replace(config.model, max_length=int(configured or needed))), fitting
+
+
+def with_precision(config: TrainConfig, samples: bool = True) -> TrainConfig:
+    """Replaces "auto" precisions in the config by bfloat16 if this machine computes bfloat16 fast, else by float32.
+
+    An "auto" precision of the model's head becomes float32 on a GPU, else the model's own. Raises UserError for a
+    bfloat16 sampler on a GPU that does not compute bfloat16, which vLLM refuses. Running servers, which may be on other
+    GPUs, refuse it themselves. `samples` says whether the command samples at all.
+    """
+    on_gpu = ranks.on_gpu(config)
+    native = _multiplies_bfloat16(on_gpu)
+    samples_here = samples and not uses_running_servers(config)
+    require(
+        native or not on_gpu or not samples_here or config.rollout.precision != "bfloat16",
+        "rollout.precision=bfloat16 needs a GPU of compute capability 8.0 or newer: set rollout.precision=float32",
+    )
+    precision = "bfloat16" if native else "float32"
+    parts = {
+        name: replace(engine, precision=precision)
+        for name in ("learner", "rollout")
+        if (engine := getattr(config, name)).precision == "auto"
+    }
+    if config.model.head_precision == "auto":
+        parts["model"] = replace(config.model, head_precision="float32" if on_gpu else "model")
+    return replace(config, **parts)
+
+
+def _multiplies_bfloat16(on_gpu: bool) -> bool:
+    """Says whether this machine's GPU, or its CPU, has instructions for bfloat16. A GPU that is not here, as in a dry
+    run, is taken for a new one."""
+    if on_gpu:
+        return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -10,36 +10,21 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
-from grpo.dynamics import no_reward
 from grpo.host.disk import write_whole
+from grpo.insight.diagnosis import no_reward
 from grpo.interfaces import Collective, Tracker
 from grpo.rollout.engine_use import use_of_all
 from grpo.run.first_rank import on_first
 from grpo.run.resume import Saved
-from grpo.telemetry import (
-    COUNTS,
-    FIRST_COUNTS,
-    REASON,
-    WENT_BACK,
-    JsonLines,
-    JsonlTracker,
-    NotebookDisplay,
-    Outlasting,
-    RunDisplay,
-    Trackers,
-    add_resumption,
-    breakdown,
-    completion_facts,
-    first_groups,
-    flatten,
-    forget_resumptions,
-    in_notebook,
-    peak_memory,
-    service_trackers,
-    whole_groups,
-    without_pass_rates,
-    write_code,
-)
+from grpo.telemetry.breakdown import breakdown, completion_facts
+from grpo.telemetry.completions import first_groups, whole_groups
+from grpo.telemetry.console import RunDisplay
+from grpo.telemetry.ending import add_resumption, forget_resumptions, write_code
+from grpo.telemetry.hardware import peak_memory
+from grpo.telemetry.json_lines import JsonLines, JsonlTracker
+from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten, without_pass_rates
+from grpo.telemetry.notebook import NotebookDisplay, in_notebook
+from grpo.telemetry.trackers import Outlasting, Trackers, service_trackers
 from grpo.types import FinishedRound, RoundPlan
 
 

@@ -1,26 +1,33 @@
-"""This module resumes a run from its newest undamaged checkpoint, and reports config changes since it was saved."""
+"""This module resumes a run from its newest undamaged checkpoint, and reports config changes since it was saved.
+
+It also prepares a run's start. It keeps what an earlier run left in the folder, checks that all ranks have the
+same problems, and checks a checkpoint to start from: its files, and the base of its adapters.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 
-from grpo.config import TrainConfig, UserError
+from grpo.config import TrainConfig
 from grpo.config.compare_saved import check_resumed, differences
-from grpo.config.errors import require
-from grpo.config.folder import CHECKPOINTS, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
+from grpo.config.earlier_run import is_checkpoint
+from grpo.config.errors import UserError, require
+from grpo.config.folder import CHECKPOINTS, EARLIER, LEFT_BEHIND, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
 from grpo.config.saved import flat, read_config, read_state
 from grpo.dynamics.scheduler import build_scheduler, replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
 from grpo.measure import by_problem, problem_id
-from grpo.run.checkpoints import CheckpointStore, read_progress, saved_random_state
+from grpo.models.upload import WeightsIdentity, check_base, weights_identity
+from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole, saved_random_state
 from grpo.run.first_rank import from_first, on_first
-from grpo.run.starting import require_base, saved_base
-from grpo.tasks import LoadedTask
-from grpo.telemetry import KILLED, Resumption, Row, read_ending, read_metrics
+from grpo.tasks.task import LoadedTask
+from grpo.telemetry.ending import KILLED, Resumption, read_ending
+from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import Progress, RoundPlan, Verdict
 from grpo.types.plain import rebuilt
 
@@ -182,3 +189,73 @@ def resumed(config: TrainConfig, saved: Saved, parts: LoopParts, store: Checkpoi
     rounds = from_first(parts.collective, lambda: asked_of(read_metrics(prompts), prompts))
     relearn(parts.task, rounds, saved.progress.step)
     return saved.progress, parts.scheduler.judge(saved.progress.step, saved.progress.scheduler)
+
+
+def set_aside(output: Path) -> Path | None:
+    """Moves what a run without a checkpoint left in `output` into a folder of its own there, so that nothing is lost.
+
+    Returns that folder, or None if no earlier run has finished a round. Called with the folder's lock.
+    """
+    if not ((output / METRICS_FILE).exists() and read_metrics(output / METRICS_FILE)):
+        return None
+    folder_of_earlier_run = next(
+        folder for number in count(1) if not os.path.lexists(folder := output / f"{EARLIER}{number}")
+    )
+    folder_of_earlier_run.mkdir()
+    for name in LEFT_BEHIND:
+        if (output / name).exists():
+            (output / name).rename(folder_of_earlier_run / name)
+    return folder_of_earlier_run
+
+
+def require_same_problems(task: LoadedTask, collective: Collective) -> None:
+    """Raises UserError when ranks have read different problems, or in another order. Collective.
+
+    Each rank takes its positions of one stream of prompts. Of different streams, some prompts would come twice and
+    others never.
+    """
+    identities = collective.gather(task.identity)
+    differing = [str(rank) for rank, identity in enumerate(identities) if identity != identities[0]]
+
+    def compare() -> None:
+        require(
+            not differing,
+            f"the problems of rank {', '.join(differing)} differ from those of rank 0, or come in another order: give "
+            "every machine the same data, in the same order",
+        )
+
+    on_first(collective, compare)
+
+
+def check_start(config: TrainConfig, path: Path, collective: Collective) -> None:
+    """Raises UserError when `model.start` is a damaged checkpoint, or has adapters that were trained on another model
+    than the one in the folder `path`. Collective."""
+    if is_checkpoint(config.model.start):
+        checkpoint = Path(config.model.start)
+        require_whole(checkpoint, collective)
+        require_base(config, path, checkpoint, collective)
+
+
+def require_base(config: TrainConfig, path: Path, checkpoint: Path, collective: Collective) -> None:
+    """Raises UserError when the model in the folder `path` is not the one that a checkpoint's adapters were trained on.
+    Collective."""
+
+    def compare() -> None:
+        if base := base_of(config, path):
+            check_base(saved_base(checkpoint), base, checkpoint)
+
+    on_first(collective, compare)
+
+
+def saved_base(checkpoint: Path) -> WeightsIdentity | None:
+    """Returns the identity of the weights that a checkpoint's adapters were trained on, or None if it names none.
+    Raises UserError where it names something else."""
+    try:
+        return rebuilt(WeightsIdentity | None, read_state(checkpoint).get("base"), "base")
+    except ValueError as error:
+        raise UserError(f"{checkpoint / STATE_FILE} is damaged: {error}") from error
+
+
+def base_of(config: TrainConfig, path: Path) -> WeightsIdentity | None:
+    """Returns the identity of the weights that adapters are trained on, or None for a run without adapters."""
+    return weights_identity(config.model, path) if config.model.lora.rank else None

@@ -14,8 +14,6 @@ import torch
 from grpo.config import TrainConfig
 from grpo.config.errors import Diverged, GradingFailed, SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
-from grpo.dynamics.diagnostics import diagnose
-from grpo.dynamics.findings import Finding
 from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -23,39 +21,43 @@ from grpo.host.folder_lock import held
 from grpo.host.output import outlasting, unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.terminal import Terminal, say
+from grpo.insight.diagnosis.diagnostics import diagnose
+from grpo.insight.diagnosis.findings import Finding
+from grpo.insight.logs.logs import read_log
+from grpo.insight.pages.run_report import write_report
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import end_distributed, init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Loop, Observer
-from grpo.report.logs import read_log
-from grpo.report.run_report import write_report
-from grpo.run.assembly import assemble
-from grpo.run.clocks import Clocks
+from grpo.run.assembly import assemble, sampler_in_turn
+from grpo.run.clocks import Clocks, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.first_rank import from_first, on_first
-from grpo.run.full_memory import explaining_oom
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
-from grpo.run.resume import PROBLEMS, Saved, checkpoint_store, fresh, resumed, saved_run
-from grpo.run.starting import base_of, check_start, require_same_problems, set_aside
-from grpo.run.turns import sampler_in_turn
-from grpo.tasks import VerifiableTask
-from grpo.telemetry import (
-    FINISHED,
-    INTERRUPTED,
-    CompletionFiles,
-    Ending,
-    Phases,
-    ProfiledRounds,
-    Trackers,
-    peak_tflops,
-    read_metrics,
-    recording_failure,
-    write_ending,
+from grpo.run.resume import (
+    PROBLEMS,
+    Saved,
+    base_of,
+    check_start,
+    checkpoint_store,
+    fresh,
+    require_same_problems,
+    resumed,
+    saved_run,
+    set_aside,
 )
+from grpo.tasks.task import VerifiableTask
+from grpo.telemetry.completions import CompletionFiles
+from grpo.telemetry.ending import FINISHED, INTERRUPTED, Ending, recording_failure, write_ending
+from grpo.telemetry.hardware import peak_tflops
+from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.phases import Phases
+from grpo.telemetry.profiler import ProfiledRounds
+from grpo.telemetry.trackers import Trackers
 from grpo.types import MachineConstants, Progress, Verdict
 
 STOPPING = "stopping after this round, with a checkpoint; again after some seconds to stop at once"

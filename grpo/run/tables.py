@@ -1,13 +1,19 @@
-"""This module prints what a run will do before it starts: placement, batches, memory and price."""
+"""This module prints what a run will do before it starts: placement, batches, memory and price.
+
+The price counts the tokens to sample and to learn from, and the time and money that they take. A model's sizes come
+from its config alone, without its weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from grpo.config import TrainConfig
+from grpo.config import ModelConfig, TrainConfig
 from grpo.config.errors import require
 from grpo.config.memory_estimate import (
     ModelShape,
@@ -18,13 +24,13 @@ from grpo.config.memory_estimate import (
     memory_estimate,
     offloaded_bytes,
     optimizer_bytes,
+    step_tokens,
 )
 from grpo.config.placement import gpus_wanted, placement_table
 from grpo.host import device_memory, main_memory, ranks
 from grpo.host.device_memory import GIB_ELSEWHERE
 from grpo.host.terminal import Terminal, facts_table
-from grpo.run.price import price, price_rows
-from grpo.run.shape import model_shape
+from grpo.learner.loading import with_lora
 from grpo.types import MachineConstants
 
 # Without a GPU here, the tables are those of a machine with this many GPUs.
@@ -193,3 +199,144 @@ def _size(gib: float) -> str:
     if not gib:
         return "–"
     return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A price holds the tokens and seconds of one round, and the number of rounds.
+
+    sampled, learned  completion tokens that are sampled, and packed tokens that are learned from, at most
+    seconds           seconds of a round: (sampling, learning, refresh with all else); () if the machine is unknown
+    overlapped        whether sampling and learning run at the same time
+    devices           devices that the run holds
+    """
+
+    rounds: int
+    sampled: int
+    learned: int
+    seconds: tuple[float, ...]
+    overlapped: bool
+    devices: int
+
+    @property
+    def round_seconds(self) -> float:
+        """Returns the seconds of a whole round.
+
+        >>> Price(3, 100, 100, (4.0, 3.0, 0.5), False, 1).round_seconds
+        7.5
+        >>> Price(3, 100, 100, (4.0, 3.0, 0.5), True, 1).round_seconds
+        4.5
+        """
+        sampling, learning, other = self.seconds
+        return (max(sampling, learning) if self.overlapped else sampling + learning) + other
+
+    @property
+    def device_hours(self) -> float:
+        return self.rounds * self.round_seconds * self.devices / 3600
+
+
+def price(config: TrainConfig, parameters: int, world_size: int, machine: MachineConstants | None) -> Price:
+    """Prices a run of `world_size` learner ranks. Prompts and completions are counted at their maximum lengths.
+
+    Seconds are extrapolated from what `grpo prove` has measured on one device: in proportion to the model's parameters,
+    except for the round's overhead, and with the work shared evenly among devices.
+    """
+    dynamics, servers = config.dynamics, config.rollout.servers
+    steps = dynamics.refresh_interval // dynamics.passes  # of one pass over a round's samples
+    completions = dynamics.prompts_per_step * dynamics.group_size * steps
+    sampled = completions * config.rollout.sampling.max_tokens
+    learned = step_tokens(config, dynamics.prompts_per_step) * dynamics.refresh_interval
+    apart = config.rollout.engine == "vllm_server"
+    machines = max(1, config.hardware.server_nodes)
+    samplers = machines * servers.replicas * servers.tensor_parallel if apart else world_size
+    seconds: tuple[float, ...] = ()
+    if machine:
+        larger = parameters / machine.parameters
+        at_once = min(completions / samplers, config.rollout.max_concurrent)
+        seconds = (
+            larger * sampled / samplers / machine.sampling_speed(at_once),
+            larger * learned / world_size / machine.learning_tokens_per_second,
+            larger * machine.refresh_seconds + machine.round_overhead_seconds,
+        )
+    return Price(
+        rounds=-(-config.num_steps // dynamics.refresh_interval),
+        sampled=sampled,
+        learned=learned,
+        seconds=seconds,
+        overlapped=config.pipeline != "off",
+        devices=world_size + (samplers if apart else 0),
+    )
+
+
+def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
+    """Returns table rows (what, in a round, in all rounds). `per_hour` is a device's hourly price, 0 if not known."""
+    rows = [
+        ("completion tokens to sample, at most", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
+        ("packed tokens to learn from, at most", f"{priced.learned:,}", f"{priced.learned * priced.rounds:,}"),
+    ]
+    if not priced.seconds:
+        return rows
+    names = ("seconds of sampling", "seconds of learning", "seconds of refresh and all else")
+    rows += [
+        (name, f"{seconds:,.1f}", f"{seconds * priced.rounds:,.0f}")
+        for name, seconds in zip(names, priced.seconds, strict=True)
+    ]
+    seconds_of_round, hours = priced.round_seconds, priced.rounds * priced.round_seconds / 3600
+    together = " (sampling and learning at the same time)" if priced.overlapped else ""
+    rows.append((f"seconds of a round, hours in all{together}", f"{seconds_of_round:,.1f}", f"{hours:,.2f}"))
+    rows.append((f"device hours, on {priced.devices}", "", f"{priced.device_hours:,.2f}"))
+    if per_hour:
+        cost = f"{priced.device_hours * per_hour:,.2f}"
+        rows.append((f"device hours × hardware.price_per_hour={per_hour:g}", "", cost))
+    return rows
+
+
+def model_shape(path: Path, trust_remote_code: bool = False, adapted: ModelConfig | None = None) -> ModelShape:
+    """Computes the sizes of the model at `path` from its config. For `adapted` see `shape_of`."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return shape_of(config, trust_remote_code, adapted)
+
+
+def shape_of(
+    config: PretrainedConfig, trust_remote_code: bool = False, adapted: ModelConfig | None = None
+) -> ModelShape:
+    """Computes the sizes of the model that `config` describes, with the adapters that `adapted` asks for. Raises
+    UserError for adapters that cannot be trained."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        parameters, adapters = sum(parameter.numel() for parameter in model.parameters()), 0
+        if adapted and adapted.lora.rank:
+            learning = with_lora(model, adapted).parameters()
+            adapters = sum(parameter.numel() for parameter in learning if parameter.requires_grad)
+    text = config.get_text_config()
+    # Mamba 2 has another name for its heads, and some models have none.
+    heads = setting_of(text, "num_attention_heads") or setting_of(text, "num_heads") or 1
+    width = setting_of(text, "head_dim") or text.hidden_size // heads
+    return ModelShape(
+        parameters=parameters,
+        adapters=adapters,
+        layers=text.num_hidden_layers,
+        width=text.hidden_size,
+        inner_width=inner_width(text),
+        vocabulary=text.vocab_size,
+        query_width=heads * width,
+        key_value_width=(setting_of(text, "num_key_value_heads") or heads) * width,
+    )
+
+
+def setting_of(config: PretrainedConfig, name: str) -> int | None:
+    """Returns the integer setting `name` of a model's config, or None if there is none.
+
+    The config is read as a dictionary, since its attribute would raise for a setting that differs between layers.
+    """
+    value = config.to_dict().get(config.attribute_map.get(name, name))
+    return value if isinstance(value, int) else None
+
+
+def inner_width(config: PretrainedConfig) -> int:
+    """Returns the inner width of the feed-forward layers.
+
+    GPT-2 and related models call it n_inner, and leave it out if it is four times the model's width.
+    """
+    widths = (getattr(config, name, None) for name in ("intermediate_size", "n_inner"))
+    return next((width for width in widths if width), 4 * config.hidden_size)

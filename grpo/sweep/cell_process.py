@@ -1,4 +1,4 @@
-"""This module executes one run of a sweep in its own process."""
+"""This module runs the cells of a sweep, each in a process of its own, several of them side by side."""
 
 from __future__ import annotations
 
@@ -7,43 +7,141 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, checkpoints_in
 from grpo.host.disk import open_own
-from grpo.host.signals import STOPPED_CODES
+from grpo.host.signals import LOOK_SECONDS, STOPPED_CODES
 from grpo.host.tether import end_with_parent
 from grpo.host.why_ended import last_word
 from grpo.sweep.cells import Cell
-from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State, open_ledger
-from grpo.telemetry import read_metrics
+from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State
+from grpo.telemetry.json_lines import read_metrics
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def run_cell(job: Any) -> None:
-    """Executes the run of one cell in a child process, and records in the ledger how it ended.
-
-    Hydra's launchers call it, on any machine. `job` names the ledger's folder, the cell's index and the launcher's
-    process. The child ends when this process ends. A cell that runs elsewhere is left alone. A failed run raises
-    nothing, so that the other cells go on. Raises `KeyboardInterrupt` when the run was interrupted.
-    """
-    ledger = open_ledger(Path(job.folder))
-    cell = ledger.cells[job.cell]
-    if os.getppid() == job.launcher:
-        end_with_parent(signal.SIGTERM)  # this is a local launcher's worker, which would otherwise outlive the sweep
+def gpus_here() -> list[str]:
+    """Returns the names or numbers of the GPUs that this process may use, without importing torch. [] on a CPU."""
+    if VISIBLE in os.environ:
+        return [name.strip() for name in os.environ[VISIBLE].split(",") if name.strip()]
     try:
-        with ledger.lock(cell) as held:
-            print(f"{cell.name} runs, and its log is {ledger.path(cell) / LOG_FILE}", flush=True)
-            state = _run(ledger, cell, held)
-    except BlockingIOError:
-        return
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    except OSError:
+        return []
+    return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+
+
+def run_cells(ledger: Ledger, cells: Sequence[Cell], jobs: int, gpus: Sequence[str]) -> None:
+    """Runs cells to their ends, `jobs` at a time, and records in the ledger how each ended.
+
+    Each run is shown some of the `gpus` that no other one uses. Where `gpus` is empty, runs see what this process sees.
+    A failed run stops no other one. A cell that another sweep runs, or has run meanwhile, is left alone: the same sweep
+    may be started on several machines that share a folder. Raises UserError for cells that cannot run side by side, and
+    `KeyboardInterrupt` after a run was interrupted, once the others have saved and ended.
+    """
+    if gpus and jobs > 1:
+        _require_room(cells, jobs, len(gpus))
+    before = {cell.name: ledger.state(cell) for cell in cells}
+    waiting, free, interrupted = list(cells), [*gpus], False
+    running: list[_Running] = []
+    while waiting or running:
+        try:
+            while waiting and not interrupted and len(running) < jobs:
+                cell = waiting.pop(0)
+                own = [free.pop(0) for _ in range(cell.gpus)] if gpus else []
+                started = _start(ledger, cell, own) if ledger.state(cell) == before[cell.name] else None
+                if started is None:
+                    free += own
+                else:
+                    running.append(started)
+            time.sleep(LOOK_SECONDS)
+        except KeyboardInterrupt:
+            # Ctrl-C reaches the runs too. They finish their rounds and save.
+            interrupted = True
+        for ended in [run for run in running if run.process.poll() is not None]:
+            running.remove(ended)
+            free += ended.gpus
+            interrupted |= _record(ledger, ended) == INTERRUPTED
+        if interrupted and not running:
+            raise KeyboardInterrupt
+
+
+def _require_room(cells: Sequence[Cell], jobs: int, num_gpus: int) -> None:
+    """Raises UserError where `jobs` of the cells at once would use more GPUs than there are, or other machines."""
+    elsewhere = [cell.name for cell in cells if not cell.gpus]
+    require(not elsewhere, f"jobs={jobs}: {elsewhere[:1]} uses other machines, so runs go one after another: jobs=1")
+    most = max(cell.gpus for cell in cells)
+    if jobs * most > num_gpus:
+        raise UserError(
+            f"jobs={jobs} runs of {most} GPUs each need {jobs * most}, and this machine shows {num_gpus}: "
+            f"set jobs={max(1, num_gpus // most)}"
+        )
+
+
+@dataclass
+class _Running:
+    """A running cell holds its lock until its process has ended."""
+
+    cell: Cell
+    process: subprocess.Popen
+    gpus: list[str]
+    lock: ExitStack
+    # Where this start's output begins in the log; the seconds of earlier starts.
+    begin: int
+    seconds_before: float
+    start: float = field(default_factory=time.monotonic)
+
+
+def _start(ledger: Ledger, cell: Cell, gpus: list[str]) -> _Running | None:
+    """Starts the run of a cell. Returns None if another sweep is at it."""
+    with ExitStack() as stack:
+        try:
+            held = stack.enter_context(ledger.lock(cell))
+        except BlockingIOError:
+            return None
+        folder, before = ledger.path(cell), ledger.state(cell).seconds
+        print(f"{cell.name} runs, and its log is {folder / LOG_FILE}", flush=True)
+        ledger.record(cell, State(RUNNING, seconds=before))
+        resumed = bool(checkpoints_in(folder / CHECKPOINTS))
+        arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
+        with open_own(folder / LOG_FILE, "a") as log:
+            begin = log.tell()
+            process = subprocess.Popen(
+                # `grpo launch` starts `grpo train` itself, on one machine or several.
+                [*ledger.command, *([] if ledger.command[-1] == "launch" else [cell.verb]), *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | ({VISIBLE: ",".join(gpus)} if gpus else {}),
+                pass_fds=(held,),
+                # SIGTERM makes the run save before it ends. The run holds the cell's lock until its end.
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+            )
+        return _Running(cell, process, gpus, stack.pop_all(), begin, before)
+
+
+def _record(ledger: Ledger, ended: _Running) -> str:
+    """Records and prints how a run ended. Returns its state."""
+    cell, folder, code = ended.cell, ledger.path(ended.cell), ended.process.returncode
+    seconds = ended.seconds_before + time.monotonic() - ended.start
+    if code == 0:
+        state = State(DONE, seconds=seconds)
+    elif code in STOPPED_CODES:
+        state = State(INTERRUPTED, seconds=seconds)
+    else:
+        state = State(FAILED, f"exit code {code}, {last_word(folder / LOG_FILE, ended.begin)}", seconds)
+    ledger.record(cell, state)
+    ended.lock.close()
     states = [ledger.state(other) for other in ledger.cells]
     num_done = sum(other.state == DONE for other in states)
-    ended = f"{cell.name} {state.state} after {state.seconds:.0f} s" + (f": {state.why}" if state.why else "")
-    facts = [f"{num_done} of {len(states)} done", ended, pass_rates(ledger.path(cell)), time_to_go(states)]
+    ending = f"{cell.name} {state.state} after {state.seconds:.0f} s" + (f": {state.why}" if state.why else "")
+    facts = [f"{num_done} of {len(states)} done", ending, pass_rates(folder), time_to_go(states)]
     print(" · ".join(filter(None, facts)), flush=True)
-    if state.state == INTERRUPTED:
-        raise KeyboardInterrupt
+    return state.state
 
 
 def pass_rates(folder: Path) -> str:
@@ -67,45 +165,3 @@ def time_to_go(states: Sequence[State]) -> str:
     if not done or not left:
         return ""
     return f"about {max(1, round(left / at_once * sum(done) / len(done) / 60))} min to go"
-
-
-def _run(ledger: Ledger, cell: Cell, held: int) -> State:
-    """Runs the cell to its end, and records and returns its state. The child inherits `held`, the lock's descriptor."""
-    folder, before, start = ledger.path(cell), ledger.state(cell).seconds, time.monotonic()
-    ledger.record(cell, State(RUNNING, seconds=before))
-    resumed = bool(checkpoints_in(folder / CHECKPOINTS))
-    arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
-    with open_own(folder / LOG_FILE, "a") as log:
-        begin = log.tell()
-        process = subprocess.Popen(
-            # `grpo launch` starts `grpo train` itself, on one machine or several.
-            [*ledger.command, *([] if ledger.command[-1] == "launch" else [cell.verb]), *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(held,),
-            # SIGTERM makes the run save before it ends. The run holds the cell's lock until its end.
-            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
-        )
-        code = _wait(process)
-    seconds = before + time.monotonic() - start
-    if code == 0:
-        state = State(DONE, seconds=seconds)
-    elif code in STOPPED_CODES:
-        state = State(INTERRUPTED, seconds=seconds)
-    else:
-        state = State(FAILED, f"exit code {code}, {last_word(folder / LOG_FILE, begin)}", seconds)
-    ledger.record(cell, state)
-    return state
-
-
-def _wait(process: subprocess.Popen) -> int:
-    """Waits for the run and returns its exit code.
-
-    Ctrl-C reaches the run too, which then finishes its round and saves, so this function keeps waiting.
-    """
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue

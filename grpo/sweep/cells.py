@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import require
 from grpo.config.hydra import compose_config
+from grpo.config.placement import gpus_wanted
 from grpo.config.run import HardwareConfig
 from grpo.config.sweep import SweepConfig
 from grpo.config.sweep_words import grid, plain
@@ -25,7 +26,8 @@ class Cell:
     """A cell is one run of a sweep: a variant with a seed.
 
     `name` is the name of the run's folder. `verb` is the command of `grpo` that starts the run: "train", or "launch"
-    for several ranks, server nodes or named hosts.
+    for several ranks, server nodes or named hosts. `gpus` is the number of GPUs that the run uses on this machine, or 0
+    for one that uses other machines.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Cell:
     seed: int
     overrides: tuple[str, ...]
     verb: str = "train"
+    gpus: int = 1
 
 
 def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
@@ -59,9 +62,9 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     if sweep.budget == "steps" and sweep.amount:
         configs = {name: replace(config, num_steps=sweep.amount) for name, config in configs.items()}
     variants = _without_unread(variants, configs, common)
-    verbs = {name: _verb(config.hardware) for name, config in configs.items()}
+    hardware = {name: (_verb(config.hardware), _gpus(config)) for name, config in configs.items()}
     return [
-        Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), verbs[name])
+        Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), *hardware[name])
         for seed in range(sweep.seeds)
         for name, overrides in variants.items()
     ]
@@ -72,11 +75,19 @@ def _verb(hardware: HardwareConfig) -> str:
     return "launch" if several else "train"
 
 
+def _gpus(config: TrainConfig) -> int:
+    """Returns the number of GPUs that a run uses on this machine, or 0 if it uses other machines."""
+    elsewhere = config.hardware.hosts or config.hardware.server_nodes or config.hardware.learner_nodes > 1
+    return 0 if elsewhere else max(config.hardware.ranks_per_node, gpus_wanted(config))
+
+
 def _check(sweep: SweepConfig) -> None:
     if not sweep.variants:
         raise UserError("a sweep needs `variants`, which map a name to a list of overrides")
     if sweep.seeds < 1:
         raise UserError(f"seeds={sweep.seeds} must be above 0")
+    if sweep.jobs < 1:
+        raise UserError(f"jobs={sweep.jobs} must be above 0")
     if sweep.budget not in BUDGETS:
         raise UserError(f"budget={sweep.budget!r} is unknown: choose one of {' | '.join(BUDGETS)}")
     if sweep.amount < 0:

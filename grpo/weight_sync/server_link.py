@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from grpo.host.network import LOOPBACK
-from grpo.weight_sync.channel import Channel, Manifest, open_end
-from grpo.weight_sync.meeting import Host
+from grpo.weight_sync.channel import Channel, Host, Manifest, open_end
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """A request to the server: route and payload."""

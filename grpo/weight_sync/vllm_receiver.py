@@ -6,6 +6,8 @@ vLLM's own weight-transfer protocol (`ChannelEngine`, its backend "grpo").
 vLLM's CPU build repacks linear weights for oneDNN and throws the originals away; a later load then fails,
 or leaves a tied output embedding silently stale (logprobs wrong by 3 nats were measured). With the two
 switches below, weights stay where they are and plain loading is exact, at 15–25 % of the CPU throughput.
+
+LoRA adapters are merged where they arrive: the receiver keeps the frozen weights and adds new adapters.
 """
 
 from __future__ import annotations
@@ -14,22 +16,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
 from grpo.host.tether import end_with_tether
-from grpo.weight_sync.adapters import AdaptedWeights
-from grpo.weight_sync.channel import Channel, Manifest, open_end
+from grpo.interfaces import Bucket
+from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
+from grpo.weight_sync.channel import Channel, Manifest, Meeting, open_end
 from grpo.weight_sync.checksum import checksums
 from grpo.weight_sync.engine_weights import (
     ExpertOrder,
@@ -39,7 +38,10 @@ from grpo.weight_sync.engine_weights import (
     named_weights,
     prepare_attention,
 )
-from grpo.weight_sync.meeting import Meeting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 BACKEND = "grpo"
 # The seconds that a worker on a CPU polls for the next message before it sleeps until it is woken. During sampling,
@@ -184,3 +186,33 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
+
+
+class AdaptedWeights:
+    """Keeps the frozen base of every adapted weight in main memory."""
+
+    def __init__(self) -> None:
+        self._base: dict[str, Tensor] = {}
+        self._down: dict[str, Tensor] = {}
+
+    def __bool__(self) -> bool:
+        """Says whether any weight is adapted."""
+        return bool(self._base)
+
+    def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
+        """Returns the weights to load from a bucket. An adapted weight is W = base + B·A in float32, and comes with the
+        bucket that brings B, after base and A."""
+        merged_bucket: list[tuple[str, Tensor]] = []
+        for name, tensor in bucket:
+            base_name, dot, kind = name.rpartition(".")
+            if dot + kind == BASE_SUFFIX:
+                self._base[base_name] = tensor.to("cpu", copy=True)
+            elif dot + kind == DOWN_SUFFIX:
+                # The tensor is copied, because the next bucket uses the same memory.
+                self._down[base_name] = tensor.clone()
+            elif dot + kind == UP_SUFFIX:
+                delta = tensor.float() @ self._down.pop(base_name).float()
+                merged_bucket.append((base_name, self._base[base_name].to(tensor.device).float() + delta))
+            else:
+                merged_bucket.append((name, tensor))
+        return merged_bucket

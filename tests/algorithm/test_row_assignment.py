@@ -2,10 +2,9 @@
 
 import pytest
 
-from grpo.algorithm.balance import assign, cut
+from grpo.algorithm.balance import assign, cut, even_rows, imbalance, lay_out
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
-from grpo.algorithm.row_assignment import even_rows, imbalance, lay_out
 from grpo.config import TrainConfig
 from grpo.types import Completion, RoundPlan
 from tests.algorithm.test_balance import COST, drawn

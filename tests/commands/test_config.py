@@ -65,7 +65,7 @@ def test_a_default_says_what_the_default_choices_make_of_it():
 def test_every_key_of_a_run_and_of_a_sweep_is_there_with_a_meaning():
     leaves = {name for name, _ in flat(asdict(TrainConfig()))}
     assert leaves < set(KEYS)
-    assert {"variants", "seeds", "budget", "amount", "trials", "batch", "command"} < set(KEYS)
+    assert {"variants", "seeds", "budget", "amount", "jobs", "command"} < set(KEYS)
     for name, key in KEYS.items():
         assert key.meaning.endswith((".", '."')) and " " in key.meaning, name
 

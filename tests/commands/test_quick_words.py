@@ -25,7 +25,7 @@ sys.exit(code if not heavy else f"imported {heavy}")
         ("export {} {}/x dtype=int4", "dtype='int4' is not valid: it must be bfloat16, float16 or float32"),
         (
             "sweep sweep=seeds hydra/launcher=slurm output_dir={}/s",
-            "there is no hydra/launcher=slurm: choose one of basic,",
+            "the variant run: hydra/launcher is not read here: output_dir is a run's folder, and grpo sweep runs",
         ),
         ("export {}/nowhere {}/x", "{}/nowhere is no checkpoint, and has none in checkpoints/"),
         ("export {}/step /proc/x", "/proc/x cannot be written to, since /proc is"),

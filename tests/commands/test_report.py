@@ -9,9 +9,9 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.host import alive
-from grpo.telemetry import FAILED, Ending, write_ending
+from grpo.telemetry.ending import FAILED, Ending, write_ending
 from grpo.trainer import Result
-from tests.report.runs import write_run
+from tests.insight.runs import write_run
 
 
 def test_an_interrupted_run_is_reported_on_in_its_own_folder(tmp_path, capsys):

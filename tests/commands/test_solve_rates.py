@@ -12,19 +12,19 @@ from benchmarks.runs import rows
 from grpo.commands.solve_rates import _begun, _measure
 from grpo.config import DataConfig, TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.planning import balanced_exponent, speaking_band
-from grpo.report.solve_rates import analysed, mass, silent_share
-from grpo.report.solve_rates_page import write_solve_rates
+from grpo.insight.pages.solve_rates import analysed, mass, silent_share
+from grpo.insight.pages.solve_rates_page import write_solve_rates
+from grpo.insight.plans.planning import balanced_exponent, speaking_band
 from grpo.run.clocks import Clocks
 from grpo.run.measured_model import Candidate
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.tasks.sources import load_problems
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from grpo.types import Grade, Problem, ScoredGroup
 from tests import warm
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, on_ranks
 from tests.full_disk import files_up_to
-from tests.report.structure import assert_well_made
+from tests.insight.structure import assert_well_made
 from tests.runs import grpo
 
 # Sums of 0 to 13.

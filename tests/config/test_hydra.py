@@ -614,7 +614,7 @@ def test_the_grid_is_hydras_own():
     assert grid(words) == [{"a": a, "c.d": d} for a in "12" for d in "012"]
     assert plain(words) == ["b=x", "e=[1,2]"]
     assert grid(["b=x"]) == [{}]
-    with pytest.raises(UserError, match="has no end of values: give trials=N"):
+    with pytest.raises(UserError, match="has no end of values: name some as in"):
         grid(["a=interval(0,1)"])
 
 

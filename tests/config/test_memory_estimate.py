@@ -13,7 +13,7 @@ from grpo.config.memory_estimate import (
     offloaded_bytes,
 )
 from grpo.learner.loading import load_policy
-from grpo.run.shape import model_shape
+from grpo.run.tables import model_shape
 from grpo.types import Tree
 from tests.learner.models import tiny_llama
 

@@ -10,8 +10,8 @@ from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.config.pass_through import ENGINE_ARGS, SAMPLING, check_pass_through, check_training
 from grpo.learner.engine import deepspeed_config
-from grpo.models import changed
-from grpo.models.changed import with_config
+from grpo.models import resolve
+from grpo.models.resolve import with_config
 from grpo.rollout import known_arguments
 from grpo.rollout.engine_arguments import colocated_arguments, command_line, engine_arguments, sampling_arguments
 from grpo.rollout.known_arguments import check_engine_arguments
@@ -134,7 +134,7 @@ def test_of_processes_that_change_a_model_at_once_the_slower_ones_take_the_quick
         shutil.copytree(made, folder)
         raise OSError("Directory not empty")
 
-    monkeypatch.setattr(changed.os, "rename", too_late)
+    monkeypatch.setattr(resolve.os, "rename", too_late)
     folder = with_config(model, {"vocab_size": 96})
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == 96
     assert list(folder.parent.iterdir()) == [folder]

@@ -8,8 +8,8 @@ from scipy import stats
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.gain import Gain
 from grpo.dynamics.group_size import BatchRule, choose_batch
-from grpo.dynamics.planning import PlanRequest, propose, size_options, step_seconds
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, signal_to_noise
+from grpo.insight.plans.planning import PlanRequest, propose, size_options, step_seconds
 from grpo.types import MachineConstants
 from tests.dynamics.synthetic import products_of
 

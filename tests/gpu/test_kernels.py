@@ -9,9 +9,9 @@ from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import Branch, LooseTree, attention_mask, pack
 from grpo.config import ModelConfig, ObjectiveConfig
 from grpo.learner import attention, varlen
+from grpo.learner.group_logprobs import to_device
 from grpo.learner.loading import load_policy
 from grpo.learner.norms import fuse_norms, normalized
-from grpo.learner.on_device import to_device
 from grpo.types import Completion, Tree
 from tests.learner.models import tiny_llama
 

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from grpo.host.terminal import Terminal, clean, facts_table, say, wrapped
 from grpo.host.why_ended import last_word
-from grpo.report.page import write_page
-from grpo.telemetry import RunDisplay
+from grpo.insight.pages.page import write_page
+from grpo.telemetry.console import RunDisplay
 
 OWNED = "p1\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e \ud800 [/b]\n\ttail"
 HARMLESS = r"p1\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e \ud800 [/b]" + "\n\ttail"

@@ -10,8 +10,8 @@ from grpo.config.hydra import compose_config
 from grpo.host.network import LOOPBACK
 from grpo.host.ports import HeldPort
 from grpo.launch.machines import Machine
-from grpo.launch.ports import with_held_ports
 from grpo.launch.seats import SERVER_PORTS, seats_of
+from grpo.launch.shells import with_held_ports
 from tests.forks import Forked
 
 HERE, THERE = Machine("a", LOOPBACK), Machine("b", "192.0.2.7")

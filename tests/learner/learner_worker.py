@@ -29,7 +29,7 @@ from grpo.learner.weights import weight_buckets
 from grpo.rollout.collect import in_steps
 from grpo.types import RoundPlan
 from grpo.types.weights import ADAPTERS, BASE
-from grpo.weight_sync.adapters import AdaptedWeights
+from grpo.weight_sync.vllm_receiver import AdaptedWeights
 from tests.learner.groups import uneven_groups
 
 DEVICE = torch.device("cpu")

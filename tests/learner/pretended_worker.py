@@ -26,8 +26,8 @@ from grpo.algorithm.packing import ONE_A_ROW, Branch, LooseTree, pack
 from grpo.config import ObjectiveConfig, SamplingConfig
 from grpo.learner import attention, loading
 from grpo.learner.engine import init_distributed
+from grpo.learner.group_logprobs import to_device
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.learner.on_device import to_device
 from grpo.learner.policy import Policy
 from grpo.learner.proof import example_row
 from grpo.prove import computation

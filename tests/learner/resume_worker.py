@@ -24,7 +24,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.export import Folder, export
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import load_policy
-from grpo.learner.shard_layout import Layout
+from grpo.learner.resharding import Layout
 from grpo.learner.weights import weight_buckets
 from grpo.run.checkpoints import CheckpointStore
 from tests.learner.learner_worker import DEVICE, config_for, take_step, weights

@@ -5,8 +5,7 @@ import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from grpo.config import LearnerConfig, UserError
-from grpo.learner.engine import deepspeed_config
-from grpo.learner.passed_on import check_passed_on
+from grpo.learner.engine import check_passed_on, deepspeed_config
 
 KNOWN = {
     "zero_optimization": {"reduce_bucket_size": 12_345, "overlap_comm": True},

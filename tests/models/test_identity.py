@@ -6,7 +6,7 @@ import os
 import pytest
 
 from grpo.config import ModelConfig, UserError
-from grpo.models import WeightsIdentity, check_base, weights_identity
+from grpo.models.upload import WeightsIdentity, check_base, weights_identity
 
 
 def model_of(folder, content):

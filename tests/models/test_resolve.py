@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo.config import ModelConfig, UserError
-from grpo.models import load_tokenizer, resolve
+from grpo.models.resolve import load_tokenizer, resolve
 
 
 def no_examples():
@@ -81,7 +81,7 @@ def in_a_process_offline(path, hub_cache):
     variables only at import."""
     program = (
         "from grpo.config import ModelConfig, UserError\n"
-        "from grpo.models import resolve\n"
+        "from grpo.models.resolve import resolve\n"
         f"try: print(resolve(ModelConfig(path={path!r}), list))\n"
         "except UserError as error: print(error)\n"
     )

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from grpo.config import ModelConfig, UserError
-from grpo.models import load_tokenizer, smollm2
+from grpo.models import smollm2
+from grpo.models.resolve import load_tokenizer
 from grpo.models.smollm2 import build_smollm2, find_gguf
 
 

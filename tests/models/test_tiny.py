@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from grpo.config import ModelConfig, UserError
-from grpo.models import load_tokenizer, tiny
+from grpo.models import tiny
 from grpo.models.cache import sha256
+from grpo.models.resolve import load_tokenizer
 from grpo.models.tiny import build_tiny, cache_entry
 
 EXAMPLES = [(f"{a} + {b} =", str(a + b)) for a in range(4) for b in range(4)]

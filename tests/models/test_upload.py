@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from grpo.config import UserError
-from grpo.models import check_upload, upload
+from grpo.models.upload import check_upload, upload
 
 CARD = "---\nlibrary_name: transformers\n---\n# A model\n"
 TOKEN = "hf_of_this_test"

@@ -14,10 +14,9 @@ from grpo.config import TrainConfig
 from grpo.host import device_memory
 from grpo.prove import bench as bench_module
 from grpo.prove import computation, exchange, learning, link, lost_server, sampling
-from grpo.prove.bench import Bench
+from grpo.prove.bench import Bench, Room
 from grpo.prove.facts import Fact, Report
 from grpo.prove.lost_server import Run, Striking
-from grpo.prove.memory_plan import Room
 from grpo.types import Completion, GroupWithLogprobs, Prompt, RolloutGroup
 from grpo.weight_sync.refresh import WeightSyncError
 from tests.fakes import SingleRank, on_ranks

@@ -6,9 +6,8 @@ import torch
 from grpo.config.memory_estimate import ModelShape
 from grpo.host import device_memory, ranks
 from grpo.prove import exchange, sampling
-from grpo.prove.bench import SIZES, Bench, config_of
-from grpo.prove.memory_plan import Room, fitting_rows, lacking, refreshing_gib
-from grpo.run.shape import shape_of
+from grpo.prove.bench import SIZES, Bench, Room, config_of, fitting_rows, lacking, refreshing_gib
+from grpo.run.tables import shape_of
 
 WORDS = ["learner.precision=bfloat16", "rollout.precision=bfloat16"]
 # In GiB: an H100 of 80 GB and an H200 of 141 GB.

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.rollout.ahead import AheadCollector
 from grpo.rollout.collect import PlainCollector
+from grpo.rollout.group_source import AheadCollector
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, asking, ids
 

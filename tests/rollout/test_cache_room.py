@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.rollout.cache_room import FEW, few_at_once, room_of
+from grpo.rollout.engine_use import FEW, few_at_once, room_of
 
 
 @pytest.fixture

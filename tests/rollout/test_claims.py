@@ -11,10 +11,9 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import claims
-from grpo.rollout.claims import Claims, claim, claim_all
+from grpo.rollout.claims import Claims, claim, claim_all, require_same, served, told_versions
 from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
-from grpo.rollout.served import require_same, served, told_versions
-from grpo.rollout.server_claim import LEASE_SECONDS, RELEASE_ROUTE, SERVED_VARIABLE, ClaimMiddleware
+from grpo.rollout.server_middleware import LEASE_SECONDS, RELEASE_ROUTE, SERVED_VARIABLE, ClaimMiddleware
 
 
 class Server:

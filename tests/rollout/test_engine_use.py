@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from grpo.rollout.engine_use import PEAK, EngineUse, ServerUse, use_of_all
-from grpo.rollout.server_use import TAKE, MeasuredMiddleware
+from grpo.rollout.server_middleware import TAKE, MeasuredMiddleware
 
 
 def scheduler(usage, queries=0, hits=0):

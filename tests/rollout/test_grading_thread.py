@@ -12,7 +12,7 @@ from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import evaluating
 from grpo.run.clocks import Clocks
 from grpo.run.evaluating import PolicyEvaluation
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from tests.fakes import BrokenTask, ScriptedSampler, ScriptedTask, SingleRank, on_ranks
 
 SECONDS = 10

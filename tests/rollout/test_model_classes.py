@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.runs import SMALL as SMALL_RUN
 from benchmarks.runs import rows
 from benchmarks.small_models import ARCHITECTURES, SMALL, tiny_tokenizer
-from grpo.rollout.model_classes import ModelClasses
+from grpo.rollout.vllm_sampler import ModelClasses
 from tests.runs import grpo
 
 TOKENS = {"input_ids": torch.tensor([[3, 4, 5]]), "use_cache": False}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.rollout.pooling import pooled
+from grpo.rollout.vllm_sampler import pooled
 from tests.fakes import on_ranks
 
 # Ranks do not have equally many prompts.

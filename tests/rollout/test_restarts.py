@@ -8,8 +8,7 @@ import time
 import pytest
 
 from grpo.host.network import free_port
-from grpo.rollout.replica import Replica, ServerProcess
-from grpo.rollout.restarts import UNRESPONSIVE_SECONDS, keep_alive
+from grpo.rollout.replica import UNRESPONSIVE_SECONDS, Replica, ServerProcess, keep_alive
 
 # It notes that it has started, and gives its answers in order, the last one for ever.
 SERVER = """

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.config import UserError
 from grpo.rollout.replica import Replica
-from grpo.rollout.server_key import KeyMiddleware
+from grpo.rollout.server_middleware import KeyMiddleware
 from tests.rollout.test_dispatch import server
 
 

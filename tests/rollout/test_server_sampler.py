@@ -13,11 +13,10 @@ from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import fleet
-from grpo.rollout.served import served
-from grpo.rollout.server_claim import CLAIM_ROUTE, RELEASE_ROUTE
+from grpo.rollout.claims import served
+from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import ServerSampler
-from grpo.weight_sync.channel import Manifest, open_end
-from grpo.weight_sync.meeting import Meeting
+from grpo.weight_sync.channel import Manifest, Meeting, open_end
 from tests.fakes import SingleRank
 from tests.learner.models import tiny_llama
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.rollout.stop_tokens import stop_token_ids
+from grpo.rollout.engine_arguments import stop_token_ids
 
 
 @pytest.mark.parametrize(

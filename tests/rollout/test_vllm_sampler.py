@@ -12,7 +12,7 @@ import torch
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.rollout.engine_arguments import colocated_arguments
-from grpo.rollout.pooling import pooled
+from grpo.rollout.vllm_sampler import pooled
 from grpo.types import Problem, Prompt
 from grpo.weight_sync.refresh import CheckedSync
 from tests.learner.models import tiny_llama

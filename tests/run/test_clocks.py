@@ -9,11 +9,13 @@ from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.loop import Loop, LoopParts
 from grpo.rollout.grading_thread import GradingThread
+from grpo.run.assembly import build_pipeline
 from grpo.run.clocks import Clocks, Timed
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
-from grpo.run.pipeline import build_pipeline
-from grpo.telemetry import Phases, flatten, phases
+from grpo.telemetry import phases
+from grpo.telemetry.metrics import flatten
+from grpo.telemetry.phases import Phases
 from grpo.types import Batch, Mean, Progress, StepReport, Verdict
 from grpo.types.weights import MERGED
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank

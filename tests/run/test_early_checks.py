@@ -13,7 +13,7 @@ from grpo.cli import main
 from grpo.config import ModelConfig, UserError
 from grpo.host.disk import require_writable
 from grpo.host.ports import require_held
-from grpo.models import check_early
+from grpo.models.resolve import check_early
 from tests.tasks.test_early_checks import said
 
 SERVE = ["serve", "experiment=tiny", "model.max_length=64"]

@@ -9,7 +9,7 @@ import torch
 from grpo.config import TrainConfig, UserError
 from grpo.run import session
 from grpo.run.clocks import Clocks
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from tests.fakes import SingleRank
 
 SAID = (

@@ -6,19 +6,19 @@ from dataclasses import asdict, replace
 import pytest
 from transformers import AutoTokenizer
 
-from grpo import models
 from grpo.config import UserError
 from grpo.config.earlier_run import described
 from grpo.config.hydra import compose_config
-from grpo.run.lengths import fit_lengths
+from grpo.models.resolve import resolve
 from grpo.run.parts import warm_start_examples
-from grpo.tasks import loaded_task
+from grpo.run.preparing import fit_lengths
+from grpo.tasks.task import loaded_task
 
 
 @pytest.fixture(scope="module")
 def tiny():
     config = compose_config(["experiment=tiny"])
-    path = models.resolve(config.model, lambda: warm_start_examples(config))
+    path = resolve(config.model, lambda: warm_start_examples(config))
     return path, AutoTokenizer.from_pretrained(path)
 
 

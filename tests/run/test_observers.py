@@ -11,12 +11,12 @@ from grpo.config import CheckpointConfig, EvaluationConfig, UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import checkpoints_in
 from grpo.config.saved import read_state
-from grpo.dynamics.findings import Finding
+from grpo.insight.diagnosis.findings import Finding
 from grpo.measure import mean_lengths, outcomes
 from grpo.rollout.collect import PlainCollector
+from grpo.run.assembly import GoingBack
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.exporting import Exporter
-from grpo.run.going_back import GoingBack
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.records import Recorder, RecordFiles
 from grpo.run.resume import asked_of, relearn

@@ -7,10 +7,9 @@ import pytest
 from grpo.config import NormalizationConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
-from grpo.run.assembly import part_weights
+from grpo.run.assembly import PROBED_PROMPTS, PROBED_TOKENS, build_pipeline, part_weights
 from grpo.run.clocks import Clocks
-from grpo.run.pipeline import PROBED_PROMPTS, PROBED_TOKENS, build_pipeline
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from grpo.types import RoundPlan
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, ids
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.config import TrainConfig, UserError
-from grpo.run.precision import with_precision
+from grpo.run.preparing import with_precision
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.models.tiny import character_tokenizer
 from grpo.run.preflight import check_cpu_heads, check_deepspeed, check_spread, check_vllm, check_vocabulary
-from grpo.tasks import LoadedTask
+from grpo.tasks.task import LoadedTask
 from grpo.types import Problem
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}

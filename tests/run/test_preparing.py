@@ -4,7 +4,7 @@ import pytest
 
 from grpo.config import DataConfig, TaskConfig, UserError
 from grpo.run.preparing import _refuse_trained_on
-from grpo.tasks import LoadedTask
+from grpo.tasks.task import LoadedTask
 from grpo.types import Problem
 
 

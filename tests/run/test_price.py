@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.config.hydra import compose_config
-from grpo.run.price import price, price_rows
+from grpo.run.tables import price, price_rows
 from grpo.types import MachineConstants
 
 MACHINE = MachineConstants("CPU", 1000, ((8, 100.0), (64, 400.0)), 500.0, 0.5, 1.5)

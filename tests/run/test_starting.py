@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from grpo.config.errors import EndedElsewhere, UserError
-from grpo.run.starting import require_same_problems, set_aside
+from grpo.run.resume import require_same_problems, set_aside
 from tests.fakes import on_ranks
 
 

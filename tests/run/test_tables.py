@@ -10,8 +10,15 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.host import device_memory, main_memory
 from grpo.run import tables
-from grpo.run.shape import model_shape
-from grpo.run.tables import in_short, print_price, print_tables, surprises, too_much_memory, too_small_a_share
+from grpo.run.tables import (
+    in_short,
+    model_shape,
+    print_price,
+    print_tables,
+    surprises,
+    too_much_memory,
+    too_small_a_share,
+)
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}

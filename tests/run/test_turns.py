@@ -6,9 +6,9 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.validate_pipeline import check_pipeline
+from grpo.run.assembly import learner_in_turn, sampler_in_turn
 from grpo.run.clocks import Clocks, Timed
-from grpo.run.turns import learner_in_turn, sampler_in_turn
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 from grpo.weight_sync.refresh import CheckedSync
 
 STATES, WEIGHTS, CACHE = "learner's states", "learner's weights", "sampler's cache"

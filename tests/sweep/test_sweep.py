@@ -20,6 +20,7 @@ from grpo.cli import main
 from grpo.commands.sweep import ledger_table
 from grpo.config import UserError
 from grpo.host.terminal import Terminal
+from grpo.sweep.cell_process import gpus_here, run_cells
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, State, begin_ledger, open_ledger
 from tests import warm
@@ -154,13 +155,12 @@ def test_a_sweep_that_is_killed_takes_its_run_along_and_goes_on(words):
 
 
 @pytest.mark.slow
-def test_a_launchers_workers_end_with_the_sweep_too(words):
+def test_runs_side_by_side_end_with_the_sweep(words):
     output = Path(words[3].partition("=")[2])
     names = ["grpo-seed0", "dr_grpo-seed0"]
     for name in names:
         (output / f"{name}.wish").write_text("wait")
-    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    process = subprocess.Popen(command("sweep", *words, *joblib), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command("sweep", *words, "jobs=2"), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 100
     while not all((output / "cells" / name / "ran.txt").exists() for name in names) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -170,6 +170,66 @@ def test_a_launchers_workers_end_with_the_sweep_too(words):
     while any(states(words)[name].state == RUNNING for name in names) and time.monotonic() < killed + 30:
         time.sleep(0.1)
     assert [states(words)[name].state for name in names] == [INTERRUPTED] * 2
+
+
+def run_in(folder, jobs, gpus, cells, program):
+    """Runs cells as programs that get their words after `program`. Returns the ledger."""
+    ledger = begin_ledger(folder, cells, [sys.executable, "-c", program])
+    run_cells(ledger, ledger.cells, jobs, gpus)
+    return ledger
+
+
+MEET = """
+import os, sys, time
+folder = sys.argv[-1].partition("=")[2]
+with open(folder + "/gpus.txt", "w") as file: file.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+others = os.path.join(os.path.dirname(folder), "{other}", "gpus.txt")
+deadline = time.monotonic() + 30
+while not os.path.exists(others) and time.monotonic() < deadline: time.sleep(0.05)
+sys.exit(0 if os.path.exists(others) else 5)
+"""
+
+
+def test_runs_side_by_side_get_gpus_of_their_own(tmp_path):
+    """Each of the two runs ends only once the other has begun."""
+    cells = [Cell(f"v-seed{seed}", "v", seed, (), gpus=2) for seed in range(2)]
+    program = MEET.replace("{other}", "v-seed1") + "\n"
+    ledger = run_in(tmp_path, 2, ["0", "1", "2", "3"], cells, program)
+    assert [ledger.state(cell).state for cell in cells] == [DONE] * 2
+    assert [(ledger.path(cell) / "gpus.txt").read_text() for cell in cells] == ["0,1", "2,3"]
+
+
+def test_runs_one_after_another_see_all_gpus(tmp_path):
+    cells = [Cell(f"v-seed{seed}", "v", seed, ()) for seed in range(2)]
+    ledger = run_in(tmp_path, 1, [], cells, MEET.replace("{other}", "v-seed0"))
+    assert [(ledger.path(cell) / "gpus.txt").read_text() for cell in cells] == ["all", "all"]
+
+
+def test_more_runs_side_by_side_than_gpus_are_refused(tmp_path):
+    cells = [Cell("v-seed0", "v", 0, (), gpus=2)]
+    with pytest.raises(UserError, match="jobs=3 runs of 2 GPUs each need 6, and this machine shows 4: set jobs=2"):
+        run_in(tmp_path, 3, ["0", "1", "2", "3"], cells, "")
+    with pytest.raises(UserError, match="uses other machines, so runs go one after another: jobs=1"):
+        run_in(tmp_path / "b", 2, ["0", "1"], [Cell("v-seed0", "v", 0, (), gpus=0)], "")
+
+
+def test_a_run_that_another_sweep_has_done_meanwhile_is_not_run_again(tmp_path):
+    """The first run records the second one as done, as the same sweep on another machine would."""
+    cells = [Cell(f"v-seed{seed}", "v", seed, ()) for seed in range(2)]
+    program = (
+        "import sys, pathlib; folder = pathlib.Path(sys.argv[-1].partition('=')[2]); (folder / 'ran').touch(); "
+        "(folder.parent / 'v-seed1' / 'state.json').write_text('{\"state\": \"done\"}')"
+    )
+    ledger = run_in(tmp_path, 1, [], cells, program)
+    assert [(ledger.path(cell) / "ran").exists() for cell in cells] == [True, False]
+    assert [ledger.state(cell).state for cell in cells] == [DONE] * 2
+
+
+def test_gpus_of_this_machine_are_those_that_it_shows(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, 3")
+    assert gpus_here() == ["GPU-a", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_here() == []
 
 
 def test_a_cell_that_another_sweep_is_at_is_left_to_it(words):
@@ -239,12 +299,6 @@ def test_more_seeds_join_and_other_overrides_are_refused(words, capsys):
     assert main(["sweep", *words, "num_steps=3"]) == 2
     expected = "holds a sweep whose run grpo-seed0 has other settings (num_steps=3 differs): choose another output_dir"
     assert expected in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_hydras_launchers_run_cells_side_by_side(words):
-    assert main(["sweep", *words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == 0
-    assert all(state.state == DONE for state in states(words).values())
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig
 from grpo.config.hydra import compose_config
 from grpo.config.task import CurriculumConfig, SourceRewardConfig
 from grpo.config.validate import validate
-from grpo.tasks import Grouping, build_task, loaded_task
-from grpo.tasks.curriculum import uniform
+from grpo.tasks.curriculum import Grouping, uniform
 from grpo.tasks.early_checks import check_files
 from grpo.tasks.mixture import BLOCK, Mixture
+from grpo.tasks.task import build_task, loaded_task
 from grpo.types import Completion, RolloutGroup
 
 SIZES = (5, 40)

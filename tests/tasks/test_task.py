@@ -12,7 +12,8 @@ from grpo.config import (
     TaskConfig,
     UserError,
 )
-from grpo.tasks import Grouping, LoadedTask, build_task, loaded_task, usable_problems
+from grpo.tasks.curriculum import Grouping
+from grpo.tasks.task import LoadedTask, build_task, loaded_task, usable_problems
 from grpo.telemetry.completions import completion_row, score_of
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 

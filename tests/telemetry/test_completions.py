@@ -8,7 +8,7 @@ import pytest
 
 from grpo.commands import samples
 from grpo.config import UserError
-from grpo.telemetry import CompletionFiles, read_completions, whole_groups
+from grpo.telemetry.completions import CompletionFiles, read_completions, whole_groups
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
 
 

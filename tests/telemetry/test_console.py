@@ -3,7 +3,7 @@ import re
 
 from rich.console import Console
 
-from grpo.telemetry import RunDisplay
+from grpo.telemetry.console import RunDisplay
 
 METRICS = {
     "reward/mean": 0.3125,

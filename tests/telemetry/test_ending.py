@@ -7,7 +7,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import LOCK_FILE
-from grpo.telemetry import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, recording_failure, write_ending
+from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, recording_failure, write_ending
 
 
 def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):

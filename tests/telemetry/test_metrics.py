@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from grpo.telemetry import flatten
+from grpo.telemetry.metrics import flatten
 from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
 
 

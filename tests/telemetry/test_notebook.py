@@ -2,7 +2,7 @@
 
 import re
 
-from grpo.telemetry import NotebookDisplay
+from grpo.telemetry.notebook import NotebookDisplay
 from tests.telemetry.test_console import METRICS, Clock
 
 

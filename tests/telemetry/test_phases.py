@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from grpo.telemetry import Phases
+from grpo.telemetry.phases import Phases
 
 
 class Clock:
@@ -143,7 +143,7 @@ def test_a_timed_function_returns_what_the_function_returns(phases):
 
 def test_a_wait_past_its_deadline_exits_with_one_line_and_all_stacks():
     done = run(
-        "import time; from grpo.telemetry import Phases\n"
+        "import time; from grpo.telemetry.phases import Phases\n"
         "def refresh(): time.sleep(50)\n"
         "Phases(rank=3).timed('refresh', refresh, 0.3, 'weight_sync.deadline_seconds')()"
     )
@@ -158,7 +158,7 @@ def test_a_wait_past_its_deadline_exits_with_one_line_and_all_stacks():
 
 def test_a_hung_phase_ends_though_nobody_reads_what_it_prints():
     done = run(
-        "import os, time; from grpo.telemetry import Phases\n"
+        "import os, time; from grpo.telemetry.phases import Phases\n"
         "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
         "Phases().timed('refresh', time.sleep, 0.3, 'key')(5)"
     )

@@ -5,7 +5,8 @@ import json
 
 import torch
 
-from grpo.telemetry import Phases, ProfiledRounds
+from grpo.telemetry.phases import Phases
+from grpo.telemetry.profiler import ProfiledRounds
 
 
 class Clock:

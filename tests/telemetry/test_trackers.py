@@ -10,8 +10,16 @@ import time
 import pytest
 
 from grpo.config import TrackingConfig, UserError
-from grpo.telemetry import JsonlTracker, Outlasting, Trackers, code_version, read_metrics, service_trackers, write_code
-from grpo.telemetry.trackers import MlflowTracker, TensorBoardTracker, WandbTracker
+from grpo.telemetry.ending import write_code
+from grpo.telemetry.json_lines import JsonlTracker, read_metrics
+from grpo.telemetry.trackers import (
+    MlflowTracker,
+    Outlasting,
+    TensorBoardTracker,
+    Trackers,
+    WandbTracker,
+    service_trackers,
+)
 from tests.full_disk import files_up_to
 
 INTERVAL = {"value": 0.5, "low": 0.25, "high": 0.75}
@@ -121,7 +129,7 @@ def test_a_torn_last_line_is_forgotten_when_read_and_when_resumed(tmp_path):
 
 def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
     script = (
-        "import os, signal, sys; from grpo.telemetry import JsonlTracker\n"
+        "import os, signal, sys; from grpo.telemetry.json_lines import JsonlTracker\n"
         "tracker = JsonlTracker(sys.argv[1])\n"
         "for step in range(1, 6): tracker.log({}, step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -357,7 +365,7 @@ def test_services_are_those_that_are_asked_for(tmp_path):
 
 def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UserError, match=r"mlflow is not installed .* pip install 'grpo\[trackers\]'"):
+    with pytest.raises(UserError, match=r"mlflow is not installed .* pip install 'grpo-dynamics\[trackers\]'"):
         MlflowTracker({}, sums("file:mlruns"), tmp_path)
 
 
@@ -393,7 +401,7 @@ def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):
     git("add", "mine.yaml")
     git("commit", "-m", "first")
     (tmp_path / "mine.yaml").write_bytes("a: größer τ\n".encode() + "b: größer\n".encode("latin-1"))
-    monkeypatch.setattr(code_version, "SOURCES", tmp_path)
+    monkeypatch.setattr("grpo.telemetry.ending.SOURCES", tmp_path)
     write_code(tmp_path)
     patch = (tmp_path / "code.patch").read_text(encoding="utf-8")
     assert "+a: größer τ\n+b: gr" in patch

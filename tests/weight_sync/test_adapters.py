@@ -2,7 +2,7 @@
 
 import torch
 
-from grpo.weight_sync.adapters import AdaptedWeights
+from grpo.weight_sync.vllm_receiver import AdaptedWeights
 
 BASE = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 

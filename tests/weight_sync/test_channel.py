@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from grpo.host.network import own_address
-from grpo.weight_sync.channel import Manifest, manifest_of, open_end, packed
-from grpo.weight_sync.meeting import Host
+from grpo.weight_sync.channel import Host, Manifest, manifest_of, open_end, packed
 
 CPU = torch.device("cpu")
 BUCKETS = [

@@ -15,8 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from grpo.weight_sync.channel import open_end
-from grpo.weight_sync.nccl import NO_WATCHDOG
+from grpo.weight_sync.channel import NO_WATCHDOG, open_end
 
 CUDA = torch.device("cuda", 0)
 SECONDS = 0.2

@@ -1,0 +1,145 @@
+"""This module finds runs that learn nothing because no completion is ever rewarded, and says why.
+
+The other checks of a diagnosis need many rounds; one round's numbers are enough here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from grpo.dynamics.history import NO_HISTORY
+from grpo.insight.diagnosis.findings import CRITICAL, DiagnosisRule, Finding
+from grpo.insight.diagnosis.setbacks import broken
+from grpo.insight.logs.run_log import RunLog, Series
+
+# (metric, meaning, remedy) for shares of a round's completions. The first metric above one half explains why there is
+# no reward.
+_CAUSES = (
+    (
+        "completions/timed_out_fraction",
+        "of the completions took longer to grade than task.reward.timeout_seconds allows",
+        "raise task.reward.timeout_seconds, set task.reward.workers=8, or mend the reward function",
+    ),
+    (
+        "completions/failed_fraction",
+        "of the completions made the reward function fail",
+        "mend the function; the warnings above show an example",
+    ),
+    (
+        "completions/raised_fraction",
+        "of the completions are in groups for which the reward function raised an exception",
+        "mend the function, or let it return 0 where it means 0; the warnings above show an example",
+    ),
+    (
+        "completions/unanswered_fraction",
+        "of the completions are in groups for which a reward server did not answer",
+        "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time",
+    ),
+    (
+        "completions/unparsable_answer_fraction",
+        "of the completions belong to problems whose own answer cannot be read",
+        "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]",
+    ),
+    (
+        "completions/truncated_fraction",
+        "of the completions were cut off before they ended",
+        "raise rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template",
+    ),
+    (
+        "completions/no_answer_fraction",
+        "of the completions hold no answer in the form that task.reward.extract looks for",
+        "set task.reward.extract=final, or ask for that form in task.prompt.template",
+    ),
+)
+_DIFFICULTY = (
+    "answers are found and graded, and none is right",
+    "compare answers in samples.jsonl; choose easier problems, a larger dynamics.group_size, or another "
+    "task.reward.parts",
+)
+
+
+_UNGRADED = (
+    "completions/unanswered_fraction",
+    "completions/raised_fraction",
+    "completions/unparsable_answer_fraction",
+)
+
+
+def shares(metrics: Mapping[str, float]) -> str:
+    """Returns one line on how a round's completions were graded. `metrics` are named as in metrics.jsonl.
+
+    The share of right ones is that of the completions that could be graded. Shares of trouble that are 0 are left out.
+
+    >>> shares({"pass_rate": 0.0, "completions/no_answer_fraction": 0.5, "completions/truncated_fraction": 0.0})
+    'of the completions 0% are right, 50% hold no answer'
+    >>> shares({"completions/truncated_fraction": 0.0})
+    'of the completions 0% were cut off'
+    """
+    words = {
+        "pass_rate": "are right",
+        "completions/truncated_fraction": "were cut off",
+        "completions/no_answer_fraction": "hold no answer",
+        "completions/timed_out_fraction": "timed out in grading",
+        "completions/failed_fraction": "failed in grading",
+    }
+    logged = [name for name in words if name in metrics]
+    told = [name for index, name in enumerate(logged) if index == 0 or metrics[name]]
+    shares_in_words = [f"{metrics[name]:.0%} {words[name]}" for name in told]
+    if ungraded := sum(metrics.get(name, 0.0) for name in _UNGRADED):
+        shares_in_words.append(f"{ungraded:.0%} could not be graded and count neither as right nor as wrong")
+    return "of the completions " + ", ".join(shares_in_words)
+
+
+def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = None) -> dict[str, str]:
+    """Returns warnings, by topic, about problems so gross that the metrics of one round show them.
+
+    `before` are the metrics of the round before, if there is one. They tell whether its step broke the model.
+    """
+    lines = {}
+    all_zero = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
+    if before and (finding := broken(_log_of(before, metrics), DiagnosisRule())):
+        lines["no reward"] = f"{finding.evidence} ⇒ {finding.remedy}"
+    elif all_zero:
+        evidence, remedy = why(metrics)
+        lines["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
+    for name, meaning, remedy in _CAUSES:
+        if not all_zero and metrics.get(name) == 1.0:
+            lines[name] = f"100% {meaning} ⇒ {remedy}"
+    if metrics.get("completions/length_mean", 2.0) <= 1.0:
+        lines["empty"] = (
+            "every completion is a single token, so the model stops before it answers: read samples.jsonl, and check "
+            "task.prompt.chat and task.prompt.template"
+        )
+    return lines
+
+
+def _log_of(*rounds: Mapping[str, float]) -> RunLog:
+    """Returns the log of a few rounds."""
+    names = set.intersection(*(set(metrics) for metrics in rounds))
+    steps = np.array([metrics["step"] for metrics in rounds], float)
+    return RunLog(NO_HISTORY, {name: Series(steps, np.array([row[name] for row in rounds], float)) for name in names})
+
+
+def why(metrics: Mapping[str, float]) -> tuple[str, str]:
+    """Returns the evidence of why no completion gets a reward, and the remedy.
+
+    If a round's metrics show no other cause, the problems are too hard.
+    """
+    for name, meaning, remedy in _CAUSES:
+        if metrics.get(name, 0.0) > 0.5:
+            return f"{metrics[name]:.0%} {meaning}", remedy
+    return _DIFFICULTY
+
+
+def no_reward(log: RunLog) -> Finding | None:
+    """Finds that every reward has been 0 since the first round, or that no completion could be graded at all."""
+    reward, spread = log["reward/mean"], log["reward/std"]
+    latest = {name: series.values[-1] for name, series in log.series.items() if len(series)}
+    evidence, remedy = why(latest)
+    if not len(reward) and any(log[name].values.any() for name in _UNGRADED):
+        return Finding("nothing graded", CRITICAL, f"no completion could be graded; {evidence}", remedy)
+    if not len(reward) or reward.values.any() or spread.values.any():
+        return None
+    return Finding("no reward", CRITICAL, f"every reward is 0; {evidence}", remedy)

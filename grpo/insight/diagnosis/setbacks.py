@@ -1,0 +1,219 @@
+"""This module holds the checks of a diagnosis that ask whether a run has lost what it had learned, or may lose it.
+
+Each returns a finding or None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from grpo.dynamics.history import SMOOTHED_ROUNDS
+from grpo.dynamics.identify import Identification
+from grpo.dynamics.step_signs import COSINE, harm, in_errors
+from grpo.insight.diagnosis.evidence import (
+    FEWEST_ROUNDS,
+    FIRST_ROUNDS,
+    Setback,
+    change,
+    fall,
+    half_width_of_many,
+    level,
+    num_falls,
+    setbacks,
+    since_beginning,
+    since_best,
+    step_at,
+    window_error,
+    window_length,
+)
+from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
+from grpo.insight.logs.run_log import RunLog, Series
+from grpo.types import Interval
+
+# Steps have surely helped where their cosines sum up to more than this many standard errors.
+SURELY = 2.0
+# Fewer completions than this may all be wrong by chance.
+FEWEST_BROKEN = 16
+# What shows that completions have another form, and how it is told.
+FORMS = {
+    "completions/truncated_fraction": "of the completions {:.0%} were cut off before and {:.0%} since",
+    "completions/no_answer_fraction": "of the completions {:.0%} held no answer before and {:.0%} since",
+    "policy/sampler_entropy": "the entropy was {:.2g} nats per token before and is {:.2g} since",
+}
+
+
+def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that a step broke the model: from one round to the next no answer is right any more, and stays so, and the
+    completions have another form.
+
+    Nothing is estimated: all right answers are gone, and at the same step a share of the completions has gone from few
+    to nearly all, or the entropy to nearly 0. So two rounds are enough.
+    """
+    series = log["pass_rate"]
+    right = np.flatnonzero(series.values > 0)
+    if not len(right) or right[-1] == len(series) - 1 or log.changing_prompts:
+        return None
+    last, rate = series.steps[right[-1]], float(series.values[: right[-1] + 1].mean())
+    since = log["completions/num_sampled"].between(last + 1, np.inf).values
+    if len(since) and since.sum() < FEWEST_BROKEN:
+        return None
+    signs = [sign for name in FORMS if (sign := _turned(log, name, last, rule))]
+    if rate <= rule.hopeless or not signs:
+        return None
+    rates = log["learner/learning_rate"].between(last, last).values
+    was = f" (it was {rates[0]:.2g})" if len(rates) else ""
+    evidence = f"{rate:.0%} of answers were right in the rounds to step {last:,.0f} and none since; {'; '.join(signs)}"
+    remedy = (
+        f"begin again, or from a checkpoint before step {last:,.0f}, with a tenth of learner.learning_rate{was}, or "
+        "with learner.warmup_steps"
+    )
+    return Finding("broken by a step", CRITICAL, evidence, remedy)
+
+
+def _turned(log: RunLog, name: str, last: float, rule: DiagnosisRule) -> str:
+    """Says how a metric of `FORMS` changed after step `last`, if it went from one end of its range to the other."""
+    series = log[name]
+    before, after = series.values[series.steps <= last], series.values[series.steps > last]
+    if not len(before) or not len(after):
+        return ""
+    mean = float(before.mean())
+    has_risen = mean < 0.5 and after.min() > rule.nearly_all
+    turned = has_risen if name.endswith("_fraction") else after.max() < rule.entropy_kept * mean
+    return FORMS[name].format(mean, float(after.mean())) if turned else ""
+
+
+def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds dynamical instability: the pass rate has fallen from its best by more than the luck of its best rounds.
+
+    A fall from which the run has recovered, at least in part, is reported as a setback. Data of changing difficulty
+    make a pass rate fall and rise too. So a loss is critical only for a run that is not above its start. It is a note
+    where the curve has fallen as far several times.
+    """
+    what, series, _, unit = log.judged
+    evidence = lost(log, rule)
+    losses = (
+        []
+        if log.changing_prompts or not unit
+        else [loss for loss in setbacks(series) if _is_loss(loss.change, rule, unit)]
+    )
+    surest = min(losses, key=lambda loss: loss.change.high, default=None)
+    above = len(series) >= 2 * FEWEST_ROUNDS and bool(np.diff(_ends(series))[0] > 0)
+    if surest and (above or not evidence) and (why := _ordinary(log, surest, rule)):
+        remedy = "shuffle the problems, or raise dynamics.prompts_per_step: then the curve shows what is learned"
+        return Finding("wandering", NOTE, f"the {what} {why}", remedy)
+    if evidence:
+        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
+        return Finding("unstable", WARNING if above else CRITICAL, evidence, remedy)
+    if surest is None:
+        return None
+    evidence = f"{what} {surest.change.value:+.2g} between steps {surest.best:g} and {surest.lowest:g}"
+    remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
+    return Finding("setback", WARNING, evidence, remedy)
+
+
+def _ends(series: Series) -> tuple[float, float]:
+    """Returns the means of the first and of the last `FEWEST_ROUNDS` rounds."""
+    return float(series.values[:FEWEST_ROUNDS].mean()), float(series.values[-FEWEST_ROUNDS:].mean())
+
+
+def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
+    """Says why a loss tells little of the model, if the curve has fallen as far several times, or if the steps helped
+    all the while. Returns "" for other losses.
+
+    Falls that the noise of rounds may explain are not counted.
+    """
+    series = log.judged.series
+    noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
+    deep = max(-loss.change.value / 2, noise)
+    number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
+    if number >= rule.ordinary:
+        return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
+    if helped > SURELY:
+        span = f"between steps {loss.best:g} and {loss.lowest:g}"
+        return f"fell by {-loss.change.value:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+    return ""
+
+
+def lost(log: RunLog, rule: DiagnosisRule) -> str:
+    """Returns the evidence that a run is below its best rounds, first rounds or best evaluation, or "" if it is not.
+
+    Where the training pass rate has risen, worse evaluations are another problem (`reward_hacking`). Where prompts
+    change in difficulty, only evaluations can show a loss.
+    """
+    what, series, history, unit = log.judged
+    from_best, beginning, gain = fall(series), since_beginning(history), change(series)
+    if not log.changing_prompts and unit:
+        if from_best is not None and _is_loss(from_best, rule, unit):
+            return f"{what} {-from_best.value:.2f} below its best [{from_best.low:+.2f}, {from_best.high:+.2f}]"
+        if beginning is not None and _is_loss(beginning, rule, unit):
+            return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
+    evaluations = log.held_out_history()
+    held_out = since_best(evaluations) if evaluations else None
+    if held_out is not None and _is_loss(held_out, rule) and (gain is None or gain.low <= 0):
+        return f"held-out pass rate {-held_out.value:.2f} below its best evaluation"
+    return ""
+
+
+def _is_loss(change: Interval, rule: DiagnosisRule, unit: float = 1.0) -> bool:
+    return change.high <= -rule.collapse / 2 * unit and change.value <= -rule.collapse * unit
+
+
+def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that completions became much shorter at one time, and that fewer were right as soon as they were.
+
+    The time is where the mean length falls most from one window of `FEWEST_ROUNDS` rounds to the next. Pass rates are
+    compared between just before a third of that fall and just after two thirds of it, so that what the run learns
+    meanwhile hardly hides a loss.
+    """
+    length, pass_rate = log["completions/length_mean"], log["pass_rate"]
+    if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(pass_rate) or log.changing_prompts:
+        return None
+    means = np.convolve(length.values, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
+    at = int((means[:-FEWEST_ROUNDS] - means[FEWEST_ROUNDS:]).argmax()) + FEWEST_ROUNDS
+    window = min(window_length(len(length)), at, len(length) - at)
+    # The fall itself takes some rounds, which belong to neither side.
+    near = length.values[at - window : at + window]
+    before, after = near[: window // 2].mean(), near[-(window // 2) :].mean()
+    if after > (1 - rule.shorter) * before:
+        return None
+    smooth = np.convolve(near, np.full(SMOOTHED_ROUNDS, 1 / SMOOTHED_ROUNDS), "same")
+    progress = (before - smooth) / (before - after)
+    begun = int(np.flatnonzero(progress[:window] <= 1 / 3).max(initial=-1)) + 1
+    ended = window + int(np.argmax(progress[window:] >= 2 / 3))
+    loss = step_at(pass_rate.values, at - window + begun, at - window + ended)
+    if loss is None or loss.high >= 0 or loss.value > -rule.moved:
+        return None
+    evidence = f"length {before:.0f} → {after:.0f} tokens about step {length.steps[at]:g}, pass rate {loss.value:+.2f}"
+    remedy = "read samples.jsonl; a weaker penalty of length, or task.reward.overlong=keep"
+    return Finding("shorter and worse", WARNING, evidence, remedy)
+
+
+def oscillation(curve: Identification, rule: DiagnosisRule) -> Finding | None:
+    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
+
+    Noise that drifts sometimes looks like an oscillation, so the oscillator's Akaike weight must be near 1.
+    """
+    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
+        return None
+    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
+    return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
+
+
+def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that the loss rises at the ends of steps, as it does where the learning rate is too high for the batch.
+
+    Where problems are solved, hardly any gradient is left for a step to follow.
+    """
+    series, pass_rate = log[COSINE], level(log["pass_rate"])
+    found = harm(series.values)
+    if found is None or found.evidence < -np.log(rule.by_chance):
+        return None
+    if pass_rate is not None and pass_rate.value > rule.solved:
+        return None
+    number = len(series) - found.first
+    evidence = (
+        f"{COSINE} of the {number} rounds since step {series.steps[found.first]:g} sums up to {found.z:.1f} standard "
+        f"errors; of runs whose steps do not harm {rule.by_chance:.0%} are ever told this"
+    )
+    remedy = "half of learner.learning_rate, or a larger dynamics.group_size or dynamics.prompts_per_step"
+    return Finding("steps undo each other", WARNING, evidence, remedy)

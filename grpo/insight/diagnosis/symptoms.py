@@ -1,0 +1,194 @@
+"""This module holds the checks of a diagnosis that look at gradients, engines and completions.
+
+Each returns a finding or None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.ndimage import median_filter
+
+from grpo.dynamics.history import lag
+from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
+from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
+from grpo.insight.diagnosis.gross import mostly_cut_off
+from grpo.insight.logs.run_log import RunLog, Series
+
+
+def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds bad gradients: steps skipped because of NaN or Inf, gradient norms that are all 0, spikes, or a growing
+    norm."""
+    skipped, norm = log["learner/skipped_steps"].values, log["learner/gradient_norm"]
+    late = skipped[-window_length(len(skipped)) :]
+    # A skipped step is a fact and no estimate, so the few rounds of a run that it has ended are enough.
+    if len(late) and late.mean() > rule.skipped:
+        evidence = f"gradients were NaN or Inf in {(late > 0).mean():.0%} of the last {len(late)} rounds"
+        return Finding("gradients not finite", CRITICAL, evidence, "learner.precision=float32, or a smaller "
+                       "learner.learning_rate")  # fmt: skip
+    positive = norm.values > 0
+    values = norm.values[positive]
+    # Norms vary by factors, so their logarithms are compared.
+    growth = change(Series(norm.steps[positive], np.log(values)))
+    late = norm.values[-window_length(len(norm)) :]
+    if len(norm) >= 2 * FEWEST_ROUNDS and float((late == 0).mean()) > rule.zeros:
+        evidence = f"{(late == 0).mean():.0%} of the last {len(late)} gradient norms are exactly 0"
+        return Finding("no gradient", CRITICAL, evidence, "look at groups/silent_fraction and at learner/learning_rate")
+    if growth is None:
+        return None
+    around = median_filter(values, size=11, mode="nearest")
+    spikes = float((values > rule.spike * around).mean())
+    giants = int((values > rule.giant * around).sum())
+    if spikes > rule.spikes or giants >= rule.giants:
+        evidence = (
+            f"{spikes:.1%} of gradient norms are above {rule.spike:g} × the median of those around them, and {giants} "
+            f"above {rule.giant:g} ×"
+        )
+        remedy = "learner.max_gradient_norm=0.5, or a smaller learner.learning_rate"
+        return Finding("gradient spikes", WARNING, evidence, remedy)
+    if growth.low < np.log(rule.growth):
+        return None
+    evidence = f"the gradient norm has grown {np.exp(growth.value):.3g}-fold"
+    return Finding("growing gradients", WARNING, evidence, "half of learner.learning_rate")
+
+
+def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a learning rate that has been nearly 0 for long, or one that is still warming up after many rounds."""
+    rates = log["learner/learning_rate"].values
+    if len(rates) < 2 * FEWEST_ROUNDS or rates.max() <= 0:
+        return None
+    last = window_length(len(rates))
+    if rates[-last:].max() < rule.rate_kept * rates.max():
+        evidence = f"in the last {last} rounds it was below {rule.rate_kept:.0%} of its highest, {rates.max():.2g}"
+        remedy = "stop here, or go on with a longer schedule (learner.schedule, num_steps)"
+        return Finding("learning rate ended", WARNING, evidence, remedy)
+    if (np.diff(rates) > 0).all() and len(rates) >= rule.longest_warmup:
+        evidence = f"it has risen in each of {len(rates)} rounds and is {rates[-1]:.2g} now"
+        return Finding("long warm-up", NOTE, evidence, "a smaller learner.warmup_steps")
+    return None
+
+
+def clipping(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds heavy clipping: much of the batch is clipped, so the round's last steps hardly learn."""
+    low, high = level(log["policy/clip_low_fraction"]), level(log["policy/clip_high_fraction"])
+    side, worst = max((("low", low), ("high", high)), key=lambda pair: pair[1].low if pair[1] else -1.0)
+    if worst is None or worst.low < rule.clipped:
+        return None
+    evidence = f"{worst.value:.0%} of tokens clipped on the {side} side"
+    remedy = "a smaller dynamics.refresh_interval or learner.learning_rate"
+    if side == "high":
+        remedy += ", or objective.clip_high=0.28"
+    return Finding(f"clipped {side}", WARNING, evidence, remedy)
+
+
+def stale_sampler(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a stale sampler: a round's later steps learn from samples of a policy that is too old."""
+    ess = level(log["policy/ess_fraction"])
+    if ess is None or ess.high > rule.ess:
+        return None
+    evidence = f"importance weights leave {ess.value:.0%} of the samples effective"
+    return Finding("stale sampler", WARNING, evidence, "a smaller dynamics.refresh_interval, or dynamics=adaptive")
+
+
+def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a mismatch: sampler and learner disagree on the same tokens under the same weights.
+
+    Returns None when rounds are sampled ahead: the weights then differ, and the gap includes what was learned since.
+    """
+    gap, stale, interval = (
+        level(log[name]) for name in ("mismatch/mean_abs", "staleness/mean", "plan/refresh_interval")
+    )
+    ahead = stale and interval and lag(stale.value, round(interval.value))
+    if gap is None or gap.low < rule.mismatch or ahead:
+        return None
+    evidence = f"log-probabilities of sampler and learner differ by {gap.value:.2g} nats on average"
+    return Finding("sampler mismatch", WARNING, evidence, "objective.correction.level=token, or "
+                   "rollout.precision=float32")  # fmt: skip
+
+
+def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds truncation: many completions are cut off, and their share does not fall, whatever the pass rate does.
+
+    A share that has risen far above that of the first rounds is a finding even if it is not large yet, and a share near
+    1 is one after a few rounds already.
+    """
+    if cut_off := mostly_cut_off(log, rule):
+        return cut_off
+    shares = log["completions/truncated_fraction"]
+    share, moving, rise = level(shares), late_change(shares), change(shares)
+    if share is None or moving is None or rise is None:
+        return None
+    much = share.low > rule.truncated and moving.high > 0
+    if not much and rise.low < rule.more_truncated:
+        return None
+    evidence = f"{share.value:.0%} of completions are cut off, {share.value - rise.value:.0%} in the first rounds"
+    # Where most completions are cut off, hardly any would be left to learn from.
+    remedy = "a larger rollout.sampling.max_tokens" + (", or task.reward.overlong=mask" if share.value < 0.5 else "")
+    return Finding("truncated", WARNING, evidence, remedy)
+
+
+def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds rewards or advantages that hardly differ any more, so that nothing is learned from them."""
+    pass_rate = level(log["pass_rate"])
+    if pass_rate is not None and pass_rate.value > rule.solved:
+        return None
+    for name, what in (("advantages/std", "advantages"), ("reward/std", "rewards")):
+        first, now = start(log[name]), level(log[name])
+        if first is not None and now is not None and now.high < rule.signal_kept * first.value:
+            evidence = f"the standard deviation of {what} fell from {first.value:.2g} to {now.value:.2g}"
+            remedy = "look at groups/silent_fraction; problems of medium difficulty, or normalization=dapo"
+            return Finding("no signal", WARNING, evidence, remedy)
+    return None
+
+
+def repetition(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that more and more completions repeat themselves."""
+    share, rise = level(log["completions/repetition_fraction"]), change(log["completions/repetition_fraction"])
+    if share is None or rise is None or share.low < rule.repeated or rise.low <= 0:
+        return None
+    evidence = f"{share.value:.0%} of completions repeat themselves, {share.value - rise.value:.0%} in the first rounds"
+    return Finding("repetition", WARNING, evidence, "half of learner.learning_rate, or objective.kl.coefficient=0.01")
+
+
+def slow_rounds(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds rounds that take longer and longer, by more than completions grow, while the plan stays the same."""
+    seconds, length = log["time/round_seconds"], log["completions/length_mean"]
+    first, longer, grown, short = start(seconds), change(seconds), change(length), start(length)
+    plan = ("plan/group_size", "plan/prompts_per_step", "plan/refresh_interval")
+    if first is None or longer is None or any(len(log[name]) and np.ptp(log[name].values) for name in plan):
+        return None
+    by_length = 1 + grown.value / short.value if grown is not None and short is not None and short.value else 1.0
+    slower = 1 + longer.low / first.value if first.value > 0 else 1.0
+    if slower < 1 + rule.longer or slower < (1 + rule.longer / 2) * by_length:
+        return None
+    evidence = f"a round took {first.value:.3g} s at first and takes {first.value + longer.value:.3g} s now"
+    evidence += f", completions are {by_length:.2g} times as long" if len(length) else ""
+    return Finding(
+        "rounds take longer", NOTE, evidence, "look at memory, at the longest completions and at the graders"
+    )
+
+
+# Above this share of answers without a grade, hardly anything is learned.
+MOST_UNGRADED = 0.5
+# These metrics count answers without a grade, and say in words what became of them.
+UNGRADED = {
+    "completions/failed_fraction": "failed while grading",
+    "completions/timed_out_fraction": "timed out while grading",
+    "completions/raised_fraction": "are in groups for which the reward function raised an exception",
+}
+
+
+def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds answers whose grading failed, timed out, or ended in an exception of the user's function.
+
+    That an answer was not graded is a fact and no estimate, so the few rounds of a short run are enough.
+    """
+    late = {name: log[name].values[-window_length(len(log[name])) :] for name in UNGRADED}
+    shares = {name: share for name, values in late.items() if len(values) and (share := values.mean()) > rule.ungraded}
+    if not shares:
+        return None
+    worst = max(shares, key=lambda name: shares[name])
+    evidence = f"{shares[worst]:.0%} of answers {UNGRADED[worst]}"
+    remedy = "task.reward.timeout_seconds=20 task.reward.workers=4, or fix the reward function"
+    if worst == "completions/raised_fraction":
+        remedy = "fix the reward function, or let it return 0 where it means 0"
+    return Finding("grading fails", CRITICAL if shares[worst] > MOST_UNGRADED else WARNING, evidence, remedy)

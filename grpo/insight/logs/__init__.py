@@ -1,0 +1,9 @@
+"""This package reads the logs of runs, whichever framework wrote them, into one form.
+
+run_log       that form: series of numbers by step, and the curve of rewards
+logs          this framework's runs; finished_runs loads several of them
+foreign_logs, foreign_names, foreign_rows   logs of other frameworks; their names of metrics; their files as rows
+foreign_files     TensorBoard's files and Parquet
+foreign_columns   numbers of rows as columns; the last run of several
+foreign_words     advice in the words of the framework that wrote a log
+"""

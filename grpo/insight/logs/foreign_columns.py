@@ -1,0 +1,205 @@
+"""This module gathers the numbers of a log's rows into columns, a row at a time, since mappings take much memory.
+
+`LastRun` keeps the rows of the last run of a log that holds several runs, or a resumed one.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.insight.logs.foreign_names import Row, numbers_of, our_name, step_of
+from grpo.insight.logs.run_log import Series
+
+Array = NDArray[np.float64]
+
+# Larger numbers are left out, since errors are computed from fourth powers, which could overflow.
+LARGEST = 1e60
+NORM, SKIPPED = "learner/gradient_norm", "learner/skipped_steps"
+SILENT, RIGHT, WRONG = (f"groups/{kind}_fraction" for kind in ("silent", "all_correct", "all_wrong"))
+# Where other columns lack at least the half of the cells that a column of norms lacks, nothing is wrong with gradients.
+OFTENER = 2
+
+
+class Column(NamedTuple):
+    """A column holds the index of each of its cells' rows, ascending, and the cells' numbers."""
+
+    rows: NDArray[np.int64]
+    values: Array
+
+
+class Columns:
+    """Columns are gathered from rows, which have one step each."""
+
+    def __init__(self) -> None:
+        self.steps = array("d")
+        self._cells: dict[str, tuple[array[int], array[float]]] = {}
+
+    def add(self, step: float, numbers: Mapping[str, float]) -> None:
+        """Adds a row."""
+        index = len(self.steps)
+        self.steps.append(step)
+        for name, value in numbers.items():
+            cells = self._cells.get(name)
+            if cells is None:
+                cells = self._cells[name] = array("q"), array("d")
+            cells[0].append(index)
+            cells[1].append(value)
+
+    def before(self, step: float) -> Columns:
+        """Returns columns without the rows from `step` on."""
+        earlier = Columns()
+        kept_rows = np.array(self.steps) < step
+        earlier.steps = array("d", np.array(self.steps)[kept_rows].tobytes())
+        renumbered = np.cumsum(kept_rows) - 1
+        for name, column in self.named().items():
+            kept = kept_rows[column.rows]
+            if kept.any():
+                rows = array("q", renumbered[column.rows[kept]].astype(np.int64).tobytes())
+                earlier._cells[name] = rows, array("d", column.values[kept].tobytes())
+        return earlier
+
+    def steps_of(self, name: str) -> Iterable[float]:
+        """Returns the steps at which a metric was logged."""
+        return (self.steps[row] for row in self._cells[name][0]) if name in self._cells else ()
+
+    def named(self) -> dict[str, Column]:
+        """Returns the columns by name."""
+        return {
+            name: Column(np.array(rows, np.int64), np.array(values)) for name, (rows, values) in self._cells.items()
+        }
+
+
+class LastRun:
+    """This class tells the last run in a log from those before it, while the log's rows are added.
+
+    A row marks a restart if most of its metrics were already logged at its step, and since then at a later step. If no
+    kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows from that step
+    on are dropped. Rows that are merely out of order repeat no step.
+    """
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self._runs, self._resumed_steps = 1, list[float]()
+        self._farthest, self._newest_step = -math.inf, dict[str, float]()
+        # The steps at which a metric was logged. They are looked up only for metrics that go back.
+        self._seen_steps: dict[str, set[float]] = {}
+
+    def add(self, row: Row) -> None:
+        """Adds a row. A row without a step is left out."""
+        step = step_of(row)
+        if step is None:
+            return
+        numbers = numbers_of(row)
+        if step < self._farthest:
+            newest = self._newest_step
+            repeated = [name for name in numbers if step < newest.get(name, -math.inf) and step in self._seen(name)]
+            if 2 * len(repeated) > len(numbers):
+                self._begin_again(step)
+        self._farthest = max(step, self._farthest)
+        self._newest_step.update(dict.fromkeys(numbers, step))
+        for name in self._seen_steps.keys() & numbers.keys():
+            self._seen_steps[name].add(step)
+        self.columns.add(step, numbers)
+
+    def _seen(self, name: str) -> set[float]:
+        if name not in self._seen_steps:
+            self._seen_steps[name] = set(self.columns.steps_of(name))
+        return self._seen_steps[name]
+
+    def _begin_again(self, step: float) -> None:
+        self.columns = self.columns.before(step)
+        self._seen_steps.clear()
+        if self.columns.steps:
+            self._resumed_steps.append(step)
+        else:
+            self._runs, self._resumed_steps = self._runs + 1, []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says in sentences what was left out."""
+        notes = []
+        if self._runs > 1:
+            notes.append(
+                f"the log holds {self._runs} runs one after another, since its steps begin again: the last one is "
+                "read; to read another one, put its rows into a file of their own"
+            )
+        if self._resumed_steps:
+            steps = ", ".join(f"{step:g}" for step in self._resumed_steps)
+            notes.append(f"the run was resumed at step {steps}: what it had logged from there on before is left out")
+        return tuple(notes)
+
+
+def series_of(steps: Array, columns: Mapping[str, Column]) -> dict[str, Series]:
+    """Returns every column as a series over ascending steps, without values beyond ±`LARGEST`.
+
+    If a step was logged several times, as by a resumed run, its last value is kept. `steps` are those of the rows.
+    """
+    series = {}
+    for name, column in columns.items():
+        kept = np.abs(column.values) <= LARGEST
+        at, values = steps[column.rows[kept]], column.values[kept]
+        order = np.argsort(at, kind="stable")
+        at, values = at[order], values[order]
+        is_last = np.append(at[1:] != at[:-1], True)[: len(at)]
+        if len(at):
+            series[name] = Series(at[is_last], values[is_last])
+    return series
+
+
+def translated(columns: Mapping[str, Column], num_rows: int) -> dict[str, Column]:
+    """Returns the columns under our names of metrics. A metric that a row has under two names keeps its first value.
+
+    It adds a skipped step where the gradient norm is not finite, and the share of silent groups where the shares of
+    all-correct and all-wrong groups are logged.
+    """
+    ours: dict[str, Column] = {}
+    for name, column in columns.items():
+        our = our_name(name)
+        ours[our] = _united(ours[our], column) if our in ours else column
+    if NORM in ours:
+        others = [column for name, column in ours.items() if name != NORM and "loss" not in name]
+        skipped = _skipped(ours[NORM], others, num_rows)
+        ours[SKIPPED] = _united(ours[SKIPPED], skipped) if SKIPPED in ours else skipped
+    if {RIGHT, WRONG} <= ours.keys():
+        rows, right, wrong = np.intersect1d(ours[RIGHT].rows, ours[WRONG].rows, True, return_indices=True)
+        silent = Column(rows, ours[RIGHT].values[right] + ours[WRONG].values[wrong])
+        ours[SILENT] = _united(ours[SILENT], silent) if SILENT in ours else silent
+    return ours
+
+
+def _united(first: Column, second: Column) -> Column:
+    """Returns the cells of the first column, and those of the second in rows that the first lacks."""
+    more = ~np.isin(second.rows, first.rows)
+    rows = np.concatenate([first.rows, second.rows[more]])
+    order = np.argsort(rows)
+    return Column(rows[order], np.concatenate([first.values, second.values[more]])[order])
+
+
+def _skipped(norm: Column, others: Iterable[Column], num_rows: int) -> Column:
+    """Returns whether the step of each row with a gradient norm was skipped: 1 where the norm is not finite, else 0.
+
+    NaN may also stand for a cell that was not logged. It does in a row without most of the numbers that rows with a
+    norm have, such as a row of an evaluation, and in a log whose other columns lack as many cells.
+    """
+    finite, not_a_number = np.isfinite(norm.values), np.isnan(norm.values)
+    normed = norm.rows[finite] if finite.any() else norm.rows
+    presences = []
+    for column in others:
+        has_number = np.zeros(num_rows, bool)
+        has_number[column.rows[np.isfinite(column.values)]] = True
+        if 2 * has_number[normed].sum() > len(normed):
+            presences.append(has_number)
+    if not_a_number.any() and presences:
+        of_training = np.mean(presences, axis=0) > 0.5
+        missing = np.median([(~has_number[of_training]).sum() for has_number in presences])
+        lacking = not_a_number & ~of_training[norm.rows]
+        if (not_a_number & ~lacking).sum() <= OFTENER * missing:
+            lacking = not_a_number
+        norm, finite = Column(norm.rows[~lacking], norm.values[~lacking]), finite[~lacking]
+    return Column(norm.rows, (~finite).astype(float))

@@ -1,0 +1,54 @@
+"""This module reads rows of metrics from binary files: TensorBoard's event files, and Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.config import UserError
+from grpo.config.errors import first_line
+
+EVENT_FILES = "*tfevents*"
+# So many rows of a Parquet file are held at once.
+BATCH_ROWS = 4096
+
+
+def read_event_files(path: Path) -> list[dict[str, Any]]:
+    """Reads the scalars of one event file, or of all in a folder of one run. Returns a row for each step.
+
+    When a run was resumed, events of later steps that were written before the resume are left out, as in TensorBoard.
+    Raises `UserError` when TensorBoard is not installed, or when the folder holds several runs.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise UserError(f"tensorboard is not installed ({error}): pip install 'grpo-dynamics[trackers]'") from error
+    # Hyperparameters are written into a folder of their own, as one point each.
+    places = sorted({file.parent for file in path.rglob(EVENT_FILES)}) if path.is_dir() else [path]
+    runs: dict[Path, dict[int, dict[str, Any]]] = {}
+    for place in places:
+        accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        rows: dict[int, dict[str, Any]] = {}
+        for tag in accumulator.Tags()["scalars"]:
+            for event in accumulator.Scalars(tag):
+                rows.setdefault(event.step, {"step": event.step})[tag] = event.value
+        if len(rows) > 1:
+            runs[place] = rows
+    if len(runs) > 1:
+        raise UserError(f"{path} holds the event files of {len(runs)} runs: give one of {', '.join(map(str, runs))}")
+    (rows,) = runs.values() or [{}]
+    return [rows[step] for step in sorted(rows)]
+
+
+def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file. Raises `UserError` when the file is damaged or of another format."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS):
+                yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as a Parquet file: {first_line(error)}") from None

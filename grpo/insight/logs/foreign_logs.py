@@ -1,0 +1,142 @@
+"""This module makes a `RunLog` of another framework's log.
+
+A reward need not be a pass rate. The pass rate is the column that the caller names. Otherwise it is a column with a
+known name and values in [0, 1], or a part of the reward whose name says that it grades answers. If the log has held-out
+scores and no reward, the scores are the pass rate. A log without any pass rate keeps its rewards and other metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from grpo.config import UserError
+from grpo.dynamics.history import NO_HISTORY, history_of_values
+from grpo.insight.diagnosis.reward_parts import SMOOTHED
+from grpo.insight.logs.foreign_columns import LARGEST, Column, series_of, translated
+from grpo.insight.logs.foreign_names import held_out_score, our_name
+from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
+from grpo.insight.logs.foreign_words import TRL, framework_of
+from grpo.insight.logs.run_log import NOTHING, RunLog, Series
+
+PART = "reward/part/"
+# A part of the reward whose name matches grades answers, so it may be the pass rate.
+GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
+FEWEST_ROWS = 3
+
+
+def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
+    """Reads another framework's log. See `logs.read_log` for the arguments."""
+    log = read_rows(path, column)
+    steps, own_columns = np.array(log.columns.steps), log.columns.named()
+    if not len(steps):
+        raise UserError(f'{path} has no rows with a step: give a log whose rows have a number under "step"')
+    own_series = series_of(steps, own_columns)
+    series = series_of(steps, translated(own_columns, len(steps)))
+    if not series:
+        raise UserError(f"{path} has no finite numbers beside its steps")
+    if column:
+        rate_name, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
+        rates = _named(path, rate_name, own_series, series, scale)
+    else:
+        rate_name, scale = _pass_rate_column(series)
+        rates, note = series.get(rate_name, NOTHING), _note(rate_name, scale, own_series)
+    # The tables call verl's scores "pass_rate", even scores beyond [0, 1]. The pass rate found above replaces them.
+    other_series = {name: values for name, values in series.items() if name != "pass_rate"}
+    # A round was sampled one step before it was logged. An evaluation has the step of its policy.
+    interval, our_rate_name = 1, our_name(rate_name)
+    scores = held_out_score(series, our_rate_name.removeprefix(PART) if PART in our_rate_name else "")
+    if scores and not rate_name and "reward/mean" not in series:
+        note = f"the log has held-out scores only: {scores} is taken for the pass rate"
+        rates, scores, interval = series[scores], None, 0
+    rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
+    last = max(int(one.steps[-1]) for one in series.values())
+    framework = framework_of(own_series)
+    # TRL logs a KL only where its coefficient is above 0. It does not log how high it is.
+    has_kl = framework == TRL and "policy/reference_kl" in series
+    return RunLog(
+        history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
+        series={**other_series, "pass_rate": rates} if len(rates) else other_series,
+        held_out=series[scores] if scores else NOTHING,
+        num_steps=max(log.max_steps, last),
+        framework=framework,
+        settings={"objective.kl.coefficient": math.inf} if has_kl else {},
+        notes=[*log.notes, *_too_large(own_columns), *([note] if note else [])],
+    )
+
+
+def _too_large(columns: Mapping[str, Column]) -> list[str]:
+    """Says how many finite numbers beyond ±`LARGEST` were left out, and of which columns."""
+    numbers = {
+        name: int((np.isfinite(column.values) & (np.abs(column.values) > LARGEST)).sum())
+        for name, column in columns.items()
+    }
+    columns_named = ", ".join(name for name, number in numbers.items() if number)
+    left_out = sum(numbers.values())
+    return [f"{left_out} values beyond ±{LARGEST:g} are left out, of {columns_named}"] if left_out else []
+
+
+def _named(
+    path: Path, name: str, own_series: Mapping[str, Series], series: Mapping[str, Series], scale: float
+) -> Series:
+    """Returns the column that the caller named, by the log's own name or by ours.
+
+    Raises `UserError` when there is none, or its values leave [0, `scale`].
+    """
+    if name not in own_series and name not in series:
+        raise UserError(
+            f"{path} has no column {name}; its columns are: {', '.join(sorted(own_series))}. Choose the one with the "
+            "pass rate by column=NAME"
+        )
+    rates = own_series.get(name, series.get(name, NOTHING))
+    if not _is_rate(rates, scale):
+        raise UserError(
+            f"{name} of {path} goes from {rates.values.min():g} to {rates.values.max():g}, beyond [0, {scale:g}]: "
+            "give its value for a right answer by scale=NUMBER, or choose another column"
+        )
+    return rates
+
+
+def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str:
+    """Says which column is taken for the pass rate. The note is empty for a column that is called `pass_rate`."""
+    if rate_name in own_series and rate_name == "pass_rate":
+        return ""
+    if not rate_name:
+        return "no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one"
+    known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
+    formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
+    return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"
+
+
+def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
+    """Finds the column of pass rates, and its value for a right answer. Returns ("", 1) if there is none."""
+    parts = [name for name in series if name.startswith(PART)]
+    for name in ("pass_rate", "reward/mean"):
+        if name in series and _is_rate(series[name], 1.0) and (name == "pass_rate" or len(parts) < 2):
+            return name, 1.0
+    for name in parts:
+        if GRADES.search(name) and (right_grade := _right_answer(series[name])):
+            return name, right_grade
+    if "reward/mean" in series and _is_rate(series["reward/mean"], 1.0):
+        return "reward/mean", 1.0
+    return "", 1.0
+
+
+def _right_answer(series: Series) -> float | None:
+    """Estimates what a right answer earns: the least whole number, 1 or more, that no value exceeds.
+
+    Values may exceed it by the share `SMOOTHED`. Returns None if a value is negative (by more than that), or none is
+    above 0.
+    """
+    right_grade = float(max(math.ceil(series.values.max() / (1 + SMOOTHED)), 1))
+    return right_grade if series.values.max() > 0 and _is_rate(series, right_grade) else None
+
+
+def _is_rate(series: Series, scale: float) -> bool:
+    """Tells whether the values lie in [0, scale], give or take `SMOOTHED` · scale."""
+    slack = SMOOTHED * scale
+    return bool(series.values.min() >= -slack and series.values.max() <= scale + slack)

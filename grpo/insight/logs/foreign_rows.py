@@ -1,0 +1,207 @@
+"""This module reads the rows of other frameworks' logs, from any of these kinds of file:
+
+trainer_state.json, or a folder with one    TRL and Unsloth, by the Trainer of transformers
+lines of {"step": …, "data": {…}}           verl's file logger
+event files, or a folder with them          TensorBoard
+steps.parquet, or a folder with it          rlprobe; any other Parquet file with a row for each step
+other JSON Lines, JSON or CSV               a row for each step; also what Weights & Biases exports: a run's history
+                                            (rows, or columns), and a chart as CSV, whose columns are "run - metric"
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.config import UserError
+from grpo.config.errors import first_line, require
+from grpo.config.folder import METRICS_FILE
+from grpo.config.plain_json import parse_json
+from grpo.insight.logs.foreign_columns import Columns, LastRun
+from grpo.insight.logs.foreign_files import EVENT_FILES, read_event_files, read_parquet
+from grpo.insight.logs.foreign_names import is_number
+from grpo.telemetry.json_lines import read_json_lines
+
+CONFIGURATIONS = (".yaml", ".yml")
+TRL_STATE = "trainer_state.json"
+PROBE_STEPS = "steps.parquet"
+# In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
+OF_RUN = " - "
+BOUNDS = ("__MIN", "__MAX")
+# A log that plans more steps has a mistake there.
+MOST_PLANNED = 1e12
+# What may stand between the values of a CSV file.
+SEPARATORS = ",;\t|"
+# A log is looked for in this many folders below the given one. No run has so many.
+MOST_FOLDERS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRows:
+    """This type holds the rows of one run as columns.
+
+    `max_steps` is the number of steps that the run was to take, 0 if the log does not say. `notes` say what was left
+    out, in sentences.
+    """
+
+    columns: Columns
+    max_steps: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def read_rows(path: Path, column: str | None = None) -> ForeignRows:
+    """Reads the rows of a file or folder. `column`, as "run - metric", chooses one of the runs in an exported chart.
+
+    Raises `UserError` when there is nothing to read.
+    """
+    if not path.exists():
+        raise UserError(f"there is no file or folder {path}")
+    if path.is_char_device() or path.is_block_device():
+        raise UserError(f"{path} is a device, which has no end: give a log, or send it to /dev/stdin by a pipe")
+    file = _file_in(path) if path.is_dir() else path
+    if file.is_dir() or "tfevents" in file.name:
+        return _gathered(read_event_files(file))
+    if file.suffix == ".parquet":
+        return _gathered(read_parquet(file))
+    if file.suffix in (".csv", ".tsv"):
+        return _gathered(_csv_rows(file, column))
+    if file.suffix == ".json":
+        return _json_rows(file)
+    require(
+        file.suffix not in CONFIGURATIONS,
+        f"{file} is a configuration by its name, and a log is needed: give the output_dir of a run, or another "
+        "framework's log",
+    )
+    if file.is_file():  # a pipe can be read once only
+        _require_json_lines(file)
+    return _gathered(_flat(row) for row in read_json_lines(file))
+
+
+def _flat(row: Any) -> Any:
+    """Returns a row without its inner mapping "data", in which verl's file logger puts the metrics."""
+    is_nested = isinstance(row, dict) and isinstance(row.get("data"), dict)
+    return {"step": row.get("step"), **row["data"]} if is_nested else row
+
+
+def _require_json_lines(file: Path) -> None:
+    """Raises UserError for a file whose first line is no JSON, and for one that is a single JSON document."""
+    with file.open("rb") as opened:
+        first, second = opened.readline(), opened.readline()
+    kinds = "a log is .jsonl with one JSON object per line, .json, .csv, .tsv, .parquet or TensorBoard's"
+    try:
+        row = parse_json(first) if first.strip() else None
+    except ValueError:
+        # The only line of a log may be one that a killed process has left unfinished.
+        require(not second, f"line 1 of {file} is not JSON, and {kinds}: give one of these, named accordingly")
+        return
+    is_document = isinstance(row, dict) and "log_history" in row
+    require(not is_document, f"{file} is one JSON document: give it a name that ends in .json")
+
+
+def _file_in(folder: Path) -> Path:
+    """Returns the log in a folder: a file, or the folder itself if it holds TensorBoard's event files."""
+    files = list(_files_below(folder))
+    states = [file for file in files if file.name == TRL_STATE]
+    if states:
+        return max(states, key=lambda file: file.stat().st_mtime)
+    if (folder / PROBE_STEPS).exists():
+        return folder / PROBE_STEPS
+    if any(file.match(EVENT_FILES) for file in files):
+        return folder
+    raise UserError(f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files")
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yields all files in a folder and in those below it. Raises `UserError` when they are more than one run's."""
+    for count, (place, _, names) in enumerate(os.walk(folder)):
+        require(
+            count < MOST_FOLDERS,
+            f"{folder} has more than {MOST_FOLDERS:,} folders below it: give the folder of one run",
+        )
+        yield from (Path(place, name) for name in names)
+
+
+def _gathered(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
+    """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
+    run = LastRun()
+    for row in rows:
+        if isinstance(row, Mapping):
+            run.add(row)
+    return ForeignRows(run.columns, max_steps, run.notes)
+
+
+def _json_rows(path: Path) -> ForeignRows:
+    try:
+        content = parse_json(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not JSON ({first_line(error)}): give JSON Lines a name that ends in .jsonl"
+        ) from None
+    if isinstance(content, list):
+        return _gathered(content)
+    if isinstance(content, dict) and isinstance(content.get("log_history"), list):
+        planned_steps = content.get("max_steps")
+        is_planned = is_number(planned_steps) and abs(planned_steps) <= MOST_PLANNED
+        return _gathered(content["log_history"], int(planned_steps) if is_planned else 0)
+    if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
+        return _gathered(_pivoted(content))
+    raise UserError(
+        f"{path} holds no log: it is neither a {TRL_STATE} with a log_history, nor rows, nor columns of values"
+    )
+
+
+def _pivoted(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """Turns columns into rows. A column is a list, or a mapping from a row's index to a value."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for name, values in content.items():
+        for index, value in values.items() if isinstance(values, dict) else enumerate(values):
+            rows.setdefault(index, {})[name] = value
+    return rows.values()
+
+
+def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header = file.readline()
+            file.seek(0)
+            separator = max(SEPARATORS, key=header.count)
+            reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
+            names = _metrics_of(path, [name for name in reader.fieldnames or () if name], column)
+            for row in reader:
+                numbers = {metric: _number(row[name]) for name, metric in names.items()}
+                yield {metric: value for metric, value in numbers.items() if value is not None}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None
+
+
+def _metrics_of(path: Path, names: list[str], column: str | None) -> dict[str, str]:
+    """Returns the columns of a CSV file that are read, with their metrics: those of one run, without bounds."""
+    twice = next((name for name in names if names.count(name) > 1), "")
+    require(not twice, f"{path} has two columns {twice}: give each another name")
+    of_runs = {name: tuple(name.rsplit(OF_RUN, 1)) for name in names if OF_RUN in name}
+    runs = list(dict.fromkeys(run for run, _ in of_runs.values()))
+    if len(runs) > 1:
+        run_chosen = column.rsplit(OF_RUN, 1)[0] if column else ""
+        if run_chosen not in runs:
+            raise UserError(
+                f"{path} holds {len(runs)} runs ({', '.join(runs)}): choose one by column='RUN{OF_RUN}METRIC', where "
+                "METRIC holds its pass rates"
+            )
+        runs = [run_chosen]
+    metrics = {name: of_runs.get(name, ("", name)) for name in names}
+    return {
+        name: metric
+        for name, (run, metric) in metrics.items()
+        if (not run or run in runs) and not metric.endswith(BOUNDS)
+    }
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

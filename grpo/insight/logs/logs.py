@@ -1,0 +1,214 @@
+"""This module reads the log of a run of this framework, or of another one, into a `RunLog`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.config import UserError
+from grpo.config.errors import require
+from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.plain_json import read_object
+from grpo.config.ranges import check_values
+from grpo.config.runs_within import refuse_several
+from grpo.config.saved import from_dict
+from grpo.dynamics.history import history_of, lag, num_tried
+from grpo.dynamics.replay import round_seconds
+from grpo.dynamics.scheduler import CHANGING
+from grpo.evaluation.held_out import is_unjudged
+from grpo.insight.logs.foreign_columns import Columns, series_of
+from grpo.insight.logs.foreign_logs import read_foreign
+from grpo.insight.logs.foreign_names import Row
+from grpo.insight.logs.run_log import NOTHING, RunLog, Series
+from grpo.insight.pages.course import how_often
+from grpo.telemetry.ending import read_resumptions
+from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK
+from grpo.telemetry.row_kinds import PLAN
+
+# A comparison of evaluations needs these besides pass@1.
+COMPARED = ("per_problem", "pass@k", "samples_per_problem", "mean_length", "truncated_fraction")
+
+
+def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
+    """Reads the log in a file or folder.
+
+    `column` names the column of pass rates, by the file's name or this project's, and `scale` is its value for a right
+    answer. Raises `UserError` when there is nothing to read, no such column, or values that leave [0, scale].
+    """
+    require(
+        column is not None or scale == 1.0, "scale= says which number in column=NAME means a right answer: give both"
+    )
+    require(column != "", "column= names no column: write column=NAME, or leave it out")
+    file = path if path.name == METRICS_FILE else path / METRICS_FILE
+    if file.is_file() and _of_another_program(file):
+        return read_foreign(file, column, scale)
+    if file.exists():
+        require(column is None, f"{path} is a run of grpo, whose pass rates are known: leave out column=")
+        return _read_ours(path if path.is_dir() else path.parent)
+    refuse_several(path)
+    return read_foreign(path, column, scale)
+
+
+def _of_another_program(file: Path) -> bool:
+    """Tells whether no row of a metrics.jsonl has counts of completions, and no configuration lies beside it."""
+    rows = [] if (file.parent / CONFIG_FILE).exists() else read_metrics(file)
+    return bool(rows) and not any(COUNTS in row for row in rows)
+
+
+def run_config(folder: Path) -> Mapping[str, Any]:
+    """Reads the configuration that a run saved in its folder. Keys that an older version lacked have their defaults.
+
+    Raises `UserError` when there is none, and for values of another type or out of their range.
+    """
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        refuse_several(folder)
+        raise UserError(f"there is no file {path}: give the output_dir of a run")
+    mend = ": restore it; a resumed run writes it anew"
+    values = read_object(path, mend)
+    try:
+        config = from_dict(values)
+        check_values(config, ())
+    except UserError as error:
+        raise UserError(f"{path} is damaged ({error}){mend}") from error
+    return asdict(config)
+
+
+def read_run(folder: Path) -> list[Row]:
+    """Reads the rows of `metrics.jsonl` with counts of correct completions. Raises `UserError` when there are none.
+
+    A row's counts are empty when no completion of the round could be graded.
+    """
+    path = folder / METRICS_FILE
+    rows = [row for row in read_metrics(path) if COUNTS in row]
+    if not rows:
+        raise UserError(f"{path} has no values of {COUNTS}, so there is nothing to fit")
+    return rows
+
+
+def read_evaluations(folder: Path) -> list[Row]:
+    """Reads a run's evaluations, of which there may be none. Raises `UserError` for one that cannot be compared."""
+    path = folder / EVALUATIONS_FILE
+    evaluations = read_metrics(path) if path.exists() else []
+    _require_all(evaluations, COMPARED, path)
+    return evaluations
+
+
+def read_plans(folder: Path) -> list[Row]:
+    """Reads the rows of `read_run` for a replay. Raises `UserError` for one that does not hold its whole plan."""
+    rows = read_run(folder)
+    _require_all(rows, PLAN, folder / METRICS_FILE)
+    return rows
+
+
+def _require_all(rows: Sequence[Row], names: Sequence[str], path: Path) -> None:
+    for row in rows:
+        for name in names:
+            require(name in row, f"the row of step {row['step']:g} in {path} has no {name}: delete that line")
+
+
+def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:
+    """Returns the counts in one row of metrics, {(correct, group size): number of groups}, empty if it has none."""
+    return {(k, size): groups for k, size, groups in row.get(name, ())}
+
+
+def num_completions(row: Row) -> int:
+    """Returns the number of completions that were sampled in one row of metrics. Rows of older versions lack it, and
+    there it is the number of those that were graded."""
+    return round(row.get("completions/num_sampled", num_tried(counts_of(row))))
+
+
+def costs(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """Returns the costs of each round, by unit: "samples" (completions), "tokens" (of completions) and "seconds"."""
+    samples = np.array([num_completions(row) for row in rows])
+    lengths = np.array([row.get("completions/length_mean", 0.0) for row in rows])
+    return {"samples": samples, "tokens": lengths * samples, "seconds": np.array([round_seconds(row) for row in rows])}
+
+
+def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NOTHING) -> RunLog:
+    """Makes a `RunLog` from this framework's rows of metrics, for a run that has ended or still goes on."""
+    present_rows, normalization = since_going_back(rows), config["normalization"]
+    return RunLog(
+        history=history_of(
+            # If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
+            (row["step"], *_timing(row), counts_of(row, FIRST_COUNTS) or counts_of(row))
+            for row in present_rows
+        ),
+        series=_series(rows),
+        counts=[counts_of(row) for row in present_rows if row[COUNTS]],
+        held_out=held_out,
+        momentum=config["learner"]["betas"][0],
+        exponent=normalization["exponent"],
+        mean_exponent=normalization.get("mean_exponent", 0.0),
+        dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",
+        shared_std=normalization.get("scope", "group") == "batch",
+        # REINFORCE++ takes its baseline over the whole step. Parts of the reward that are normalized one by one may
+        # differ within a group although their sums are equal.
+        learns_from_equal=normalization.get("name") == "reinforce_plus_plus" or normalization.get("parts") == "each",
+        changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
+        num_steps=config["num_steps"],
+        decisions=decisions_of(rows),
+        settings=dict(_flat(config)),
+    )
+
+
+def _series(rows: Sequence[Row]) -> dict[str, Series]:
+    """Returns every numeric metric as a series."""
+    columns = Columns()
+    for row in rows:
+        columns.add(row["step"], {name: value for name, value in row.items()
+                                  if isinstance(value, int | float) and name != "step"})  # fmt: skip
+    return series_of(np.array(columns.steps), columns.named())
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a configuration with their whole keys."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:
+    """Returns the rows since the run last went back to an earlier policy, which form one curve without a jump."""
+    # Older logs mark the first round after going back. Newer logs mark the last round before it.
+    firsts = [index + 1 for index, row in enumerate(rows[:-1]) if row.get(WENT_BACK)]
+    firsts += [index for index, row in enumerate(rows) if row.get("plan/rollback")]
+    return rows[max(firsts, default=0) :]
+
+
+def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """Returns (step, reason) of the rounds after which the plan changed."""
+    keys = ("plan/group_size", "plan/refresh_interval", "plan/prompts_per_step", "plan/learning_rate_factor")
+    return [
+        (before["step"], before.get(REASON, ""))
+        for before, after in pairwise(rows)
+        if any(before.get(key) != after.get(key) for key in keys)
+    ]
+
+
+def _read_ours(folder: Path) -> RunLog:
+    path = folder / EVALUATIONS_FILE
+    evaluations = read_metrics(path) if path.exists() else []
+    # The pass rates of an evaluation that has only measured rewards say nothing.
+    evaluations = [] if any(map(is_unjudged, evaluations)) else evaluations
+    scores = [(row["step"], row["pass@1"]["value"]) for row in evaluations]
+    # A 95 % interval is 2 × 1.96 standard errors wide.
+    errors = [(row["pass@1"]["high"] - row["pass@1"]["low"]) / 3.92 for row in evaluations if "low" in row["pass@1"]]
+    held_out = Series(*np.array(scores, float).T) if scores else NOTHING
+    log = log_of(read_run(folder), run_config(folder), held_out)
+    notes = how_often(read_resumptions(folder))
+    return replace(log, notes=notes, held_out_error=float(np.mean(errors)) if errors else 0.0)
+
+
+def _timing(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the refresh interval and the lag of a round."""
+    interval = round(row["plan/refresh_interval"])
+    return interval, lag(row.get("staleness/mean", 0.0), interval)

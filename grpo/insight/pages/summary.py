@@ -1,0 +1,250 @@
+"""This module compares the evaluations before and after training, in tables for the terminal and for Markdown.
+
+An evaluation is one row of evaluations.jsonl: its step, and the result of `grpo.evaluation.held_out.evaluate`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from grpo.config import UserError
+from grpo.evaluation.held_out import both_unjudged
+from grpo.evaluation.pass_rates import Interval, paired_change, pass_at_k
+from grpo.host.disk import write_whole
+from grpo.insight.pages.glossary import signed
+from grpo.telemetry.json_lines import Row
+
+Evaluation = Mapping[str, Any]
+
+# A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
+_HEAD, _TAIL = 240, 160
+# Two evaluations can be compared only when they have the same values of these.
+_CONDITIONS = ("problems", "samples_per_problem", "temperature", "top_p", "top_k", "max_tokens")
+
+
+def summary_table(before: Evaluation, after: Evaluation) -> Table:
+    """Returns a table of pass@k before and after with 95 % intervals, and of the paired change in percentage points.
+
+    Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
+    """
+    table = Table(title=conditions(before, after), title_justify="left")
+    header, *rows = summary_rows(before, after)
+    table.add_column(header[0])
+    for name in header[1:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def samples_table(
+    rows_before: Sequence[Row], rows_after: Sequence[Row], limit: int | None = None, unjudged: bool = False
+) -> Table:
+    """Returns a table of each problem's first completion before and after, in the order of `rows_before`.
+
+    `rows_before` and `rows_after` are rows of `per_problem`. Problems in only one of them are left out, and the first
+    `limit` others are shown. Long texts are shown without their middle. Above each completion stands how many samples
+    of the problem were correct, or their mean reward where the evaluations are `unjudged`.
+    """
+    table = Table(show_lines=True)
+    for name in ("problem", "before", "after"):
+        table.add_column(name, ratio=1, overflow="fold")
+    for old, new in islice(pairs_of(rows_before, rows_after), limit):
+        # A str would be read as rich's markup, but the square brackets of a completion are none.
+        question = Text("\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text))
+        table.add_row(
+            question,
+            *(Text(f"{_score(row, unjudged)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new)),
+        )
+    return table
+
+
+def write_markdown(
+    path: str | Path, before: Evaluation, after: Evaluation, image: str | Path, num_samples: int = 4
+) -> None:
+    """Writes the summary, the picture `image` (linked relative to `path`) and completions before and after as Markdown.
+
+    Completions are those of the first `num_samples` problems that both evaluations graded.
+
+    Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
+    """
+    header, *rows = summary_rows(before, after)
+    lines = ["# Held-out evaluation", "", conditions(before, after), ""]
+    lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
+    lines += [_markdown_row(row) for row in rows]
+    unjudged = both_unjudged(before, after)
+    link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
+    lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
+    lines += [f"## The first {num_samples} problems", ""]
+    for old, new in islice(pairs_of(before["per_problem"], after["per_problem"]), num_samples):
+        lines += [
+            f"### {old['problem_id']}",
+            "",
+            *_quoted("\n→ ".join(filter(None, (old["question"], old["answer"])))),
+        ]
+        lines += ["", f"Before, {_score(old, unjudged)}:", "", *_quoted(old["completion"])]
+        lines += ["", f"After, {_score(new, unjudged)}:", "", *_quoted(new["completion"]), ""]
+    write_whole(Path(path), "\n".join(lines), "backslashreplace")
+
+
+def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
+    """Returns the cells of `summary_table`, the header first."""
+    check_comparable(before, after)
+    pairs = list(pairs_of(before["per_problem"], after["per_problem"]))
+    rows = [["", f"step {before['step']}", f"step {after['step']}", "change"]]
+    if both_unjudged(before, after):
+        old, new = before["mean_reward"], after["mean_reward"]
+        rows.append(["mean reward", f"{old:.3g}", f"{new:.3g}", signed(new - old, 2)])
+        return rows + _size_rows(before, after)
+    for k in sorted(set(before["pass@k"]) & set(after["pass@k"]), key=int):
+        rates = [[pass_at_k(row["total"], row["correct"], int(k)) for row in side] for side in zip(*pairs, strict=True)]
+        cells = [_percent(Interval(**side["pass@k"][k])) for side in (before, after)]
+        rows.append([f"pass@{k}", *cells, _points(paired_change(*rates).interval)])
+    return [*rows, *_whole_rows(before, after, pairs), *_size_rows(before, after)]
+
+
+def _size_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
+    """Returns the cells of what evaluations measure besides rewards: truncation, length, and what was left out."""
+    old, new = before["truncated_fraction"], after["truncated_fraction"]
+    rows = [["cut off", f"{old:.1%}", f"{new:.1%}", f"{signed(100 * (new - old))} points"]]
+    old, new = before["mean_length"], after["mean_length"]
+    digits = 0 if max(old, new) >= 100 else 1
+    rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", signed(new - old, digits)])
+    # Evaluations by earlier versions count what could not be graded as wrong.
+    old, new = (side.get("ungraded", 0) for side in (before, after))
+    if old or new:
+        rows.append(["problems not graded, left out", f"{old}", f"{new}", signed(new - old, 0)])
+    return rows
+
+
+def _whole_rows(before: Evaluation, after: Evaluation, pairs: Sequence[tuple[Row, Row]]) -> Iterator[list[str]]:
+    """Yields the cells of measures that a problem passes or fails: its most frequent answer, and greedy decoding.
+
+    Left out are measures that an evaluation lacks, and the most frequent of a single answer.
+    """
+    samples = after["samples_per_problem"]
+    for name, measure, of_problem in ((f"maj@{samples}", "maj@k", "majority"), ("greedy", "greedy", "greedy")):
+        if measure in before and measure in after and (measure != "maj@k" or samples > 1):
+            # The greedy completion of a problem may lack a grade though its other completions have one.
+            complete_pairs = [pair for pair in pairs if all(of_problem in row for row in pair)]
+            rates = [[float(row[of_problem]) for row in side] for side in zip(*complete_pairs, strict=True)]
+            change = _points(paired_change(*rates).interval) if complete_pairs else ""
+            yield [name, *(_percent(Interval(**side[measure])) for side in (before, after)), change]
+
+
+def check_comparable(before: Evaluation, after: Evaluation) -> None:
+    """Raises `UserError` when two evaluations asked different problems, graded none in common, or differ in
+    `_CONDITIONS`."""
+    for name, (old, new) in unlike([before, after]).items():
+        raise UserError(
+            f"the evaluations differ in {name} ({old} and {new}): evaluate both with the same evaluation settings"
+        )
+    if not _same_problems(before, after):
+        raise UserError("the evaluations asked different problems: evaluate both with the same task.data")
+    if not any(pairs_of(before["per_problem"], after["per_problem"])):
+        raise UserError("no problem was graded in both evaluations: evaluate again when the reward server answers")
+
+
+def _same_problems(before: Evaluation, after: Evaluation) -> bool:
+    """Tells whether two evaluations asked the same questions and took the same answers for right ones.
+
+    Evaluations by earlier versions lack questions and answers. Their problems are known by their ids alone.
+    """
+    old, new = ({row["problem_id"]: row for row in asked(side)} for side in (before, after))
+    return old.keys() == new.keys() and all(
+        None in (texts := (old[name].get(text), new[name].get(text))) or texts[0] == texts[1]
+        for name in old
+        for text in ("question", "answer")
+    )
+
+
+def asked(evaluation: Evaluation) -> list[Row]:
+    """Returns the rows of all problems that an evaluation asked, those that were graded first."""
+    return [*evaluation["per_problem"], *evaluation.get("ungraded_problems", ())]
+
+
+def comparable(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[str]]:
+    """Returns those evaluations of a run that can be compared with its last one, and a sentence on the others, if any.
+
+    Others come about when a run is resumed with other problems, or with other settings of the evaluation.
+    """
+    comparable_evaluations, reason = [], ""
+    for evaluation in evaluations:
+        try:
+            check_comparable(evaluation, evaluations[-1])
+            comparable_evaluations.append(evaluation)
+        except UserError as error:
+            reason = str(error).partition(":")[0]
+    left_out = len(evaluations) - len(comparable_evaluations)
+    if not left_out:
+        return comparable_evaluations, []
+    left_out_words = f"{left_out} earlier evaluations are" if left_out > 1 else "1 earlier evaluation is"
+    return comparable_evaluations, [f"{left_out_words} left out, since {reason}."]
+
+
+def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
+    """Returns the `_CONDITIONS` in which evaluations differ, each with its values in the order of the evaluations.
+
+    Evaluations by earlier versions lack some conditions, such as max_tokens. Those that one of them lacks are left out.
+    """
+    conditions_of = {name: [evaluation.get(name) for evaluation in evaluations] for name in _CONDITIONS}
+    return {name: told for name, told in conditions_of.items() if None not in told and len(set(told)) > 1}
+
+
+def pairs_of(
+    rows_before: Sequence[Mapping[str, Any]], rows_after: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yields pairs (before, after) of rows of the same problem, in the order of `rows_before`."""
+    by_id = {row["problem_id"]: row for row in rows_after}
+    return ((row, by_id[row["problem_id"]]) for row in rows_before if row["problem_id"] in by_id)
+
+
+def conditions(before: Evaluation, after: Evaluation) -> str:
+    """Says how many problems two evaluations asked and both graded, how many samples each had, their temperature, and
+    what the intervals are."""
+    num_asked, num_graded = after["problems"], len([*pairs_of(before["per_problem"], after["per_problem"])])
+    problems = f"{num_asked}" if num_graded == num_asked else f"{num_graded} graded of {num_asked}"
+    samples = after["samples_per_problem"]
+    return (
+        f"{problems} held-out problem{'s' * (num_asked != 1)} × {samples} sample{'s' * (samples != 1)}, "
+        f"temperature {after['temperature']:g}; 95 % intervals"
+    )
+
+
+def _percent(interval: Interval) -> str:
+    return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
+
+
+def _points(interval: Interval) -> str:
+    """Formats a change in percentage points, with its interval unless that has no width."""
+    value = f"{signed(100 * interval.value)} points"
+    if interval.low == interval.high:
+        return value
+    return f"{value} [{signed(100 * interval.low)}, {signed(100 * interval.high)}]"
+
+
+def _score(row: Mapping[str, Any], unjudged: bool) -> str:
+    """Says how many samples of a problem are right, or what they earn on average if nothing says which are."""
+    return f"mean reward {row['reward']:.3g}" if unjudged else f"{row['correct']} of {row['total']} correct"
+
+
+def _excerpt(text: str) -> str:
+    """Shortens a text to `_HEAD` + `_TAIL` characters, and replaces characters that would control a terminal."""
+    excerpt = text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
+    return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in excerpt)
+
+
+def _quoted(text: str) -> list[str]:
+    # The block is indented and not fenced, since a completion could contain the fence that ends it.
+    return [f"    {line}" for line in _excerpt(text).split("\n")]
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

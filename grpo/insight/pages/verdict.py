@@ -1,0 +1,187 @@
+"""This module judges in plain words whether a run's model learned, how certain that is, and what the run cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo.evaluation.held_out import both_unjudged
+from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
+from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change
+from grpo.insight.diagnosis.findings import CRITICAL, Finding
+from grpo.insight.logs.logs import costs
+from grpo.insight.logs.run_log import NOTHING, Series
+from grpo.insight.pages.glossary import duration, signed
+from grpo.insight.pages.summary import check_comparable, pairs_of
+from grpo.telemetry.json_lines import Row
+from grpo.types import Interval
+
+GOOD, UNSURE, BAD = "good", "unsure", "bad"
+SURE = 0.05
+MORE_PROBLEMS = "Raise evaluation.num_problems, or task.data.held_out_fraction where no more problems are held out."
+
+
+class Number(NamedTuple):
+    """A number to show on top of a page, with its name, its value as text, and a remark."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """A verdict holds its sentences, their mood (`GOOD`, `UNSURE` or `BAD`), and the numbers that matter most."""
+
+    lines: Sequence[str]
+    mood: str
+    numbers: Sequence[Number]
+
+
+def judge(metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence[Finding] = ()) -> RunVerdict:
+    """Judges a run by its first and last held-out evaluation, or by its training rounds if there are no two of them.
+
+    `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. A critical finding of the diagnosis
+    is named as the cause where the run did not learn.
+    """
+    spent_number = _spent(metrics)
+    causes = [f"The cause: {_lower(finding.meaning)}" for finding in findings if finding.severity == CRITICAL][:1]
+    if not any(row.get("learner/gradient_norm", 1.0) for row in metrics):
+        lines = ["Nothing was learned: no optimizer step changed the weights.", *causes]
+        return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent_number])
+    if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
+        verdict = _by_held_out(evaluations[0], evaluations[-1], metrics, bool(causes))
+    else:
+        verdict = _by_training(metrics)
+    first, *others = verdict.lines
+    lines = [first, *(causes if verdict.mood != GOOD else []), *others]
+    return RunVerdict(lines, verdict.mood, [*verdict.numbers, spent_number])
+
+
+def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bool) -> RunVerdict:
+    """Judges a run by the held-out problems' pass rates before and after training, in pairs, or by their mean rewards
+    where nothing says which completions are right.
+
+    A run that has failed for a known reason is not said to have changed by chance.
+    """
+    check_comparable(before, after)
+    unjudged = both_unjudged(before, after)
+    values = [
+        [row["reward"] if unjudged else row["correct"] / row["total"] for row in side]
+        for side in zip(*pairs_of(before["per_problem"], after["per_problem"]), strict=True)
+    ]
+    change, count = paired_change(*values), len(values[0])
+    gain = change.interval
+    which = (
+        "the graded held-out problems" if before.get("ungraded") or after.get("ungraded") else "the held-out problems"
+    )
+    is_last = not metrics or after["step"] >= metrics[-1]["step"]
+    if unjudged:
+        verb = "now earns" if is_last else "earned"
+        old, new = (f"{side['mean_reward']:.3g}" for side in (before, after))
+        outcome = f"{verb} a mean reward of {new} on {which}; before training it was {old}"
+    else:
+        verb = "now solves" if is_last else "solved"
+        old, new = (f"{side['pass@1']['value']:.1%}" for side in (before, after))
+        outcome = f"{verb} {new} of {which} at the first try; before training it was {old}"
+    last_evaluation = "" if is_last else f" The last evaluation was after step {after['step']:,}."
+    if change.p < SURE:
+        mood = GOOD if gain.value > 0 else BAD
+        lines = [f"The model {'learned' if gain.value > 0 else 'got worse'}: it {outcome}.{last_evaluation}"]
+    else:
+        mood = BAD if has_failed else UNSURE
+        luck = " Chance alone may explain the difference." if gain.value and not has_failed else ""
+        lines = [f"No clear change: the model {outcome}.{luck}{last_evaluation}"]
+        if count < FEWEST_PROBLEMS:
+            problems_are = "1 problem is" if count == 1 else f"{count} problems are"
+            lines.append(f"{problems_are} too few to say more. {MORE_PROBLEMS}")
+    lines.append(
+        f"Of {count} problem{'s' * (count != 1)} {change.better} got better and {change.worse} worse "
+        f"(randomization test, {probability(change.p)}). This is one run, and another seed may come out differently. "
+        "The command “grpo sweep sweep=seeds” shows by how much."
+    )
+    return RunVerdict(lines, mood, [*_held_out_numbers(after, old, new, gain, unjudged)])
+
+
+def _held_out_numbers(after: Row, old: str, new: str, gain: Interval, unjudged: bool) -> Iterator[Number]:
+    """Yields what the last evaluation measured, and by how much that differs from the first one."""
+    step = f"after step {after['step']:,}"
+    if unjudged:
+        yield Number(f"held-out mean reward {step}", new, f"{old} before")
+        yield Number("change of the mean reward", signed(gain.value, 2))
+    else:
+        low, high = (f"{after['pass@1'][end]:.1%}" for end in ("low", "high"))
+        yield Number(f"held-out pass@1 {step}", new, f"95 % interval {low} to {high}; {old} before")
+        yield Number("change, in percentage points", signed(100 * gain.value), _reach(gain))
+
+
+def _by_training(metrics: Sequence[Row]) -> RunVerdict:
+    """Judges a run by the change of its pass rate in training, or of its mean reward if no pass rate was logged."""
+    name = "pass_rate" if any("pass_rate" in row for row in metrics) else "reward/mean"
+    what = "pass rate" if name == "pass_rate" else "reward"
+    points = [(row["step"], row[name]) for row in metrics if name in row]
+    series = Series(*np.array(points, float).T) if points else NOTHING
+    shift, numbers = change(series), _training_numbers(metrics)
+    if shift is None:
+        lines = [
+            f"Too early to say: {len(series)} round{'s' * (len(series) != 1)}, and {2 * FEWEST_ROUNDS} are needed to "
+            "tell a trend from luck."
+        ]
+        return RunVerdict(lines, UNSURE, numbers)
+    sentences = {
+        GOOD: f"The model learns: its {what} in training rose",
+        BAD: f"The model gets worse: its {what} in training fell",
+        UNSURE: f"No clear change yet: the {what} in training moved",
+    }
+    mood = GOOD if shift.low > 0 else BAD if shift.high < 0 else UNSURE
+    low, high = f"{shift.low:+.3f}", f"{shift.high:+.3f}"
+    interval = f" (99 % interval {low} to {high})" if low != high else ""
+    lines = [
+        f"{sentences[mood]} by {shift.value:+.3f}{interval}.",
+        "There are no two evaluations on held-out problems, so the run may have memorized what it was trained on.",
+    ]
+    return RunVerdict(lines, mood, numbers)
+
+
+def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
+    """Returns the mean pass rate and the mean reward of the last quarter of the rounds, if they were measured."""
+    last_rows = metrics[-max(1, len(metrics) // 4) :]
+    numbers = []
+    for name, label, form in (
+        ("pass_rate", "pass rate in training", "{:.1%}"),
+        ("reward/mean", "mean reward", "{:.3f}"),
+    ):
+        values = [row[name] for row in last_rows if name in row]
+        if values:
+            note = f"mean of the last {len(values)} of {len(metrics)} rounds"
+            numbers.append(Number(label, form.format(sum(values) / len(values)), note))
+    return numbers
+
+
+def _spent(metrics: Sequence[Row]) -> Number:
+    total = {unit: values.sum() for unit, values in costs(metrics).items()}
+    step = metrics[-1]["step"] if metrics else 0
+    note = f"{step:,} optimizer steps, {total['samples']:,.0f} completions, {total['tokens']:,.0f} tokens"
+    return Number("time of all rounds", duration(total["seconds"]), note)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def probability(p: float) -> str:
+    """Formats a p-value.
+
+    >>> probability(0.0412), probability(1e-9)
+    ('p = 0.041', 'p < 0.001')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _reach(interval: Interval) -> str:
+    if interval.low == interval.high:
+        return "every problem changed by as much" if interval.value else "no problem changed"
+    return f"95 % interval {signed(100 * interval.low)} to {signed(100 * interval.high)}"

@@ -1,0 +1,319 @@
+"""This module implements `grpo dynamics whatif`: it predicts what a run would have done under other settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from grpo.config import UserError
+from grpo.config.engines import LearnerConfig
+from grpo.config.errors import require
+from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.ranges import check_values
+from grpo.config.run import TrainConfig
+from grpo.config.saved import from_dict
+from grpo.config.sweep_words import grid, plain
+from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.scheduler import batch_setting
+from grpo.dynamics.step import BatchSetting
+from grpo.host.terminal import Terminal
+from grpo.insight.logs.finished_runs import differing_keys
+from grpo.insight.logs.logs import read_log, run_config
+from grpo.insight.logs.run_log import RunLog
+from grpo.insight.pages import page
+from grpo.insight.pages.glossary import compact, duration
+from grpo.insight.pages.verdict import BAD, GOOD, UNSURE, Number
+from grpo.insight.pages.whatif_page import draw_courses, write_whatif_page
+from grpo.insight.plans.request import Budget
+from grpo.insight.plans.whatif import (
+    GAINING,
+    GREATEST_LOSS,
+    LONGEST,
+    Course,
+    Stage,
+    has_risen,
+    predict,
+    quarter_means,
+    stages_of,
+    step_tokens,
+)
+
+Array = NDArray[np.float64]
+
+# The prediction models the effect of these keys only.
+KNOWN = (
+    "dynamics.group_size",
+    "dynamics.prompts_per_step",
+    "dynamics.refresh_interval",
+    "normalization.exponent",
+    "normalization.mean_exponent",
+    "normalization.scope",
+    "rollout.refill.enabled",
+)
+MOST_ALTERNATIVES = 24
+LARGEST_GROUP = 1024
+AGAIN = "the same again"
+# The number of iterations that fit the learning-rate schedule to the budget, see `course_within`.
+SCHEDULE_ROUNDS = 3
+# An alternative counts as better or worse from this probability on. A step's loss of speed is told from this share on.
+SURE, TOLD_LOSS = 0.9, 0.1
+SUMMARY = {
+    GOOD: "Another setting would have done better than the run's own.",
+    UNSURE: "None of these settings is sure to do better than the run's own.",
+    BAD: "The run's own setting does better than each of these.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer is the prediction for one alternative when the budget is spent.
+
+    name       the alternative's overrides, or `AGAIN`
+    price      tokens per step, divided by the tokens per step of the run
+    end        name → quantity [draws] when the budget is spent, as `Course.at` returns it
+    to_target  tokens [draws] until the mean pass rate of the run's last tenth is reached; ∞ if it never is
+    """
+
+    name: str
+    price: float
+    end: Mapping[str, Array]
+    to_target: Array
+
+
+def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None, output: Path | None = None) -> None:
+    """Predicts the alternatives that `words` name, prints a table of them, and writes picture and page into `output`.
+
+    Without `output` they lie in the run's folder.
+
+    A word with commas names several values, and words are combined: ``dynamics.group_size=4,16 normalization=dr_grpo``.
+    `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` when the log does
+    not allow a prediction, or a word changes a key that is not in `KNOWN`.
+    """
+    console, log, config = Terminal(), read_log(path), run_config(path)
+    if not log.dialled:
+        raise UserError(
+            f"{path} does not weigh its groups by the dials (see normalization.name and parts), so nothing is predicted"
+        )
+    if len(log.history) < FEWEST_POINTS:
+        raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
+    first, last = quarter_means(log.history)
+    require(
+        has_risen(log.history),
+        f"{path} has not surely learned: its pass rate was {first:.1%} in its first quarter and {last:.1%} in its "
+        "last, so it does not show the course that other settings would take",
+    )
+    run = from_dict(config)
+    stages = stages_of(log, batch_setting(run))
+    settings = alternatives(config, words)
+    same_course = predict(log, stages, settings[AGAIN])
+    budget = budget or Budget("tokens", float(np.median(same_course.at("steps", log.steps_taken)["tokens"])))
+    courses = {
+        name: course_within(budget, run, log, stages, setting, index)
+        for index, (name, setting) in enumerate(settings.items())
+    }
+    amounts = {name: float(np.median(course.spent(budget.unit)[:, -1])) for name, course in courses.items()}
+    name = min(amounts, key=lambda name: amounts[name])
+    require(
+        amounts[name] >= budget.amount,
+        f"{budget.words} are more than can be predicted of {name!r} from {log.steps_taken:,.0f} steps: ask for at most "
+        f"{budget.unit}={math.floor(amounts[name])}",
+    )
+    answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
+    assumptions = [*lines(log, budget, settings.values()), *noise_lines(stages)]
+    for line in assumptions:
+        console.print(line, soft_wrap=True)
+    rows, verdict_lines, mood = table_rows(answers), verdicts(answers), mood_of(answers)
+    console.print(table(rows))
+    for line in verdict_lines:
+        console.print(line, soft_wrap=True)
+    picture, written = write_whatif_page(
+        path,
+        output or path,
+        partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount),
+        budget=budget.words,
+        rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
+        caption=CAPTION,
+        verdict=[SUMMARY[mood], *(f"{line}." for line in verdict_lines)],
+        mood=mood,
+        numbers=numbers_of(answers),
+        assumptions=[*map(page.sentence, assumptions)],
+    )
+    console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
+
+
+def course_within(
+    budget: Budget, run: TrainConfig, log: RunLog, stages: Sequence[Stage], setting: BatchSetting, seed: int
+) -> Course:
+    """Predicts an alternative's course, with the learning-rate schedule stretched to the steps that the budget allows.
+
+    When the budget is spent, the schedule is as far advanced as the run's at its last step. The number of steps is
+    known only from a predicted course, so prediction and schedule are iterated `SCHEDULE_ROUNDS` times.
+    """
+    course = predict(log, stages, setting, seed)
+    for _ in range(SCHEDULE_ROUNDS if run.learner.schedule != "constant" else 0):
+        steps = float(np.median(course.at(budget.unit, budget.amount)["steps"]))
+        num_steps = steps * run.num_steps / log.steps_taken
+        course = predict(log, stages, setting, seed, partial(scheduled_rate, learner=run.learner, num_steps=num_steps))
+    return course
+
+
+def scheduled_rate(steps: Array, learner: LearnerConfig, num_steps: float) -> Array:
+    """Returns the learning rates that `learner` schedules at `steps` of a run of `num_steps`."""
+    return np.array([learner.learning_rate * learning_rate_factor(step, learner, num_steps) for step in steps])
+
+
+def alternatives(saved_config: Mapping[str, Any], words: Sequence[str]) -> dict[str, BatchSetting]:
+    """Returns the run's own setting under the name `AGAIN`, then each alternative under its overrides.
+
+    `saved_config` is the run's config.json. Raises `UserError` for alternatives that cannot be predicted.
+    """
+    common_words, base_config = plain(words), from_dict(saved_config)
+    settings = {AGAIN: batch_setting(base_config)}
+    combinations = grid(words)
+    if len(combinations) >= MOST_ALTERNATIVES:
+        raise UserError(f"these are {len(combinations)} alternatives; ask for at most {MOST_ALTERNATIVES - 1}")
+    for swept_values in combinations:
+        overrides = [*common_words, *(f"{key}={value}" for key, value in swept_values.items())]
+        if not overrides:
+            raise UserError("name what to change, for example dynamics.group_size=4,16 or normalization=dr_grpo")
+        other_config = from_dict(saved_config, overrides)
+        changed_keys = differing_keys({"run": asdict(base_config), "other": asdict(other_config)})
+        if unknown_keys := sorted(changed_keys.keys() - {*KNOWN}):
+            raise UserError(f"no prediction is made for {unknown_keys[0]}; it is made for {', '.join(KNOWN)}")
+        _check(other_config)
+        settings[" ".join(overrides)] = batch_setting(other_config)
+    return settings
+
+
+def _check(config: TrainConfig) -> None:
+    """Raises `UserError` for an alternative with invalid `dynamics` settings, or with too small or too large groups."""
+    check_values(config, "dynamics.")
+    size = config.dynamics.group_size
+    require(1 < size <= LARGEST_GROUP, f"dynamics.group_size={size} must lie between 2 and {LARGEST_GROUP}")
+
+
+def answer(
+    name: str, course: Course, setting: BatchSetting, stages: Sequence[Stage], budget: Budget, log: RunLog
+) -> Answer:
+    """Summarizes an alternative's predicted course at the point where the budget is spent."""
+    prices = [step_tokens(setting, stage) / step_tokens(stage.setting, stage) for stage in stages]
+    level = float(np.mean(log.history.values[-max(1, len(log.history) // 10) :]))
+    return Answer(name, float(np.mean(prices)), course.at(budget.unit, budget.amount), course.cost("tokens", level))
+
+
+def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> list[str]:
+    """Returns sentences on the budget that alternatives share, and on the assumptions of the prediction."""
+    premises = [
+        f"each alternative spends {budget.words}; intervals are of 90 %",
+        "assumed: all settings learn along the same curve, faster or slower, as their gradients are less or more noisy",
+        "assumed: seconds grow with tokens, and everything else stays as it was",
+    ]
+    if np.all(log.history.delays <= 1) and any(setting.refresh_interval > 1 for setting in settings):
+        premises.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
+    numbers = [setting.prompts_per_step for setting in settings]
+    slower = 1 - np.exp(-GREATEST_LOSS * (1 / min(numbers) - 1 / max(numbers)))
+    if slower > TOLD_LOSS:
+        premises.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
+    return premises
+
+
+def noise_lines(stages: Sequence[Stage]) -> list[str]:
+    """Says where the price of noise is not known or high, since predictions for other batches are wide there."""
+    doubtful = sum(stage.heat != GAINING for stage in stages)
+    if not doubtful:
+        return []
+    return [
+        f"in {doubtful} of {len(stages)} parts of the run the products of its steps with new gradients are not "
+        "measured or not surely positive, so noise may have cost much of what the steps gained, and larger batches may "
+        "gain more"
+    ]
+
+
+CAPTION = (
+    "Each number is a median of predictions, with the interval of 90 % in brackets. “Steps” are the optimizer steps "
+    "that the budget pays for, and “silent” is the share of silent groups. “Tokens a step” compares the price of a "
+    "step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run ended."
+)
+COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
+
+
+def table(rows: Sequence[Sequence[str]]) -> Table:
+    """Returns the rows of `table_rows` as a table for the terminal."""
+    answers_table = Table(title="What if", title_justify="left")
+    answers_table.add_column(COLUMNS[0], overflow="fold")
+    for column in COLUMNS[1:]:
+        answers_table.add_column(column, justify="right", no_wrap=True)
+    for name, *cells in rows:
+        answers_table.add_row(name if name == AGAIN else name.replace(" ", "\n"), *cells)
+    return answers_table
+
+
+def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
+    """Returns a row of cells, in the order of `COLUMNS`, for the run's own setting and for each alternative."""
+    return [
+        [
+            row.name,
+            interval(row.end["rates"], "{:.1%}".format),
+            f"{np.median(row.end['steps']):,.0f}",
+            f"{np.median(row.end['silent']):.0%}",
+            f"{row.price:.2f} ×",
+            interval(row.to_target, compact),
+            duration(float(np.median(row.end["seconds"]))),
+        ]
+        for row in answers
+    ]
+
+
+def mood_of(answers: Sequence[Answer]) -> str:
+    """Returns `GOOD` if an alternative is surely better than the run's own setting, `BAD` if all are surely worse, and
+    `UNSURE` otherwise."""
+    same, *others = answers
+    chances = [float(np.mean(other.end["rates"] > same.end["rates"])) for other in others]
+    return GOOD if max(chances) >= SURE else BAD if max(chances) <= 1 - SURE else UNSURE
+
+
+def numbers_of(answers: Sequence[Answer]) -> list[Number]:
+    """Returns the predicted final pass rates of the run's own setting and of the two best alternatives."""
+    same, *others = answers
+    best = sorted(others, key=lambda other: -float(np.median(other.end["rates"])))[:2]
+    bounds = {row.name: np.quantile(row.end["rates"], [0.05, 0.5, 0.95]) for row in (same, *best)}
+    return [
+        Number(name, f"{middle:.0%}", f"pass rate; 90 % interval {low:.0%} to {high:.0%}")
+        for name, (low, middle, high) in bounds.items()
+    ]
+
+
+def verdicts(answers: Sequence[Answer]) -> list[str]:
+    """Says of each alternative whether it does better than the run's own setting, and how sure that is."""
+    same, *others = answers
+    sentences = []
+    for other in others:
+        chance = float(np.mean(other.end["rates"] > same.end["rates"]))
+        if chance >= SURE:
+            judgement = f"better, with probability {chance:.0%}"
+        elif chance <= 1 - SURE:
+            judgement = f"worse, with probability {1 - chance:.0%}"
+        else:
+            judgement = f"not decided (better with probability {chance:.0%})"
+        sentences.append(f"{other.name}: {judgement}")
+    for row in answers:
+        if (share := float(np.mean(row.end["beyond"] > 0))) > 1 - SURE:
+            sentences.append(
+                f"{row.name}: in {share:.0%} of its predictions it goes more than {LONGEST:g} times as far as the run "
+                "went, and no pass rate is predicted there, so it may come higher: a smaller budget tells more"
+            )
+    return sentences
+
+
+def interval(draws: Array, form: Callable[[float], str]) -> str:
+    """Formats the median of draws and, on a second line, their 90 % interval, so that a table fits into 80 letters."""
+    low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
+    return f"{middle}\n[{low}, {high}]"

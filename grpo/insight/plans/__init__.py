@@ -1,0 +1,6 @@
+"""This package says how a run would go: under other settings, or before it starts.
+
+whatif      the run of a log under other settings
+planning    group size, prompts, refresh interval and tokens of a run that has not started
+request     what a person asks of these two
+"""

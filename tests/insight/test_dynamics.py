@@ -1,0 +1,545 @@
+import json
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from scipy.special import expit
+
+from grpo.cli import main
+from grpo.config import UserError
+from grpo.config.run import TrainConfig
+from grpo.dynamics.identify import LawFit
+from grpo.dynamics.laws import History, Law
+from grpo.dynamics.replay import statistics_of
+from grpo.insight.diagnosis.diagnostics import diagnose
+from grpo.insight.logs.logs import counts_of, num_completions, read_log
+from grpo.insight.pages.dynamics import analysed, write_fit
+from grpo.insight.pages.dynamics_panels import _within_0_and_1, draw_gradient_mass, draw_reward, draw_silent, panels
+from grpo.insight.pages.dynamics_tables import _law_row, forecast_numbers, shape_of, summary_lines
+from grpo.insight.pages.page import picture
+from grpo.tasks.solve_rates import read_solve_rates
+from grpo.telemetry.ending import KILLED, Resumption, add_resumption
+from grpo.types import Mean
+from tests.insight.runs import trl_log, verl_log, write_run
+from tests.insight.structure import assert_well_made, complaints
+
+
+@pytest.mark.slow
+def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
+    write_run(tmp_path, 100)
+    add_resumption(tmp_path, Resumption(40, "step-00000040", 43, KILLED))
+    assert main(["dynamics", "fit", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "exponential" in printed and "shape of the curve: " in printed
+    assert "forecast for step 200: pass rate 0.8" in printed
+    assert (tmp_path / "dynamics.png").stat().st_size > 10_000
+    page = (tmp_path / "dynamics.html").read_text()
+    said = "The run was resumed after step 40: it had been killed"
+    assert said in printed and said in page
+    # The first chart is there twice, over the whole width and for a phone, and so is the last one, which is alone.
+    assert page.count("<figure") == 6
+    assert_well_made(page)
+    assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
+
+
+def test_many_evaluations_are_a_line_and_few_have_bars(tmp_path):
+    write_run(tmp_path, 40)
+    for every, bars in ((1, 0), (10, 1)):
+        rows = [{"step": step, "problems": 9, "pass@1": {"value": 0.5, "low": 0.4, "high": 0.6}} for step in range(40)]
+        (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::every]))
+        axes = Figure().add_subplot()
+        draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
+        held_out = [one for one in axes.containers if one.get_label() == "held out, 95 % interval"]
+        assert len(held_out) == bars and "held out, 95 % interval" in axes.get_legend_handles_labels()[1]
+
+
+def test_held_out_evaluations_above_the_training_curve_are_seen_whole(tmp_path):
+    write_run(tmp_path, 60)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for index, row in enumerate(rows):  # the pass rate in training stays at 0.25
+        row |= {"pass_rate": 0.25, "groups/counts": [[1 + index % 3, 8, 32]]}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"step": 0, "problems": 99, "pass@1": {"value": 0.9, "low": 0.85, "high": 0.95}}
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in (0, 9)))
+    axes = Figure().add_subplot()
+    draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
+    assert axes.get_ylim()[1] > 0.95
+
+
+def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):
+    write_run(tmp_path, 30)
+    shown = analysed(read_log(tmp_path), tmp_path)
+    best, *others = shown.identification.fits
+    near = [fit.law.name for fit in others if fit.aicc < best.aicc + 2]
+    _, _, shape = forecast_numbers(shown.identification, shown.ahead)
+    assert near and f"the {best.law.name} law fits best, {' and '.join(near)} about as well" in shape.note
+
+
+def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
+    write_run(tmp_path, 30)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=300"]) == 0
+    printed = capsys.readouterr().out
+    assert "forecast for step 300" in printed and "more than 0.02 with probability" in printed
+    # From the last round's policy, at step 29, to step 300.
+    assert all(f"│  {step} │" in printed for step in (" 29", " 95", "162", "234", "300"))
+    assert "from step 58 on it reaches further ahead than the log is long and is mostly a guess" in printed
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=58"]) == 0
+    assert "mostly a guess" not in capsys.readouterr().out
+
+
+def test_what_is_told_beside_a_forecast_is_of_the_same_steps(tmp_path, capsys):
+    """The run stands, and so little is to be gained soon. Nobody knows that of twenty times as many steps."""
+    rows = [{"step": step, "pass_rate": 0.97 + 0.01 * (-1) ** step} for step in range(1, 61)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for last_step, told in ((90, True), (1200, False)):
+        assert main(["dynamics", "fit", str(path), f"last_step={last_step}"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"forecast for step {last_step}" in printed
+        assert (f"until step {last_step} has" in printed) == ("on the plateau" in printed) == told
+
+
+def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with_an_exponent(tmp_path, capsys):
+    write_run(tmp_path, 30)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=3"]) == 2
+    message = f"last_step=3 does not lie after the last step of {tmp_path}, which is 29: give a later one"
+    assert message in capsys.readouterr().err
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=1e6"]) == 2
+    assert f"1000 times as far ahead as {tmp_path} is long, which no log can foretell: give at most 29029" in (
+        capsys.readouterr().err
+    )
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=6e1"]) == 0
+    assert "forecast for step 60" in capsys.readouterr().out
+
+
+def test_held_out_points_are_forecast_with_the_gap_to_training(tmp_path, capsys):
+    write_run(tmp_path, 60)
+    rows = []
+    for step in range(0, 60, 10):
+        value = 0.8 - 0.6 * np.exp(-step / 20) - 0.05
+        rows.append({"step": step, "pass@1": {"value": value, "low": value - 0.04, "high": value + 0.04}})
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_log(tmp_path).held_out_error == pytest.approx(0.08 / 3.92)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=80"]) == 0
+    printed = capsys.readouterr().out
+    middle, low, high = map(
+        float, re.search(r"held out at step 80: pass rate (.+) \[(.+), (.+)\], gain", printed).groups()
+    )
+    assert low < 0.74 < high and high - low < 0.45 and 0.65 < middle < 0.85
+    gap = float(re.search(r"training was (.+) ± .* above held out over the last 3 evaluations", printed)[1])
+    assert gap == pytest.approx(0.05, abs=0.03)
+
+
+def test_too_short_a_run_no_run_and_wrong_words_are_one_line(tmp_path, capsys):
+    write_run(tmp_path, 3)
+    with pytest.raises(UserError, match="3 rounds; the dynamics need at least 6"):
+        write_fit(tmp_path)
+    for words, message in (
+        (["dynamics", "fit", str(tmp_path / "nowhere")], "there is no"),
+        (["dynamics", "fit"], "needs a path"),
+        (
+            ["dynamics", "guess", "x"],
+            "grpo dynamics has no 'guess': choose one of fit, forecast, diagnose, replay, whatif, plan",
+        ),
+        (
+            ["dynamics", "fit", str(tmp_path), "last_step=soon"],
+            "last_step='soon' is not valid: it must be a whole number",
+        ),
+        (["dynamics", "diagnose", str(tmp_path), "depth=3"], "unknown key 'depth'"),
+        (["dynamics", "replay", str(tmp_path), "dynamics.adaptive.nonsense=1"], "nonsense"),
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(complaints(error)) == 1
+
+
+def test_rounds_are_read_as_they_were_measured(tmp_path):
+    write_run(tmp_path, 10)
+    log = read_log(tmp_path)
+    assert log.history.steps.tolist() == list(range(10))
+    assert 0.1 < log.history.values[0] < 0.3
+    assert sum(log.counts[0].values()) == 32
+    assert log.num_steps == 200 and log.momentum == 0.9
+
+
+def write_run_of(folder, normalization):
+    """Writes a run with the given normalization settings."""
+    write_run(folder, 12)
+    config = json.loads((folder / "config.json").read_text())
+    config["normalization"] |= normalization
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [({}, True), ({"name": "pass_at_k"}, False), ({"parts": "each"}, False), ({"scope": "batch"}, True)],
+)
+def test_the_gradient_by_difficulty_is_drawn_for_the_dials_only(tmp_path, settings, drawn):
+    write_run_of(tmp_path, settings)
+    assert (draw_gradient_mass in panels(analysed(read_log(tmp_path), tmp_path))) == drawn
+
+
+@pytest.mark.parametrize(
+    ("settings", "learned"),
+    [({}, False), ({"name": "pass_at_k"}, False), ({"parts": "each"}, True), ({"name": "reinforce_plus_plus"}, True)],
+)
+def test_a_log_knows_whether_groups_of_equal_rewards_are_learned_from(tmp_path, settings, learned):
+    write_run_of(tmp_path, settings)
+    assert read_log(tmp_path).learns_from_equal == learned
+
+
+def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_path, capsys):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": step, "pass_rate": 0.3 + 0.05 * (step % 3)} for step in range(1, 41)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "diagnosis: 6 of 32 checks could be made, and they found no problem; a change of less than " in printed
+    assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
+    assert (
+        "if training goes on, the pass rate at step 60 will be between " in printed
+        and "% (with 90 % certainty)" in printed
+    )
+    assert "26 of 32 checks need what the log lacks: lengths, held-out scores, mean rewards, " in printed
+
+
+def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
+    write_run(tmp_path, 100)
+    path = tmp_path / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # An older log marks the first round of the new curve, a newer one the last round before it.
+    rows[10]["plan/rollback"] = 1.0
+    rows[39]["run/went_back"] = 1.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_log(tmp_path)
+    assert log.history.steps.tolist() == list(range(40, 100))
+    assert len(log.counts) == 60 and len(log["pass_rate"]) == 100
+    # The curve begins where it begins: its start is the level of step 40, 0.8 − 0.6·e^(−2) = 0.72.
+    start = analysed(log, tmp_path).identification.fit("exponential").parameters["start"]
+    assert start == pytest.approx(0.72, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("decide_every=0", "dynamics.adaptive.decide_every=0 must be above 0"),
+        ("smallest_group=100", "dynamics.adaptive.smallest_group=100 must lie between 2 and"),
+        ("fewest_prompts=9", "dynamics.prompts_per_step=8 must lie between dynamics.adaptive.fewest_prompts=9 and"),
+        ("hold=nothing", "dynamics.adaptive.hold='nothing' is unknown: choose one of prompts | samples"),
+    ],
+)
+def test_a_replay_by_rules_that_training_refuses_is_refused(tmp_path, capsys, word, told):
+    write_run(tmp_path, 2)
+    assert main(["dynamics", "replay", str(tmp_path), f"dynamics.adaptive.{word}"]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_replay_shows_what_the_scheduler_would_have_done(tmp_path, capsys):
+    write_run(tmp_path, 40)
+    path = tmp_path / "metrics.jsonl"
+    cool = {"step/gain": 1e-3, "step/cosine": 0.3, "step/length": 0.05}
+    cool |= {"path/gain": 9e-4, "path/cosine": 0.3, "path/steps": 15.0}
+    path.write_text("".join(json.dumps(json.loads(line) | cool) + "\n" for line in path.read_text().splitlines()))
+    assert main(["dynamics", "replay", str(tmp_path), "dynamics.adaptive.smallest_group=4"]) == 0
+    printed = capsys.readouterr().out
+    assert "8→4" in printed and "no round shows the effect of an earlier decision" in printed
+
+
+def test_a_replay_decides_for_the_learner_ranks_of_the_run(tmp_path, capsys):
+    write_run(tmp_path, 20)
+    assert main(["dynamics", "replay", str(tmp_path), "hardware.ranks_per_node=4"]) == 0
+    assert "decided for 4 learner ranks" in capsys.readouterr().out
+    assert main(["dynamics", "replay", str(tmp_path), "hardware.ranks_per_node=3"]) == 2
+    assert "dynamics.prompts_per_step=8" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_plan_from_solve_rates(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    rates = generator.binomial(64, generator.beta(2, 2, 500)) / 64
+    path = tmp_path / "rates.jsonl"
+    rows = [{"problem": "p", "llama8b_solve_rate": rate} for rate in rates] + [{"llama8b_solve_rate": None}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1e8"]) == 0
+    printed = capsys.readouterr().out
+    assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
+    # 128 prompts × (100 + 3 × 500) tokens fit 488 times into 1e8.
+    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=488" in printed
+    page = (tmp_path / "plan.html").read_text()
+    assert "Proposed: G = 3 completions of each prompt, and τ = 1 step on them." in page and "num_steps=488" in page
+    assert "silent groups" in page and ">3 (proposed)<" in page and "τ = 1: only training shows" in page
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
+    assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
+    assert "7 (proposed)" in re.findall(r'<th scope="row">([^<]+)</th>', (tmp_path / "plans" / "plan.html").read_text())
+    assert "dynamics.group_size=7 " in capsys.readouterr().out
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
+    assert "budget_tokens=1000 does not suffice for one step at G = 3: give more tokens" in capsys.readouterr().err
+    for word in ("prompts_per_step=0", "tried=0", "budget_tokens=nan", "completion_tokens=0"):
+        assert main(["dynamics", "plan", str(path), word]) == 2
+        assert f"{word.replace('=', '=' + chr(39))}' is not valid: it must be a" in capsys.readouterr().err
+    assert main(["dynamics", "plan", str(path), "column=nothing"]) == 2
+    assert "its columns are: llama8b_solve_rate, problem. Choose one with column=NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("column", ["solve_rate_samples", "prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("value", ["x", -8, float("nan"), [8], 1e300])
+def test_a_plan_names_a_number_of_samples_or_tokens_that_is_none(tmp_path, capsys, column, value):
+    path = tmp_path / "solve_rates.jsonl"
+    path.write_text(json.dumps({"solve_rate": 0.5, column: value}) + "\n")
+    assert main(["dynamics", "plan", str(path)]) == 2
+    said = f"the column {column} holds {value!r}, which is no number from 1 to 1e+09"
+    assert complaints(capsys.readouterr().err) == [f"grpo: {said}"]
+
+
+@pytest.mark.parametrize("words", [["smallest=1"], ["smallest=128"], ["smallest=32", "largest=8"], ["largest=1000000"]])
+def test_a_plan_refuses_what_is_no_range_of_group_sizes(tmp_path, capsys, words):
+    path = tmp_path / "solve_rates.jsonl"
+    path.write_text(json.dumps({"solve_rate": 0.5}) + "\n")
+    assert main(["dynamics", "plan", str(path), *words]) == 2
+    assert "are no range of group sizes: give at least 2, and at most 16,384" in capsys.readouterr().err
+
+
+def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
+    path = tmp_path / "solve_rates.jsonl"
+    row = {"llama8b_solve_rate": 0.9, "solve_rate_samples": 16, "prompt_tokens": 20, "completion_tokens": 60.0}
+    path.write_text("".join(json.dumps(row | {"solve_rate": rate}) + "\n" for rate in (0.25, 0.5, 0.75) * 20))
+    known = read_solve_rates(path)
+    assert (known.tried, known.tokens) == (16, {"prompt_tokens": 20.0, "completion_tokens": 60.0})
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1e6"]) == 0
+    printed = capsys.readouterr().out
+    assert "60 problems, mean pass rate 0.50" in printed
+    # A step has no more prompts than there are problems. 60 × (20 + 3 × 60) tokens fit 83 times into 1e6.
+    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=60 num_steps=83" in printed
+    assert main(["dynamics", "plan", str(path)]) == 0
+    assert "num_steps" not in capsys.readouterr().out
+    assert main(["dynamics", "plan", str(path), "prompts_per_step=61"]) == 2
+    assert "prompts_per_step=61 is more than the 60 problems that have a pass rate" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_logs_of_trl_are_read(tmp_path, capsys):
+    trl_log(tmp_path / "checkpoint-60")
+    log = read_log(tmp_path)
+    assert log["groups/silent_fraction"].values[0] == 0.25
+    assert log["policy/clip_high_fraction"].values[0] == 0.01
+    assert log["reward/part/accuracy_reward"].steps[-1] == 60
+    assert log.held_out.values.tolist() == [0.25, 0.5]
+    assert len(log.history) == 60 and 0.01 < log.history.errors[0] < 0.05
+    assert main(["dynamics", "fit", str(tmp_path / "checkpoint-60" / "trainer_state.json")]) == 0
+    assert re.search(r"plateau (59|60|61)\.\d%", capsys.readouterr().out)
+
+
+def test_logs_of_verl_are_read_and_diagnosed(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    verl_log(path)
+    log = read_log(path)
+    assert log["completions/length_mean"].values[0] == 400.0
+    assert log.held_out.values.tolist() == [0.25, 0.5]
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    # Its completions are all truncated and nothing is learned.
+    assert "truncated" in capsys.readouterr().out
+
+
+def test_verls_scores_are_pass_rates_only_within_0_and_1(tmp_path):
+    notes = []
+    for right, wrong in ((1.0, 0.0), (1.0, -1.0)):
+        path = tmp_path / f"{wrong}.jsonl"
+        scores = [wrong + (right - wrong) * (0.1 + step / 600) for step in range(1, 61)]
+        rows = [{"step": i, "data": {"critic/score/mean": score}} for i, score in enumerate(scores, 1)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        log = read_log(path)
+        notes.append((len(log["pass_rate"]), log.notes[0].split(":")[0], {finding.name for finding in diagnose(log)}))
+    assert notes[0][:2] == (60, "critic/score/mean is taken for the pass rate")
+    # Scores of −1 to 1 were said to be "prompts too hard, pass rate −0.64".
+    assert notes[1] == (0, "no column is a pass rate, so what needs one is left out", set())
+
+
+def test_a_csv_with_a_column_of_its_own(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("Step,accuracy,reward\n" + "".join(f"{step},{step / 20},{step}\n" for step in range(1, 11)))
+    log = read_log(path, "accuracy")
+    assert log["pass_rate"].values.tolist() == [step / 20 for step in range(1, 11)]
+    scaled = read_log(path, "reward", 10.0)
+    assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
+    with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give its value"):
+        read_log(path, "reward", 2.0)
+    with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
+        read_log(path, "speed")
+
+
+def test_a_reward_that_is_no_pass_rate_is_diagnosed_without_one(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": step, "reward": 3 * generator.standard_normal(), "completions/clipped_ratio": 0.9,
+             "eval/accuracy": 0.5} for step in range(1, 81)]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_log(path)
+    assert not len(log.history) and not len(log["pass_rate"]) and len(log.held_out) == 80
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "no column is a pass rate, so what needs one is left out" in printed
+    assert "verdict: no clear change yet; the reward went from" in printed and "truncated" in printed
+    assert "checks need what the log lacks: pass rates, " in printed
+    assert "│ Many" in printed
+    assert main(["dynamics", "forecast", str(path)]) == 2
+    assert "column=NAME" in capsys.readouterr().err
+
+
+def test_the_part_that_grades_answers_is_found_and_scaled(tmp_path):
+    """Old TRL and Unsloth log `rewards/x` without /mean, `completion_length`, and 2 for a right answer."""
+    rows = [{"step": step, "reward": 1.5 * step / 20, "completion_length": 90.0, "rewards/format_func": 0.5,
+             "rewards/correctness_reward_func": step / 20} for step in range(1, 31)]  # fmt: skip
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": rows, "max_steps": 250}))
+    log = read_log(path)
+    assert log["pass_rate"].values[-1] == 0.75 and log.num_steps == 250
+    assert log.notes[0].startswith("rewards/correctness_reward_func ÷ 2 is taken for the pass rate")
+    assert log["completions/length_mean"].values[0] == 90.0
+    named = read_log(path, "rewards/correctness_reward_func", 3.0)
+    assert named["pass_rate"].values[-1] == 0.5
+
+
+def test_defaults_of_a_saved_config_fill_what_it_lacks():
+    from grpo.config.saved import from_dict
+
+    config = from_dict({"num_steps": 7, "dynamics": {"group_size": 4}}, ["dynamics.adaptive.decide_every=2"])
+    assert (config.num_steps, config.dynamics.group_size, config.dynamics.adaptive.decide_every) == (7, 4, 2)
+    assert config.learner == TrainConfig().learner
+    # Keys of earlier versions that decided nothing are gone, and their configurations are read.
+    old = {"dynamics": {"adaptive": {"staleness": "fresh", "max_gain_share": 0.5, "max_shortfall": 0.25}}}
+    assert from_dict(old).dynamics == TrainConfig().dynamics
+
+
+@pytest.mark.parametrize(
+    "curve, word, phrase",
+    [
+        (lambda time: 0.4 + 0 * time, "level", "a level without a trend"),
+        (lambda time: 0.6 - 0.3 * time, "straight", "a nearly straight fall"),
+        (lambda time: 0.7 - 0.4 * np.exp(-5 * time), "slows down", "a rise that slows down towards a plateau"),
+        (
+            lambda time: 0.2 + 0.6 * expit(20 * (time - 0.5)),
+            "slow start",
+            "a slow start, then a faster rise, then a plateau",
+        ),
+        (lambda time: 0.2 + 0.3 * time**3, "slow start", "a slow start, then a faster rise"),
+        (
+            lambda time: 0.7 - 0.4 * np.exp(-3 * time) * np.cos(15 * time),
+            "swings",
+            "a rise that overshoots and swings back",
+        ),
+    ],
+)
+def test_a_curve_is_told_of_by_its_shape_whatever_its_law(curve, word, phrase):
+    steps = np.arange(60.0)
+    law = Law("any", (), lambda free, times, *_: curve(times / 59), lambda history: [[]], lambda free: free)
+    history = History(steps, curve(steps / 59), np.full(60, 0.01), np.ones(60), np.zeros(60))
+    fit = LawFit(law, history, np.zeros(0), np.zeros((0, 0)), 0.0, np.zeros(60))
+    assert shape_of(fit) == (word, phrase)
+
+
+def test_rounds_of_which_nothing_could_be_graded_are_no_points_of_the_curve(tmp_path):
+    write_run(tmp_path, 30)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[10:14]:
+        del row["pass_rate"], row["groups/silent_fraction"]
+        row |= {"groups/counts": [], "groups/num_sampled": 32.0, "completions/num_sampled": 256.0}
+        row["completions/unanswered_fraction"] = 1.0
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_log(tmp_path)
+    assert len(log.history) == len(log.counts) == len(log["pass_rate"]) == 26
+    # What they cost is counted all the same, and rows of older versions say it by their counts.
+    assert [num_completions(row) for row in rows] == [256] * 30
+    means = statistics_of(rows[12], {}, {}, 12).means
+    assert means["completions/length_mean"] == Mean(25_600, 256) and means["prompts/length_mean"] == Mean(640, 32)
+    assert statistics_of(rows[0], counts_of(rows[0]), {}, 0).means["completions/length_mean"] == Mean(25_600, 256)
+    assert not {"unstable", "prompts too hard"} & {finding.name for finding in diagnose(log)}
+
+
+def points_of(panel, analysis):
+    values = json.loads(picture(partial(panel, analysis=analysis))["values"])
+    return {one["name"]: [point[2:] for point in one["points"]] for one in values["series"]}
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_rounds_have_the_steps_of_the_log_in_every_chart(tmp_path, interval):
+    write_run(tmp_path, 30)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"step": interval * row["step"], "plan/refresh_interval": interval, "staleness/mean": (interval - 1) / 2}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluations = [{"step": step, "pass@1": {"value": 0.5, "low": 0.4, "high": 0.6}} for step in (0, 30 * interval)]
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    drawn = points_of(draw_reward, analysis)
+    rounds = drawn["rounds, with standard errors"]
+    assert [step for step, _ in rounds] == [f"{row['step']:,}" for row in rows]
+    assert all(text.startswith(f"{row['pass_rate']:.1%} ") for (_, text), row in zip(rounds, rows, strict=True))
+    assert drawn["held out, 95 % interval"][-1][0] == rounds[-1][0] == f"{30 * interval}"
+    ahead = drawn["forecast, 90 % interval"]
+    assert (ahead[0][0], ahead[-1][0]) == (f"{30 * interval}", "200")
+    parts = [step for step, _ in points_of(draw_silent, analysis)["expected from the difficulty"]]
+    assert parts[0] == f"{interval} to {5 * interval}" and parts[-1] == f"{26 * interval} to {30 * interval}"
+    texts = [step for series in drawn.values() for step, _ in series]
+    assert not [step for step in texts if "." in step], "no step is a fraction"
+
+
+def test_error_bars_of_a_round_stay_within_0_and_100_percent():
+    low, high = _within_0_and_1([0.05, 0.5, 1.0], [0.1, 0.1, 0.1])
+    assert low.tolist() == [0.05, 0.1, 0.1] and high.tolist() == [0.1, 0.1, 0.0]
+
+
+def test_the_shape_of_a_curve_is_not_told_where_the_data_do_not_decide_it(tmp_path):
+    path = tmp_path / "log.jsonl"
+    luck = 0.05 * np.random.default_rng(0).standard_normal(36)
+    rows = [{"step": step, "pass_rate": 0.4 + 0.005 * step + luck[step - 1]} for step in range(1, 37)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    analysis = analysed(read_log(path), path)
+    shape = forecast_numbers(analysis.identification, analysis.ahead)[2]
+    assert analysis.identification.reason.startswith("not identified yet: the curve runs straight")
+    assert shape.value == "not clear yet" and shape.note.startswith(
+        "the curve runs straight, so where it levels off is"
+    )
+    assert "plateau" not in shape.note
+
+
+def test_constants_of_laws_have_digits_that_a_run_can_tell():
+    steps = np.arange(36.0)
+    names = ("floor", "plateau", "width_steps", "middle_step", "stiffness")
+    law = Law("any", names, lambda *_: steps, lambda history: [[]], lambda free: free)
+    history = History(steps, steps / 36, np.full(36, 0.1), np.ones(36), np.zeros(36))
+    fit = LawFit(law, history, np.array([2.37e-11, 0.5, 7.0, 8.04e4, 1e-9]), np.zeros((5, 5)), 1.0, np.zeros(36))
+    told = "floor 0.0%, plateau 50.0%, width steps 7, middle step beyond 350, stiffness 1·10⁻⁹"
+    assert _law_row(fit)[1] == told
+
+
+def test_no_plateau_is_told_beside_a_forecast_that_goes_beyond_it(tmp_path):
+    write_run(tmp_path, 100)
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    assert analysis.identification.identified
+    told = []
+    for shift in (0.0, 0.15):
+        ahead = replace(analysis.ahead, value=analysis.ahead.value + shift)
+        shape = forecast_numbers(analysis.identification, ahead)[2].note
+        told.append((shape, summary_lines(analysis.identification, ahead)[1]))
+    assert "it levels off at " in told[0][0] and ", plateau " in told[0][1]
+    assert "the forecast does not end at the plateau" in told[1][0] and "levels off" not in told[1][0]
+    assert told[1][1].startswith("shape of the curve: not clear yet, since the forecast does not end at the plateau")
+
+
+def test_no_plateau_is_told_beside_a_forecast_that_excludes_it(tmp_path):
+    write_run(tmp_path, 100)
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    plateau = analysis.identification.plateau
+    for low, high, agrees in (
+        (plateau.high + 0.01, 1.0, False),
+        (0.0, plateau.low - 0.01, False),
+        (plateau.high - 0.01, 1.0, True),
+    ):
+        ends = {"low": np.full(50, low), "high": np.full(50, high), "value": np.full(50, plateau.value)}
+        line = summary_lines(analysis.identification, replace(analysis.ahead, **ends))[1]
+        assert ("not clear yet" not in line) == (", plateau " in line) == agrees

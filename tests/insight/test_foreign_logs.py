@@ -1,0 +1,453 @@
+"""These tests read logs of other frameworks, in the files that they write."""
+
+import ast
+import json
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from grpo.cli import main
+from grpo.config import TrainConfig, UserError
+from grpo.insight.diagnosis import progress
+from grpo.insight.diagnosis.diagnostics import diagnose
+from grpo.insight.logs.foreign_rows import read_rows
+from grpo.insight.logs.foreign_words import in_words_of
+from grpo.insight.logs.logs import read_log
+from grpo.insight.pages.dynamics import advised
+from tests.insight.structure import complaints
+
+RISING = [0.2 + 0.01 * step for step in range(40)]
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_another_programs_metrics_file_is_no_run_of_grpo(tmp_path):
+    write_lines(tmp_path / "metrics.jsonl", [{"step": step, "reward": rate} for step, rate in enumerate(RISING)])
+    for path in (tmp_path, tmp_path / "metrics.jsonl"):
+        np.testing.assert_allclose(read_log(path, "reward").history.values, RISING)
+
+
+def test_event_files_are_read_as_one_run(tmp_path):
+    summary = pytest.importorskip("torch.utils.tensorboard")
+    first = summary.SummaryWriter(str(tmp_path / "runs" / "a"))
+    for step, rate in enumerate(RISING[:30]):
+        first.add_scalar("train/reward", rate, step)
+    first.close()
+    # The run was resumed at step 20, and measured something else from there on.
+    resumed = summary.SummaryWriter(str(tmp_path / "runs" / "a"), purge_step=20, filename_suffix=".resumed")
+    for step in range(20, 40):
+        resumed.add_scalar("train/reward", 0.9, step)
+    resumed.add_scalar("eval/rewards/accuracy/mean", 0.25, 20)
+    resumed.close()
+    # Hyperparameters stand beside it, as one point in a folder of their own.
+    beside = summary.SummaryWriter(str(tmp_path / "runs" / "a" / "hparams"))
+    beside.add_scalar("hp_metric", 1.0, 0)
+    beside.close()
+    log = read_log(tmp_path)
+    assert log["pass_rate"].steps.tolist() == list(range(40))
+    assert log["pass_rate"].values[[0, 19, 20]] == pytest.approx([0.2, 0.39, 0.9])
+    assert log.held_out.values.tolist() == [0.25]
+    other = summary.SummaryWriter(str(tmp_path / "runs" / "b"))
+    for step in range(3):
+        other.add_scalar("train/reward", 0.1, step)
+    other.close()
+    with pytest.raises(UserError, match="holds the event files of 2 runs: give one of .*runs/a"):
+        read_log(tmp_path)
+    assert len(read_log(tmp_path / "runs" / "b")["pass_rate"]) == 3
+
+
+def test_a_folder_of_much_more_than_a_run_is_refused_before_all_of_it_is_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo.insight.logs.foreign_rows.MOST_FOLDERS", 3)
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{tmp_path} has more than 3 folders below it: give the folder of one run"):
+        read_log(tmp_path)
+    with pytest.raises(UserError, match="has neither metrics.jsonl, trainer_state.json"):
+        read_log(tmp_path / "a")
+
+
+def test_a_chart_exported_from_weights_and_biases_is_one_run(tmp_path):
+    path = tmp_path / "chart.csv"
+    head = '"train/global_step","good - v2 - train/reward","good - v2 - train/reward__MIN","good - v2 - train/kl"'
+    path.write_text(head + "\n" + "".join(f'"{i}","{rate}","0","0.1"\n' for i, rate in enumerate(RISING)))
+    log = read_log(path)
+    assert log["pass_rate"].values[-1] == pytest.approx(0.59) and log["policy/reference_kl"].values[0] == 0.1
+    assert log.notes[0].startswith("train/reward is taken for the pass rate")
+    path.write_text("Step,a - reward,b - reward\n" + "".join(f"{i},{rate},\n" for i, rate in enumerate(RISING)))
+    with pytest.raises(UserError, match=r"holds 2 runs \(a, b\): choose one by column='RUN - METRIC'"):
+        read_log(path)
+    assert len(read_log(path, "a - reward")["pass_rate"]) == 40
+
+
+@pytest.mark.parametrize("form", ["rows", "columns", "lines"])
+def test_a_history_of_weights_and_biases_is_read(tmp_path, form):
+    rows = [{"_step": 3 * i, "train/global_step": i, "train/reward": rate, "train/grad_norm": "NaN"}
+            for i, rate in enumerate(RISING)]  # fmt: skip
+    path = tmp_path / "history.json"
+    if form == "rows":
+        path.write_text(json.dumps(rows))
+    elif form == "columns":
+        path.write_text(json.dumps({name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]}))
+    else:
+        path = write_lines(tmp_path / "history.jsonl", rows)
+    # The optimizer's step counts, not the number of calls of the logger.
+    assert read_log(path)["pass_rate"].steps.tolist() == list(range(40))
+
+
+def test_a_device_without_an_end_is_not_read():
+    with pytest.raises(UserError, match="/dev/zero is a device"):
+        read_log(Path("/dev/zero"))
+
+
+def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
+    for name, text, message in (
+        ("a.json", "[", "is not JSON (Expecting value: line 1 column 2 (char 1)): give JSON Lines a name that ends"),
+        ("b.json", '{"x": 1}', "holds no log"),
+        ("c.jsonl", '{"reward": 1}\n', "has no rows with a step"),
+        ("d.jsonl", '{"step": 1, "text": "a"}\n', "has no finite numbers beside its steps"),
+        (
+            "e.log",
+            "epoch 1\nepoch 2\n",
+            "e.log is not JSON, and a log is .jsonl with one JSON object per line, .json, .csv",
+        ),
+        ("mine.yaml", "num_steps: 3\nseed: 1\n", "mine.yaml is a configuration by its name, and a log is needed: give"),
+        ("f.jsonl", '{"log_history": []}', "f.jsonl is one JSON document: give it a name that ends in .json"),
+        ("g.csv", "step,reward,reward\n1,2,3\n", "g.csv has two columns reward: give each another name"),
+        ("h.csv", 'step,"reward\n1,2\n', "h.csv is no CSV file in UTF-8 (unexpected end of data): save it as one"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(complaints(error)) == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"has neither metrics.jsonl, trainer_state.json, steps.parquet nor"):
+        read_log(tmp_path / "empty")
+
+
+def test_openrlhfs_names_are_known(tmp_path):
+    rows = [{"train/global_step": i, "train/rollout/reward_mean": rate, "train/rollout/truncated_rate": 0.1,
+             "train/rollout/response_length_mean": 300.0, "train/ppo_clip_ratio": 0.02, "train/actor_grad_norm": 0.4,
+             "train/entropy_loss": 0.6, "train/kl": 0.01, "train/timing/step_total": 30.0}
+            for i, rate in enumerate(RISING, 1)]  # fmt: skip
+    rows += [{"eval/global_step": i, "eval/eval_math500_pass1": 0.3, "eval/eval_response_length_mean": 0.5}
+             for i in (10, 20, 30)]  # fmt: skip
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert {
+        name: log[name].values[0] for name in log.series if name.startswith(("pol", "comp", "learner", "time"))
+    } == {
+        "policy/clip_high_fraction": 0.02,
+        "policy/entropy": 0.6,
+        "policy/reference_kl": 0.01,
+        "completions/length_mean": 300.0,
+        "completions/truncated_fraction": 0.1,
+        "learner/gradient_norm": 0.4,
+        "learner/skipped_steps": 0.0,
+        "time/round_seconds": 30.0,
+    }
+    assert log["pass_rate"].values[-1] == pytest.approx(0.59) and log.held_out.values.tolist() == [0.3, 0.3, 0.3]
+
+
+def test_prime_rls_names_are_known_whatever_its_agent_is_called(tmp_path):
+    rows = [{"step": i, "train/agg/all/solver/reward/mean": rate, "train/agg/effective/solver/reward/mean": 0.5,
+             "train/agg/all/solver/solved_all": 0.25, "train/agg/all/solver/solved_none": 0.5,
+             "train/agg/all/solver/is_truncated/mean": 0.1, "train/agg/all/solver/rewards/boxed/mean": 0.75}
+            for i, rate in enumerate(RISING)]  # fmt: skip
+    # The trainer and the evaluations write rows of their own for the same steps.
+    rows += [{"step": i, "optim/grad_norm": 0.3, "entropy/all/mean": 0.4} for i in range(40)]
+    rows += [{"step": i, "eval/aime24/all/solver/avg@16": 0.125} for i in (0, 20)]
+    log = read_log(write_lines(tmp_path / "metrics_of_prime.jsonl", rows))
+    assert log["groups/silent_fraction"].values[0] == 0.75 and log["reward/part/boxed"].values[0] == 0.75
+    assert log["pass_rate"].values[-1] == pytest.approx(0.59) and log["learner/gradient_norm"].values[0] == 0.3
+    assert log.held_out.values.tolist() == [0.125, 0.125]
+
+
+def test_slimes_names_are_known_each_with_the_step_of_its_kind(tmp_path):
+    rows = [{"rollout/step": i, "_step": 7 * i, "rollout/raw_reward": rate, "rollout/truncated_ratio": 0.1,
+             "rollout/repetition_frac": 0.01} for i, rate in enumerate(RISING)]  # fmt: skip
+    trained = {"train/grad_norm": 0.3, "train/entropy_loss": 0.5, "train/train_rollout_logprob_abs_diff": 0.02}
+    rows += [{"train/step": i, **trained} for i in range(40)]
+    rows += [{"eval/step": i, "eval/aime": 0.25, "eval/aime-truncated_ratio": 0.5} for i in (0, 20)]
+    log = read_log(write_lines(tmp_path / "history.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == log["policy/entropy"].steps.tolist() == list(range(40))
+    assert log["mismatch/mean_abs"].values[0] == 0.02 and log["completions/repetition_fraction"].values[0] == 0.01
+    assert log.held_out.values.tolist() == [0.25, 0.25]
+
+
+def test_a_recording_of_rlprobe_is_read(tmp_path):
+    rows = [{"step": i, "reward_mean": 0.6, "reward_component.correctness": rate, "zero_variance_group_frac": 0.3,
+             "adv_std": 1.0, "kl_mean": None} for i, rate in enumerate(RISING)]  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "steps.parquet")
+    log = read_log(tmp_path)
+    assert log["groups/silent_fraction"].values[0] == 0.3 and log["advantages/std"].values[0] == 1.0
+    assert not len(log["policy/reference_kl"])
+
+
+def test_a_step_that_was_logged_twice_keeps_its_last_value(tmp_path):
+    rows = [{"step": i, "reward": 0.1} for i in range(30)] + [{"step": i, "reward": 0.2} for i in range(20, 40)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == list(range(40))
+    assert log["pass_rate"].values.tolist() == [0.1] * 20 + [0.2] * 20
+
+
+def test_what_a_resumed_run_had_logged_beyond_where_it_went_on_is_left_out(tmp_path):
+    rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(30)]
+    rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(20, 25)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == list(range(25)) and log["pass_rate"].values[-5:].tolist() == [0.2] * 5
+    assert log.notes[0] == "the run was resumed at step 20: what it had logged from there on before is left out"
+
+
+def test_of_two_runs_in_one_log_the_last_is_read_and_the_reader_told(tmp_path, capsys):
+    rows = [{"step": i, "reward": 0.1} for i in range(40)] + [{"step": i, "reward": 0.2} for i in range(25)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    log = read_log(path)
+    assert log["pass_rate"].values.tolist() == [0.2] * 25
+    main(["dynamics", "diagnose", str(path)])
+    assert capsys.readouterr().out.startswith("the log holds 2 runs one after another, since its steps begin again: ")
+
+
+def test_rows_out_of_order_and_late_evaluations_are_no_second_run(tmp_path):
+    rows = [{"step": i, "reward": i / 40} for i in reversed(range(30))]
+    rows += [{"step": 3, "eval_reward": 0.3, "eval_loss": 1.0}, {"step": 9, "eval_reward": 0.4, "eval_loss": 1.0}]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values.tolist() == [i / 40 for i in range(30)]
+    assert log.held_out.steps.tolist() == [3, 9] and len(log.notes) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_which_no_error_can_be_computed_are_left_out_and_told(tmp_path, capsys):
+    rows = [{"step": i, "reward": rate, "rewards/judge": 1e300 * (-1) ** i} for i, rate in enumerate(RISING)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{len(RISING)} values beyond ±1e+60 are left out, of rewards/judge")
+    assert "nan" not in told and "gamed" not in told
+
+
+def test_a_log_of_evaluations_only_is_diagnosed_and_forecast(tmp_path, capsys):
+    rows = [{"step": 10 * i, "eval/accuracy": 0.2 + 0.5 * i / 30} for i in range(31)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    log = read_log(path)
+    assert log.history.steps[-1] == 300 and log.history.values[-1] == 0.7 and not len(log.held_out)
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("the log has held-out scores only: eval/accuracy is taken for the pass rate")
+    assert "learning; the pass rate went from 27.5% in the first 10 rounds to 62.5% in the last 10 of 31 (" in told
+    assert main(["dynamics", "forecast", str(path)]) == 0
+    assert "forecast for step 450: pass rate " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        ({"rewards/accuracy/mean": 1.0, "completions/clipped_ratio": 0.95}, "max_completion_length"),
+        ({"critic/score/mean": 0.3, "response_length/clip_ratio": 0.95}, "data.max_response_length"),
+        ({"rollout/reward_mean": 0.3, "rollout/truncated_rate": 0.95}, "limit of tokens"),
+    ],
+)
+def test_advice_is_in_the_words_of_the_framework_that_wrote_the_log(tmp_path, columns, advice):
+    rows = [{"step": step, **columns} for step in range(30)]
+    [cut] = [finding for finding in advised(read_log(write_lines(tmp_path / "log.jsonl", rows)))
+             if finding.name == "truncated"]  # fmt: skip
+    assert cut.remedy.startswith(f"a larger {advice}") and "rollout.sampling" not in cut.remedy
+
+
+def test_no_key_of_ours_is_left_in_what_users_of_other_frameworks_are_told():
+    key = re.compile(rf"(?<![\w./])(?:{'|'.join([*vars(TrainConfig()), 'samples', 'groups'])})[./=][a-z_]+")
+    texts = [
+        node.value
+        for name in ("gross", "setbacks", "no_reward", "policy_signs", "progress", "reward_parts", "symptoms")
+        for node in ast.walk(ast.parse((Path(progress.__file__).parent / f"{name}.py").read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    ]
+    ours = [text for text in texts if key.search(text)]
+    left = {text: in_words_of(framework, text) for framework in ("trl", "verl", "") for text in ours}
+    assert len(ours) > 25
+    assert not [text for text, told in left.items() if key.search(told.replace("actor_rollout_ref.rollout.n", ""))]
+
+
+def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
+    rows = [{"step": i, "reward": rate, "grad_norm": float("nan") if i % 4 == 0 else 0.5}
+            for i, rate in enumerate(RISING)]  # fmt: skip
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    evidence = {finding.name: finding.evidence for finding in diagnose(log)}
+    assert evidence["gradients not finite"] == "gradients were NaN or Inf in 20% of the last 10 rounds"
+
+
+def evaluated(rates, norms, runtime=1.0):
+    """Returns the rows of a run's history as pandas writes them: columns of an evaluation are NaN in rows of training,
+    and columns of training are NaN in rows of an evaluation, one after every second step."""
+    trained = {"train/loss": 0.1, "train/learning_rate": 1e-6, "train/completions/mean_length": 80.0}
+    for step, (rate, norm) in enumerate(zip(rates, norms, strict=True)):
+        row = {"step": step, "_runtime": runtime * step, **trained, "train/reward": rate, "train/grad_norm": norm}
+        yield {**row, "eval/accuracy": float("nan")}
+        if step % 2:
+            training = dict.fromkeys([*trained, "train/reward", "train/grad_norm"], float("nan"))
+            yield {"step": step, "_runtime": runtime * step, **training, "eval/accuracy": rate}
+
+
+def told_of_gradients(path):
+    return {finding.name: finding.evidence for finding in diagnose(read_log(path))}.get("gradients not finite")
+
+
+def test_a_cell_that_was_not_logged_is_no_skipped_step(tmp_path):
+    nan, generator = float("nan"), np.random.default_rng(0)
+    rows = list(evaluated(RISING, [0.5] * 40))
+    assert told_of_gradients(write_lines(tmp_path / "evaluated.jsonl", rows)) is None
+    gaps = [{name: nan if name != "step" and generator.random() < 0.15 else value for name, value in row.items()}
+            for row in evaluated(RISING, [0.5] * 40)]  # fmt: skip
+    assert told_of_gradients(write_lines(tmp_path / "gaps.jsonl", gaps)) is None
+
+
+def test_a_gradient_that_is_not_a_number_is_told_beside_cells_that_were_not_logged(tmp_path):
+    rows = list(evaluated(RISING, [float("nan") if step % 4 == 0 else 0.5 for step in range(40)]))
+    told = told_of_gradients(write_lines(tmp_path / "log.jsonl", rows))
+    assert told == "gradients were NaN or Inf in 20% of the last 10 rounds"
+
+
+def test_a_long_log_takes_two_numbers_of_memory_for_each_number_in_it(tmp_path):
+    rows = [{"step": step, **{f"column_{index}": step + index / 7 for index in range(40)}} for step in range(2_000)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    read_rows(path)
+    tracemalloc.start()
+    columns = read_rows(path).columns.named()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(columns) == 40 and columns["column_39"].values[-1] == 1999 + 39 / 7
+    # The arrays that grow leave some room, and are there twice at the end.
+    assert peak < 2.5 * 16 * 2_000 * 40
+
+
+def test_a_log_whose_steps_repeat_again_and_again_keeps_the_last_row_of_each_metric(tmp_path):
+    rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(20)]
+    # A run that was resumed twice, and an evaluation that comes late.
+    rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(10, 15)]
+    rows += [{"step": 4, "eval/accuracy": 0.5}, {"step": 6, "eval/accuracy": 0.6}]
+    rows += [{"step": i, "reward": 0.3, "kl": 0.3} for i in range(12, 20)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values.tolist() == [0.1] * 10 + [0.2] * 2 + [0.3] * 8
+    assert log.held_out.steps.tolist() == [4, 6]
+    assert log.notes[0].startswith("the run was resumed at step 10, 12: ")
+
+
+def test_a_smoothed_mean_may_leave_its_range_by_a_little(tmp_path):
+    rows = [{"step": i, "reward": 3.0, "rewards/accuracy/mean": rate, "rewards/format/mean": 1.0}
+            for i, rate in enumerate(np.linspace(-0.01, 1.01, 40))]  # fmt: skip
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values[[0, -1]].tolist() == [0.0, 1.0]
+    assert log.notes[0].startswith("rewards/accuracy/mean is taken for the pass rate")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["diagnose", "scale=2"], "scale= says which number in column=NAME means a right answer: give both"),
+        (["diagnose", "column="], "column= names no column: write column=NAME, or leave it out"),
+        (["diagnose", "column=reward", "scale=nan"], "scale='nan' is not valid: it must be a number above 0"),
+        (["forecast", "last_step=-5"], "last_step='-5' is not valid: it must be a whole number of at least 0"),
+    ],
+)
+def test_words_that_would_be_ignored_are_refused(tmp_path, capsys, words, message):
+    log = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": rate} for step, rate in enumerate(RISING)])
+    assert main(["dynamics", words[0], str(log), *words[1:]]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_of_ours_is_asked_for_no_column(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="is a run of grpo, whose pass rates are known: leave out column="):
+        read_log(tmp_path, "reward")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer_state.json", json.dumps({"max_steps": None, "log_history": [7, None, {"step": 1, "reward": 0.5}]})),
+        ("rows.jsonl", '[1]\n7\nnull\n{"step": Infinity, "reward": 0.1}\n{"step": 1, "reward": 0.5}\n'),
+        (
+            "digits.jsonl",
+            f'{{"step": 1{"0" * 400}, "reward": 0.1}}\n{{"iteration": 1, "reward": 0.5, "n": 1{"0" * 400}}}\n',
+        ),
+    ],
+)
+def test_rows_that_are_none_are_left_out(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    passed = read_log(tmp_path / name)["pass_rate"]
+    assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "step;reward\n1;0.5\n"),
+        ("log.csv", "step|reward\n1|0.5\n"),
+        ("log.csv", "step, reward\n1, 0.5\n"),
+        ("log.tsv", "step\treward\n1\t0.5\n"),
+        ("log.json", '\ufeff[{"step": 1, "reward": 0.5}]'),
+    ],
+)
+def test_a_table_is_read_whatever_separates_its_values(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    passed = read_log(tmp_path / name)["pass_rate"]
+    assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
+
+
+@pytest.mark.parametrize("planned", [1e308, 10**15, float("nan")])
+def test_a_number_of_steps_that_no_run_takes_is_none(tmp_path, planned):
+    (tmp_path / "trainer_state.json").write_text(
+        json.dumps({"max_steps": planned, "log_history": [{"step": 7, "reward": 0.5}]})
+    )
+    assert read_log(tmp_path).num_steps == 7
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_a_damaged_file_is_told_in_one_line(tmp_path, name, capsys):
+    (tmp_path / name).write_bytes(b"step,reward\n1,\x80\n")
+    assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
+    assert f"{tmp_path / name}" in capsys.readouterr().err
+
+
+def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_path, capsys):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": 0.5} for step in (1, 2)])
+    assert main(["dynamics", "forecast", str(path)]) == 2
+    assert "has too few rounds to fit" in capsys.readouterr().err
+    write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
+    assert main(["dynamics", "diagnose", str(path)]) == 0
+    assert "none of 32 checks could be made" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
+    # Waves of 13 rounds: of 30 rounds few are independent.
+    waves = [0.5 + 0.4 * np.sin(step / 2) for step in range(30)]
+    path = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": value} for step, value in enumerate(waves)])
+    main(["dynamics", "diagnose", str(path)])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "which may be luck: the rounds are too few, or differ too much, to say more" in told
+    assert "certainty between -" not in told
+
+
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        (
+            [0.3, 0.5],
+            "verdict: the prompts get harder, and held-out problems are solved as well as before; the pass rate",
+        ),
+        ([0.5, 0.1], "verdict: much of what the model could do is lost: pass rate 0.3"),
+    ],
+)
+def test_a_verdict_knows_prompts_that_get_harder_from_a_loss(tmp_path, capsys, held_out, told):
+    rates, scores = np.linspace(0.8, 0.4, 100), np.linspace(*held_out, 10)
+    rows = [{"step": step, "reward": rate} for step, rate in enumerate(rates)]
+    rows += [{"step": 10 * index, "eval/accuracy": score} for index, score in enumerate(scores)]
+    main(["dynamics", "diagnose", str(write_lines(tmp_path / "log.jsonl", rows))])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert told in printed and ("unstable" in printed) == (held_out[1] < 0.4)
+    assert "go back to the checkpoint" not in printed

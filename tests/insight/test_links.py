@@ -1,0 +1,57 @@
+"""These tests check that pages link to files beside them, and a comparison to its runs and back."""
+
+import re
+
+from grpo.insight.pages import page
+from grpo.insight.pages.links import links_of, links_to
+
+VALUES = {
+    **{"name": "x", "verdict": [], "mood": "good", "numbers": [], "meanings": {}, "rows": [["G"], ["4"]]},
+    **{"settings": "", "columns": {}, "reasons": [], "pictures": []},
+}
+
+
+def addresses(path):
+    return re.findall(r'href="([^"]*)"', path.read_text())
+
+
+def write(path, **values):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.write_page("plan.html", path, **VALUES, **values)
+
+
+def test_pages_of_a_folder_link_to_each_other_whichever_was_written_first(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    write(tmp_path / "dynamics.html")
+    assert addresses(tmp_path / "dynamics.html") == ["config.json"]
+    write(tmp_path / "report.html")
+    assert addresses(tmp_path / "report.html") == ["dynamics.html", "config.json"]
+    assert addresses(tmp_path / "dynamics.html") == ["report.html", "config.json"]
+    write(tmp_path / "whatif.html")
+    assert addresses(tmp_path / "report.html") == ["dynamics.html", "whatif.html", "config.json"]
+
+
+def test_a_comparison_and_its_runs_link_to_each_other(tmp_path):
+    run, sweep = tmp_path / "cells" / "a seed#0", tmp_path
+    write(run / "report.html")
+    assert not links_of(run / "report.html")
+    page.write_page(
+        *("contrast.html", sweep / "report.html", [run]),
+        **VALUES, compared="", notes=[], tables={}, captions={}, samples=[],
+        run_links=links_to([run, tmp_path / "not yet"], sweep),
+    )  # fmt: skip
+    assert addresses(sweep / "report.html") == ["cells/a%20seed%230/report.html"]
+    assert addresses(run / "report.html") == ["../../report.html"]
+    # A comparison that does not show the run is none of its business.
+    write(tmp_path / "other" / "run" / "report.html")
+    assert addresses(tmp_path / "other" / "run" / "report.html") == []
+
+
+def test_what_a_model_wrote_is_no_list_of_links(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    write(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    (tmp_path / "report.html").write_text(text.replace("<h1>x", "<h1>&lt;nav&gt;mine&lt;/nav&gt;"))
+    write(tmp_path / "plan.html")
+    assert "&lt;nav&gt;mine&lt;/nav&gt;" in (tmp_path / "report.html").read_text()
+    assert addresses(tmp_path / "report.html") == ["plan.html", "config.json"]
