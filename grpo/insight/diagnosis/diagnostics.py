@@ -5,16 +5,7 @@ daily. The paper prints no thresholds. Ours are chosen (`findings.DiagnosisRule`
 their rate of false alarms on healthy and flat runs, and of hits on failing runs. A check compares the bound of a 99 %
 interval with its threshold, since one noisy round proves nothing.
 
-How often a finding was wrong, by benchmarks/verdicts.py (simulated curves, runs in which nothing changes, public logs):
-
-    on the plateau ("stop here")    1 of 41 claims, in 3,836 forecasts
-    problems solved                 0 of 2 claims, in 509 runs
-    unstable                        0 of 18
-    setback                         2 of 17
-    underdamped                     1 of 13
-    nothing learned                 1 of 151
-    no gain lately                  1 of 3
-    prompts too hard or too easy    none in 400 healthy and still runs
+benchmarks/results/dynamics.md says how often a finding was wrong, and which failures are found.
 
 Findings that exclude each other never stand side by side.
 

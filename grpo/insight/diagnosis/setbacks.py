@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from grpo.dynamics.history import SMOOTHED_ROUNDS
-from grpo.dynamics.losses import MOST_WANDERS, Course, Fall, LossRule, fall_of_means
+from grpo.dynamics.losses import Course, Fall, LossRule, fall_of_means
 from grpo.dynamics.step_signs import COSINE, FEWEST, harm, in_errors
 from grpo.insight.diagnosis.evidence import (
     FEWEST_ROUNDS,
@@ -38,6 +38,10 @@ LOSSES = LossRule()
 SURELY = 2.0
 # And they have rather harmed where the sum is below minus this.
 HARM = 1.0
+# A fall of fewer wanders than this says little of a model whose steps did not surely harm.
+WANDERS = 4.0
+# What falls mostly between so many rounds and the next ones falls at once.
+AT_ONCE = 5
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
 # What shows that completions have another form, and how it is told.
@@ -128,8 +132,8 @@ def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
     """Says why a loss tells little of the model, if the curve has fallen as far several times, or if the steps helped
     all the while. Returns "" for other losses.
 
-    Falls that the noise of rounds may explain are not counted. With cosines, a fall within the curve's own wander is
-    ordinary unless steps surely harmed, and so is one over many rounds: what breaks a model by itself does so at once.
+    Falls that the noise of rounds may explain are not counted. With cosines, a fall over many rounds, or within the
+    curve's own wander, is ordinary unless steps surely harmed: what breaks a model without its steps does so at once.
     """
     series = log.judged.series
     noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
@@ -141,11 +145,19 @@ def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
     if helped > SURELY:
         return f"fell by {size:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
     slow = against_steps(log)
-    at_once = len(series.between(loss.best, loss.lowest)) <= 2 * FEWEST_ROUNDS
-    wanders = slow is not None and (size < MOST_WANDERS * slow.wander or not slow.wander or not at_once)
-    if wanders and helped > -SURELY:
-        return f"fell by {size:.2g} {span}, as far as data that wander make it fall, and steps did not surely harm"
+    if slow and helped > -SURELY and (_steepest(series, loss) < size / 2 or size < WANDERS * slow.wander):
+        return f"fell by {size:.2g} {span}, as data that wander make it fall, and steps did not surely harm"
     return ""
+
+
+def _steepest(series: Series, loss: Setback) -> float:
+    """Returns the largest fall within a loss from `AT_ONCE` rounds to the next `AT_ONCE`."""
+    first, last = np.searchsorted(series.steps, (loss.best, loss.lowest))
+    near = series.values[max(first - FEWEST_ROUNDS, 0) : last + 1]
+    if len(near) < 2 * AT_ONCE:
+        return np.inf
+    means = np.convolve(near, np.full(AT_ONCE, 1 / AT_ONCE), "valid")
+    return float((means[:-AT_ONCE] - means[AT_ONCE:]).max())
 
 
 def against_steps(log: RunLog) -> Fall | None:
