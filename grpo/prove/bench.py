@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 ROWS = "learner.micro_batch_tokens"
 OFFLOAD = "learner.offload_optimizer=true"
 Shape = tuple[int, int, int, int, int, int]
+"""A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
 
 
 def config_of(shape: Shape, **special: Any) -> Qwen2Config:
@@ -285,9 +286,6 @@ def lacking(config: TrainConfig, shape: ModelShape, room: Room, steps: bool) -> 
     fits = needed(lighter) <= room.free_gib and (rows or not steps)
     advice = OFFLOAD if fits else "a smaller size"
     return f"needs {needed(config):.0f} GiB of a GPU, of which {room.free_gib:.0f} are free: try {advice}"
-
-
-"""A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
 
 
 @dataclass(frozen=True, slots=True)
