@@ -278,7 +278,7 @@ def test_insight_loads_nothing_of_the_trainer():
 def test_files_that_bear_the_mark_load_nothing_heavy():
     """They are files of their own, beside others that do, since they are needed before torch or without it."""
     light = sorted(module(file) for file in FILES if file.read_text().startswith(LIGHT))
-    assert len(light) == 8
+    assert len(light) == 9
     assert loaded(light) == "[]\n"
 
 

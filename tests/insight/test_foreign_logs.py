@@ -263,7 +263,7 @@ def test_no_key_of_ours_is_left_in_what_users_of_other_frameworks_are_told():
     key = re.compile(rf"(?<![\w./])(?:{'|'.join([*vars(TrainConfig()), 'samples', 'groups'])})[./=][a-z_]+")
     texts = [
         node.value
-        for name in ("gross", "setbacks", "no_reward", "policy_signs", "progress", "reward_parts", "symptoms")
+        for name in ("setbacks", "no_reward", "progress", "reward_parts", "symptoms")
         for node in ast.walk(ast.parse((Path(progress.__file__).parent / f"{name}.py").read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
     ]
