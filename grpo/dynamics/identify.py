@@ -35,7 +35,7 @@ from grpo.dynamics.laws import (
     largest_stiffness,
     oscillator_law,
 )
-from grpo.dynamics.oscillator import held_oscillator
+from grpo.dynamics.oscillator import held_coefficients
 from grpo.dynamics.wander import NUM_PARAMETERS, deviances
 from grpo.types import Interval
 
@@ -159,11 +159,13 @@ class LawFit:
         num_blocks = -(-len(frees) * len(history) // LARGEST_BLOCK)
         return np.concatenate([of_block(block) for block in np.array_split(frees, num_blocks)])
 
-    def interval(self, function: Callable[[NDArray[np.float64]], float]) -> Interval:
-        """Returns the value of `function` at the fitted free parameters, with a 95 % interval from the draws."""
-        values = np.array([function(free) for free in self.draws])
-        low, high = np.nanquantile(values, [0.025, 0.975])
-        return Interval(float(function(self.free)), float(low), float(high))
+    def interval(self, function: Callable[[Array], Array]) -> Interval:
+        """Returns the value of `function` at the fitted free parameters, with a 95 % interval from the draws.
+
+        The function maps free parameters [draws, parameters] to values [draws].
+        """
+        low, high = np.nanquantile(function(self.draws), [0.025, 0.975])
+        return Interval(float(function(self.free[None])[0]), float(low), float(high))
 
 
 def fit_law(law: Law, history: History) -> LawFit:
@@ -172,15 +174,24 @@ def fit_law(law: Law, history: History) -> LawFit:
     def residuals(free: Array) -> Array:
         return (law.predict(free, history.steps, history.intervals, history.lags) - history.values) / history.errors
 
-    def jacobian(free: Array) -> Array:
+    # SciPy asks for the derivatives at the parameters of its last residuals, unless it rejects these parameters.
+    asked: list[Array] = []
+
+    def first_row(free: Array) -> Array:
         # Forward differences as SciPy takes them, of all parameters at once: a curve alone costs as much as ten.
         points = free + np.diag(LEAST_MOVE * np.where(free >= 0, 1.0, -1.0) * np.maximum(1.0, np.abs(free)))
         rows = residuals(np.vstack([free, points]))
-        return ((rows[1:] - rows[0]) / (points.diagonal() - free)[:, None]).T
+        asked[:] = free.copy(), ((rows[1:] - rows[0]) / (points.diagonal() - free)[:, None]).T
+        return rows[0]
+
+    def jacobian(free: Array) -> Array:
+        if not np.array_equal(free, asked[0]):
+            first_row(free)
+        return asked[1]
 
     guesses = np.asarray(law.guesses(history), float)
     starts = guesses[np.argsort((residuals(guesses) ** 2).sum(axis=1), kind="stable")][:MOST_STARTS]
-    optima = [least_squares(residuals, start, jacobian, method="trf", max_nfev=200) for start in starts]
+    optima = [least_squares(first_row, start, jacobian, method="trf", max_nfev=200) for start in starts]
     best = min(optima, key=lambda optimum: optimum.cost)
     values, vectors = np.linalg.eigh(best.jac.T @ best.jac)
     covariance = (vectors / np.maximum(values, LEAST_INFORMATION)) @ vectors.T
@@ -245,11 +256,11 @@ def identify(
     fits = sorted((fit_law(law, history) for law in laws(momentum, exponent, mean_exponent)), key=lambda fit: fit.aicc)
     best = levelling(fits)[0]
     flat = min(fit.aicc for fit in fits if fit.law.name not in LEVELLING)
-    ends = [plateau_of(fit.law, free) for fit, draws in supported(levelling(fits)) for free in draws]
+    ends = np.concatenate([plateau_of(fit.law, draws) for fit, draws in supported(levelling(fits))])
     plateau = Interval(*map(float, np.quantile(ends, [0.5, 0.025, 0.975])))
     model = next(fit for fit in fits if fit.law.name == "oscillator")
     interval, lag = float(history.intervals[-1]), float(history.lags[-1])
-    stiffness = model.interval(lambda free: float(model.law.read(free)[2]))
+    stiffness = model.interval(lambda free: model.law.read(free)[..., 2])
     doubt = (
         _doubt(best, flat, plateau, fits)
         or _wanders(levelling(fits), sampling_errors)
@@ -284,18 +295,18 @@ def levelling(fits: Sequence[LawFit]) -> list[LawFit]:
     return [fit for fit in fits if fit.law.name in LEVELLING]
 
 
-def plateau_of(law: Law, free: Array) -> float:
-    """Returns the plateau of a law that levels off."""
+def plateau_of(law: Law, free: Array) -> Array:
+    """Returns the plateaus [draws] of a law that levels off, for free parameters [draws, parameters]."""
     names = {"plateau", "ceiling"} & set(law.names)
-    return float(law.read(free)[law.names.index(names.pop())])
+    return law.read(free)[..., law.names.index(names.pop())]
 
 
-def damping_ratio(law: Law, free: Array, momentum: float, interval: float, lag: float = 0.0) -> float:
-    """Computes the damping ratio ζ from the oscillator law's free parameters, at this interval τ and lag."""
-    stiffness, inertia = law.read(free)[2:]
-    model = held_oscillator(momentum, float(stiffness), interval, lag)
-    mass = model.mass - (1 + momentum) / 2 + inertia
-    return float(model.damping / (2 * np.sqrt(stiffness * mass)))
+def damping_ratio(law: Law, free: Array, momentum: float, interval: float, lag: float = 0.0) -> Array:
+    """Computes the damping ratios ζ [draws] from the oscillator law's free parameters [draws, parameters], at this
+    interval τ and lag."""
+    stiffness, inertia = np.moveaxis(law.read(free)[..., 2:], -1, 0)
+    mass, damping = held_coefficients(momentum, stiffness, interval, lag)
+    return damping / (2 * np.sqrt(stiffness * (mass - (1 + momentum) / 2 + inertia)))
 
 
 def _doubt(best: LawFit, flat: float, plateau: Interval, fits: Sequence[LawFit]) -> str:
