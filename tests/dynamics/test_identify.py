@@ -181,6 +181,7 @@ def test_flat_curves_of_correlated_noise_are_not_identified():
     assert claimed == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_flat_curves_that_wander_are_not_identified_and_curves_of_a_law_that_wander_are():
     """These flat curves once were identified, as one in eight is whose memory is .6 to .95."""
     assert [identify(flat(seed)[0], 0.9).identified for seed in (23, 63, 111, 131, 147, 151)] == [False] * 6
@@ -258,6 +259,7 @@ def test_a_wrong_law_shows_in_its_residuals():
     assert right.misfit_p > 0.01 and right.pattern_p > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "missed"), [(60, ([4, 14], [3, 4])), (150, ([12], [0, 1, 12, 25]))])
 def test_intervals_of_plateau_and_stiffness_miss_the_truth_on_few_curves(rounds, missed):
     """Of 30 curves these seeds are missed. Over 400 the intervals hold as often as they say, 91 to 95 %."""
