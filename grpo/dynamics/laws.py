@@ -241,9 +241,9 @@ def _sigmoid() -> Law:
         ]
 
     def read(free: Array) -> Array:
-        return np.concatenate([expit(free[:2]), np.exp(free[2:3]), free[3:]])
+        return np.concatenate([expit(free[..., :2]), np.exp(free[..., 2:3]), free[..., 3:]], axis=-1)
 
-    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, _two_rates)
+    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, read)
 
 
 SIGMOID = _sigmoid()

@@ -257,6 +257,9 @@ def test_a_wrong_law_shows_in_its_residuals():
     assert wrong.misfit_p < 1e-6 and wrong.pattern_p < 1e-6
     right = identify(history, 0.9).fit("sigmoid")
     assert right.misfit_p > 0.01 and right.pattern_p > 0.01
+    # The middle is a step, which once was read as the logarithm of one.
+    constants = {"floor": 0.1, "plateau": 0.8, "width_steps": 3.0, "middle_step": 40.0}
+    assert right.parameters == pytest.approx(constants, rel=0.03)
 
 
 @pytest.mark.slow
