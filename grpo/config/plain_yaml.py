@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any
@@ -33,12 +35,18 @@ def load(file: Path | IO[str]) -> Any:
         # Without aliases a file stands for no more values than it has.
         few = "*" not in text or _count(yaml.compose(text, yaml.SafeLoader), {}) <= MOST
         require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
-        return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
+        return deepcopy(_read(text))
     except RecursionError:
         raise UserError(f"{name} cannot be read: it is nested too deep") from None
     # A ValueError is one of text that is not UTF-8, or of a number of thousands of digits.
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
         raise UserError(f"{name} cannot be read: {_without_marks(str(error))}") from error
+
+
+@lru_cache(maxsize=128)
+def _read(text: str) -> Any:
+    # Each cell of a sweep is composed of the same files.
+    return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
 
 
 @contextmanager
