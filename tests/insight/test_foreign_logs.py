@@ -35,6 +35,7 @@ def test_another_programs_metrics_file_is_no_run_of_grpo(tmp_path):
         np.testing.assert_allclose(read_log(path, "reward").history.values, RISING)
 
 
+@pytest.mark.slow
 def test_event_files_are_read_as_one_run(tmp_path):
     summary = pytest.importorskip("torch.utils.tensorboard")
     first = summary.SummaryWriter(str(tmp_path / "runs" / "a"))
