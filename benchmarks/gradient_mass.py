@@ -22,6 +22,7 @@ from rich.table import Table
 from scipy import stats
 
 from grpo.host import environment
+from grpo.interfaces import Draw
 from grpo.run.preparing import with_precision
 
 environment.prepare()
@@ -53,7 +54,7 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
     with load_task(config, tokenizer) as task:
         prompts = task.next_prompts(task.num_problems)
         prompts.sort(key=lambda prompt: prompt.problem.metadata["solve_rate_correct"] == 0)
-        scored = task.grade(sampler.generate(prompts[:count], size))
+        scored = task.grade(sampler.generate(Draw(prompts[:count], size)))
     learner = DeepSpeedLearner(config, path, device)
     plan = RoundPlan(size, 1, 1, learning_rate_factor=0.0)
     makers = {

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from grpo.host import environment
+from grpo.interfaces import Draw
 
 environment.prepare()
 
@@ -41,9 +42,9 @@ def main(head: str, precision: str = "bfloat16") -> None:
     policy = load_policy(path, config.model, precision, 512)
     questions = ("Name three rivers.", "What is 12 + 31?", "Write a short poem on rain.", "Why is the sky blue?")
     prompts = [Prompt(Problem(text, text, ""), tuple(tokenizer(text)["input_ids"])) for text in questions]
-    sampler.generate(prompts, 4, first_sample=100)
+    sampler.generate(Draw(prompts, 4, first_sample=100))
     begun = time.perf_counter()
-    groups = sampler.generate(prompts, 8)
+    groups = sampler.generate(Draw(prompts, 8))
     seconds = time.perf_counter() - begun
     gap = gaps(policy, groups)
     print(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.host import environment
+from grpo.interfaces import Draw
 
 # torch, transformers and DeepSpeed read the environment when they are imported.
 environment.prepare()
@@ -68,7 +69,7 @@ def train(num_steps: int) -> Iterator[float]:
     with the_task(config, loaded_task(config.task, tokenizer), tokenizer) as task:
         for _ in range(num_steps):
             # Sample: G completions of each prompt, with log-probabilities of every token.
-            groups = sampler.generate(task.next_prompts(plan.prompts_per_step), plan.group_size)
+            groups = sampler.generate(Draw(task.next_prompts(plan.prompts_per_step), plan.group_size))
             # Grade: a reward for each completion. Rewards of your own may be put into the groups here.
             scored: list[ScoredGroup] = task.grade(groups)
             # Learn: advantages, token weights and packed rows; then one optimizer step.

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from grpo.host import environment
+from grpo.interfaces import Draw
 
 environment.prepare()
 
@@ -123,7 +124,7 @@ def measure(name: str) -> dict:
             return weight_buckets(policy, 2**24, torch.float32, form)
 
     def difference() -> list[float]:
-        gap = gaps(policy, sampler.generate(prompts, 4))
+        gap = gaps(policy, sampler.generate(Draw(prompts, 4)))
         return [float(gap.mean()), float(gap.max())]
 
     row = {"way": "trees" if policy.in_trees else "one by one", "loaded": difference()}

@@ -11,6 +11,7 @@ Methods marked "Collective" exchange data between ranks, so all ranks must call 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grpo.types import (
@@ -40,6 +41,31 @@ Bucket = Sequence[tuple[str, "Tensor"]]
 until the next bucket is asked for."""
 
 OnGroup = Callable[[int, RolloutGroup], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A draw is what a sampler is asked for: completions of some prompts.
+
+    group_size     number of completions, at least 1: one for all prompts, or one for each
+    sampling       how they are sampled, or None for the run's own settings
+    first_sample   number of each prompt's first completion; the others follow
+    """
+
+    prompts: Sequence[Prompt]
+    group_size: int | Sequence[int]
+    sampling: SamplingConfig | None = None
+    first_sample: int = 0
+
+    @property
+    def samples(self) -> list[range]:
+        """Returns the numbers of each prompt's completions.
+
+        >>> Draw(("a", "b"), (1, 2), first_sample=4).samples
+        [range(4, 5), range(4, 6)]
+        """
+        sizes = [self.group_size] * len(self.prompts) if isinstance(self.group_size, int) else self.group_size
+        return [range(self.first_sample, self.first_sample + size) for size in sizes]
 
 
 class Task(Protocol):
@@ -87,20 +113,11 @@ class Sampler(Protocol):
     policy_version: int
     """The number of optimizer steps that the sampler's weights had taken."""
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-        on_group: OnGroup | None = None,
-    ) -> list[RolloutGroup]:
-        """Samples `group_size` completions of each prompt and returns one group per prompt, in order.
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        """Samples what `draw` asks for and returns one group per prompt, in order.
 
-        `group_size` is one number for all prompts or one per prompt, at least 1. `sampling` defaults to the run's own.
-        The completions of a prompt are numbered from `first_sample`. A completion's random seed comes from its number,
-        its prompt, the policy version and the run's seed. `on_group` is called with a prompt's index and its group as
-        soon as the group is complete.
+        A completion's random seed comes from its number, its prompt, the policy version and the run's seed. `on_group`
+        is called with a prompt's index and its group as soon as the group is complete.
         """
 
     def begin_refresh(self) -> str:
@@ -145,13 +162,7 @@ class Pending(Protocol):
 class AskableSampler(Sampler, Protocol):
     """An askable sampler works in the background. It continues while its weights are replaced."""
 
-    def ask(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-    ) -> Sequence[Pending]:
+    def ask(self, draw: Draw) -> Sequence[Pending]:
         """Starts what `generate` does and returns at once, with one pending group per prompt."""
 
 

@@ -6,7 +6,6 @@ from functools import partial
 from benchmarks.ranks_in_threads import SingleRank as SingleRank
 from benchmarks.ranks_in_threads import on_ranks as on_ranks
 from grpo.config import UserError
-from grpo.rollout.engine_arguments import sample_numbers
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.rollout.group_source import OnDemandSource
 from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
@@ -61,8 +60,7 @@ class ScriptedSampler:
 
     policy_version = 0
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-        numbers = sample_numbers(group_size, first_sample, len(prompts))
+    def generate(self, draw, on_group=None):
         groups = [
             RolloutGroup(
                 prompt,
@@ -70,7 +68,7 @@ class ScriptedSampler:
                 self.policy_version,
                 self.policy_version,
             )
-            for prompt, samples in zip(prompts, numbers, strict=True)
+            for prompt, samples in zip(draw.prompts, draw.samples, strict=True)
         ]
         for place, group in enumerate(groups if on_group else ()):
             on_group(place, group)

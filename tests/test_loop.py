@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config.errors import SamplerLost
+from grpo.interfaces import Draw
 from grpo.loop import Loop, LoopParts
 from grpo.types import Collected, Decision, Mean, Progress, RoundPlan, StepReport, Verdict
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank
@@ -43,7 +44,7 @@ class Parts:
     def collect(self, plan, steps_left):
         self.note("collect")
         prompts = self.scripted.next_prompts(plan.prompts_per_round)
-        groups = tuple(self.scripted.grade(self.sampler.generate(prompts, plan.group_size)))
+        groups = tuple(self.scripted.grade(self.sampler.generate(Draw(prompts, plan.group_size))))
         return Collected(tuple((group,) for group in groups), groups, plan, self.scripted.cursor)
 
     def add_logprobs(self, steps):

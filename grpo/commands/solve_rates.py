@@ -20,6 +20,7 @@ from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.host.disk import open_own, write_whole
 from grpo.insight.pages.solve_rates import write_solve_rates
+from grpo.interfaces import Draw
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import Candidate, candidate
 from grpo.tasks.files import read_rows
@@ -91,7 +92,7 @@ def _measure(task: VerifiableTask, model: Candidate, config: TrainConfig, done: 
         while task.cursor < task.num_problems:
             prompts = task.next_prompts(min(CHUNK, task.num_problems - task.cursor))
             samples = config.evaluation.samples_per_problem
-            scored = sampled_and_graded(model.sampler, grading, prompts, samples, sampling)
+            scored = sampled_and_graded(model.sampler, grading, Draw(prompts, samples, sampling))
             shares = collective.gather({group.group.prompt.position: _row(group) for group in scored})
             # Rows are written in the stream's order. A file that is cut off then holds the first problems, and the
             # count of its rows is the cursor to continue from.

@@ -10,13 +10,12 @@ from typing import Any
 
 from grpo.config import EvaluationConfig, SamplingConfig, TaskConfig
 from grpo.evaluation.pass_rates import mean_interval, pass_at_k_interval
-from grpo.interfaces import Collective, Task
-from grpo.types import Problem, Prompt, ScoredGroup
+from grpo.interfaces import Collective, Draw, Task
+from grpo.types import Problem, ScoredGroup
 from grpo.types.rollout import NOT_THEIR_FAULT
 
-Ask = Callable[[Sequence[Prompt], int, SamplingConfig], list[ScoredGroup]]
-"""This function, ask(prompts, completions per prompt, sampling), samples and grades completions. It returns a scored
-group for each prompt, in order."""
+Ask = Callable[[Draw], list[ScoredGroup]]
+"""This function samples and grades completions. It returns a scored group for each prompt, in order."""
 
 NOT_GRADED = "a reward server did not answer, a reward function failed, or their own answers cannot be read"
 # The keys of an evaluation's rows of problems: those that were graded, and the others.
@@ -41,9 +40,9 @@ def evaluate(
     """
     share = task.held_out_prompts(evaluation.num_problems)[collective.rank :: collective.world_size]
     settings = drawn_as(evaluation, sampling)
-    own_rows = [_row(group, task.answer_of) for group in ask(share, evaluation.samples_per_problem, settings)]
+    own_rows = [_row(group, task.answer_of) for group in ask(Draw(share, evaluation.samples_per_problem, settings))]
     if evaluation.greedy:
-        greedy_groups = ask(share, 1, replace(settings, temperature=0.0))
+        greedy_groups = ask(Draw(share, 1, replace(settings, temperature=0.0)))
         own_rows = [
             row if group.spoilt else row | {"greedy": group.grades[0].correct}
             for row, group in zip(own_rows, greedy_groups, strict=True)

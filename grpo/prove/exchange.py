@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grpo.config.folder import METRICS_FILE
-from grpo.interfaces import Bucket
+from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import exit_code
@@ -58,7 +58,7 @@ def sync(bench: Bench) -> Report:
     except WeightSyncError:
         was_noticed = 1.0
     checked_sync.refresh(learner, sampler)
-    groups = sampler.generate(bench.prompts(), 2)
+    groups = sampler.generate(Draw(bench.prompts(), 2))
     # The sampler sleeps as in a run, so that the learner has its memory.
     sampler.sleep()
     gaps = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo.interfaces import Bucket
+from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import measured_apart
@@ -72,7 +72,7 @@ class Run:
 
     def round(self, sampler: Any = None) -> int:
         """Samples, learns and refreshes. Returns how many servers then hold the learner's weights, see `refresh`."""
-        groups = self.sampler.generate(self.bench.prompts(self.rounds), self.bench.size.group_size)
+        groups = self.sampler.generate(Draw(self.bench.prompts(self.rounds), self.bench.size.group_size))
         self.completions += sum(len(group.completions) for group in groups)
         self.bench.learner.step(self.bench.batch(groups))
         self.rounds += 1

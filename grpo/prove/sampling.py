@@ -9,6 +9,7 @@ from itertools import count
 import torch
 
 from grpo.config.memory_estimate import ModelShape
+from grpo.interfaces import Draw
 from grpo.prove.bench import GIB, Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import measured_apart
@@ -87,9 +88,9 @@ def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
     prompt_batches = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
     sampling = bench.config.rollout.sampling
     short_sampling = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
-    bench.sampler.generate(next(prompt_batches), bench.size.group_size, short_sampling)
+    bench.sampler.generate(Draw(next(prompt_batches), bench.size.group_size, short_sampling))
     start = time.perf_counter()
-    groups = bench.sampler.generate(next(prompt_batches), bench.size.group_size)
+    groups = bench.sampler.generate(Draw(next(prompt_batches), bench.size.group_size))
     return time.perf_counter() - start, [completion for group in groups for completion in group.completions]
 
 

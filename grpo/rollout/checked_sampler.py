@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo.config import SamplingConfig, UserError
+from grpo.config import UserError
 from grpo.config.errors import Diverged
-from grpo.interfaces import AskableSampler, Bucket, OnGroup, Pending, Sampler
+from grpo.interfaces import AskableSampler, Bucket, Draw, OnGroup, Pending, Sampler
 from grpo.types import Completion, Prompt, RolloutGroup
 
 
@@ -73,34 +73,19 @@ class CheckedSampler:
     def policy_version(self) -> int:
         return self._sampler.policy_version
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-        on_group: OnGroup | None = None,
-    ) -> list[RolloutGroup]:
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
         def checked(place: int, group: RolloutGroup) -> None:
-            check_groups([prompts[place]], [group], self._vocabulary)
+            check_groups([draw.prompts[place]], [group], self._vocabulary)
             on_group(place, group)
 
         checked_on_group = checked if on_group else None
-        groups = self._sampler.generate(prompts, group_size, sampling, first_sample, checked_on_group)
-        check_groups(prompts, groups, self._vocabulary)
+        groups = self._sampler.generate(draw, checked_on_group)
+        check_groups(draw.prompts, groups, self._vocabulary)
         return groups
 
-    def ask(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-    ) -> list[CheckedPending]:
-        pending = self._sampler.ask(prompts, group_size, sampling, first_sample)
-        return [
-            CheckedPending(prompt, answer, self._vocabulary) for prompt, answer in zip(prompts, pending, strict=True)
-        ]
+    def ask(self, draw: Draw) -> list[CheckedPending]:
+        answers = zip(draw.prompts, self._sampler.ask(draw), strict=True)
+        return [CheckedPending(prompt, answer, self._vocabulary) for prompt, answer in answers]
 
     def begin_refresh(self) -> str:
         return self._sampler.begin_refresh()

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from grpo.config import BudgetConfig, RefillConfig
-from grpo.interfaces import Collective, Sampler, Task
+from grpo.interfaces import Collective, Draw, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.rollout.group_source import Source
 from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
@@ -173,7 +173,7 @@ class BudgetedCollector:
     def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
         prompts = self._task.next_prompts(plan.prompts_per_round)
         first = min(self._budget.pilot, plan.group_size)
-        scored = sampled_and_graded(self._sampler, self._grading, prompts, first)
+        scored = sampled_and_graded(self._sampler, self._grading, Draw(prompts, first))
         # A group that could not be graded shows nothing, so it gets no more.
         own_counts = [(group.group.prompt.position, group.count) for group in scored if not group.spoilt]
         counts = dict(sorted(chain(*self._collective.gather(own_counts))))
@@ -186,10 +186,8 @@ class BudgetedCollector:
         larger = sampled_and_graded(
             self._sampler,
             self._grading,
-            further_prompts,
-            sizes,
-            first_sample=first,
-            whole=lambda place, group: _joined(earlier[place], group),
+            Draw(further_prompts, sizes, first_sample=first),
+            lambda place, group: _joined(earlier[place], group),
         )
         self._sampler.sleep()
         for index, group in zip(indices, larger, strict=True):

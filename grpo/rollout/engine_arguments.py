@@ -169,13 +169,6 @@ def sample_seed(run_seed: int, prompt_id: str, sample_index: int, policy_version
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1
 
 
-def sample_numbers(group_size: int | Sequence[int], first: int, num_prompts: int) -> list[range]:
-    """Returns the numbers of the samples to draw for each prompt, from `first` on. `group_size` is one number for all
-    prompts, or one for each."""
-    sizes = [group_size] * num_prompts if isinstance(group_size, int) else group_size
-    return [range(first, first + size) for size in sizes]
-
-
 def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns every token that ends a completion: the tokenizer's end of sequence and the model's own."""
     return sorted({*configured_ends(model_path), *filter(_is_given, [tokenizer.eos_token_id])})

@@ -12,11 +12,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere, UserError
-from grpo.interfaces import Collective, Sampler, Task
-from grpo.types import Prompt, RolloutGroup, ScoredGroup
+from grpo.interfaces import Collective, Draw, Sampler, Task
+from grpo.types import RolloutGroup, ScoredGroup
 
 if TYPE_CHECKING:
-    from grpo.config import SamplingConfig
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,7 @@ def _for_one_call(waiting: Waiting) -> list[tuple[RolloutGroup, Future[Graded]]]
 def sampled_and_graded(
     sampler: Sampler,
     grading: GradingThread,
-    prompts: Sequence[Prompt],
-    group_size: int | Sequence[int],
-    sampling: SamplingConfig | None = None,
-    first_sample: int = 0,
+    draw: Draw,
     whole: Callable[[int, RolloutGroup], RolloutGroup] = lambda place, group: group,
 ) -> list[ScoredGroup]:
     """Samples as `Sampler.generate` does, and grades each group as soon as it is complete.
@@ -142,7 +139,7 @@ def sampled_and_graded(
     raised `UserError` on any of them.
     """
     if grading.together:
-        sampled = sampler.generate(prompts, group_size, sampling, first_sample)
+        sampled = sampler.generate(draw)
         groups = [whole(place, group) for place, group in enumerate(sampled)]
         return _results_of_all_ranks(grading, grading.grade_all(groups) if groups else [])
     futures: dict[int, Future[Graded]] = {}
@@ -150,7 +147,7 @@ def sampled_and_graded(
     def begin(place: int, group: RolloutGroup) -> None:
         futures[place] = grading.grade(whole(place, group))
 
-    groups = sampler.generate(prompts, group_size, sampling, first_sample, begin)
+    groups = sampler.generate(draw, begin)
     return _results_of_all_ranks(grading, [futures[place] for place in range(len(groups))])
 
 

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from grpo.config.errors import NOBODY_LEFT, GradingFailed, SamplerLost, UserError
-from grpo.interfaces import AskableSampler, Collective, Collector, Pending, Sampler, Task
+from grpo.interfaces import AskableSampler, Collective, Collector, Draw, Pending, Sampler, Task
 from grpo.rollout.grading_thread import Graded, GradingThread, fail_together, sampled_and_graded
 from grpo.types import Collected, Prompt, RoundPlan, ScoredGroup
 
@@ -56,7 +56,7 @@ class OnDemandSource:
 
     def take(self, num_prompts: int) -> list[ScoredGroup]:
         prompts = self._task.next_prompts(num_prompts)
-        return sampled_and_graded(self._sampler, self._grading, prompts, self._group_size)
+        return sampled_and_graded(self._sampler, self._grading, Draw(prompts, self._group_size))
 
     def rest(self) -> None:
         self._sampler.sleep()
@@ -176,7 +176,7 @@ class AheadSource:
             self._under_way.extend(self._ask(self._task.next_prompts(end - first)))
 
     def _ask(self, prompts: Sequence[Prompt]) -> list[_Request]:
-        pending = self._sampler.ask(prompts, self._plan.group_size)
+        pending = self._sampler.ask(Draw(prompts, self._plan.group_size))
         requests = [_Request(prompt, group) for prompt, group in zip(prompts, pending, strict=True)]
         for request in requests:
             self._sampled.put(request)

@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
-from grpo.interfaces import Bucket, Collective, OnGroup
+from grpo.interfaces import Bucket, Collective, Draw, OnGroup
 from grpo.rollout.dispatch import Answers, Dispatcher
-from grpo.rollout.engine_arguments import sample_numbers, sample_seed, sampling_arguments, stop_token_ids
+from grpo.rollout.engine_arguments import sample_seed, sampling_arguments, stop_token_ids
 from grpo.rollout.fleet import Fleet
 from grpo.rollout.replica import Replica
 from grpo.rollout.servers import MODEL
@@ -98,15 +98,8 @@ class ServerSampler:
 
     # --- sampling ------------------------------------------------------------------------------
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-        on_group: OnGroup | None = None,
-    ) -> list[RolloutGroup]:
-        pending_groups = self.ask(prompts, group_size, sampling, first_sample)
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        pending_groups = self.ask(draw)
         groups, error = wait_for(pending_groups, on_group)
         # All ranks give up together, or none.
         if self._drawing.maximum(error is not None):
@@ -114,22 +107,15 @@ class ServerSampler:
         self._fleet.restart_lost()
         return groups
 
-    def ask(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-    ) -> list[PendingGroup]:
+    def ask(self, draw: Draw) -> list[PendingGroup]:
         """Starts what `generate` does, without waiting. Not collective."""
-        sampling = sampling or self._config.rollout.sampling
-        sample_ranges = sample_numbers(group_size, first_sample, len(prompts))
+        sampling = draw.sampling or self._config.rollout.sampling
         requests = [
             {sample: self._request(prompt, sample, sampling) for sample in samples}
-            for prompt, samples in zip(prompts, sample_ranges, strict=True)
+            for prompt, samples in zip(draw.prompts, draw.samples, strict=True)
         ]
-        answers = self._dispatcher.ask(requests)
-        return [PendingGroup(prompt, answer, self._completion) for prompt, answer in zip(prompts, answers, strict=True)]
+        answers = zip(draw.prompts, self._dispatcher.ask(requests), strict=True)
+        return [PendingGroup(prompt, answer, self._completion) for prompt, answer in answers]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)

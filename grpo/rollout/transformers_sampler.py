@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
-from grpo.interfaces import Bucket, OnGroup
-from grpo.rollout.engine_arguments import sample_numbers, sample_seed, stop_token_ids
+from grpo.interfaces import Bucket, Draw, OnGroup
+from grpo.rollout.engine_arguments import sample_seed, stop_token_ids
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
 from grpo.weight_sync.checksum import checksums
@@ -139,18 +139,11 @@ class TransformersSampler:
         self._stop = stop_token_ids(model_path, tokenizer)
         self.policy_version = 0
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-        on_group: OnGroup | None = None,
-    ) -> list[RolloutGroup]:
-        sampling = sampling or self._config.rollout.sampling
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        prompts, sampling = draw.prompts, draw.sampling or self._config.rollout.sampling
         if sampling.top_p < 1 or sampling.top_k or sampling.stop:
             raise UserError("rollout.engine=transformers has no top_p, top_k or stop strings: use rollout.engine=vllm")
-        sample_indices = sample_numbers(group_size, first_sample, len(prompts))
+        sample_indices = draw.samples
         rows = [(place, sample) for place, samples in enumerate(sample_indices) for sample in samples]
         lengths = [len(prompts[place].token_ids) for place, _ in rows]
         version = self.policy_version

@@ -30,12 +30,11 @@ from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.terminal import say
-from grpo.interfaces import Bucket, Collective, OnGroup
+from grpo.interfaces import Bucket, Collective, Draw, OnGroup
 from grpo.rollout.engine_arguments import (
     colocated_arguments,
     engine_arguments,
     for_cpu,
-    sample_numbers,
     sample_seed,
     sampling_arguments,
     stop_token_ids,
@@ -104,18 +103,10 @@ class VllmSampler:
         elif any(self._llm.collective_rpc("lost_by_sleep")):
             self._deepest_level = 1
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        group_size: int | Sequence[int],
-        sampling: SamplingConfig | None = None,
-        first_sample: int = 0,
-        on_group: OnGroup | None = None,
-    ) -> list[RolloutGroup]:
-        sampling = sampling or self._config.rollout.sampling
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        sampling = draw.sampling or self._config.rollout.sampling
         engine = self._llm.llm_engine
-        sample_indices = sample_numbers(group_size, first_sample, len(prompts))
-        pooled_prompts, own_places = self._pool(list(zip(prompts, sample_indices, strict=True)))
+        pooled_prompts, own_places = self._pool(list(zip(draw.prompts, draw.samples, strict=True)))
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
         places = {index: place for place, index in enumerate(own_places)}
@@ -146,7 +137,7 @@ class VllmSampler:
                     self._submit(index, sample, prompt, sampling)
         while engine.has_unfinished_requests():
             advance()
-        return [groups[index] for index in range(len(prompts))]
+        return [groups[index] for index in range(len(draw.prompts))]
 
     @staticmethod
     def _advance(engine, outputs: dict[str, object]) -> set[int]:

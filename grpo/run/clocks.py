@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config import TrainConfig, UserError
 from grpo.host.alive import slow
-from grpo.interfaces import AskableSampler, Collector, Learner, OnGroup, Pending, Sampler, Task, WeightSync
+from grpo.interfaces import AskableSampler, Collector, Draw, Learner, OnGroup, Pending, Sampler, Task, WeightSync
 from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry.phases import Phases
-from grpo.types import Collected, Prompt, RolloutGroup, RoundPlan
+from grpo.types import Collected, RolloutGroup, RoundPlan
 
 EVALUATION = "evaluation"
 LEARNING = (
@@ -75,19 +75,13 @@ class Clocks:
         generate = sampler.generate
 
         @functools.wraps(generate)
-        def by_group(
-            prompts: Sequence[Prompt],
-            group_size: int | Sequence[int],
-            sampling: SamplingConfig | None = None,
-            first_sample: int = 0,
-            on_group: OnGroup | None = None,
-        ) -> list[RolloutGroup]:
+        def by_group(draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
             def completed(place: int, group: RolloutGroup) -> None:
                 self.phases.extend()
                 if on_group:
                     on_group(place, group)
 
-            return generate(prompts, group_size, sampling, first_sample, completed)
+            return generate(draw, completed)
 
         return Timed(sampler, generate=self._of_rollout(EVALUATION, by_group))
 
@@ -104,10 +98,8 @@ class Clocks:
     def asked(self, sampler: AskableSampler) -> AskableSampler:
         """Wraps a sampler that works in the background, so that waiting for a prompt's completions is timed."""
 
-        def ask(*arguments: Any) -> Sequence[Pending]:
-            return [
-                Timed(pending, result=self._of_rollout("sample", pending.result)) for pending in sampler.ask(*arguments)
-            ]
+        def ask(draw: Draw) -> Sequence[Pending]:
+            return [Timed(pending, result=self._of_rollout("sample", pending.result)) for pending in sampler.ask(draw)]
 
         return Timed(sampler, ask=ask)
 

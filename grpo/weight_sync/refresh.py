@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.host import ranks
 from grpo.host.terminal import say
-from grpo.interfaces import Collective, Learner, Sampler
+from grpo.interfaces import Collective, Draw, Learner, Sampler
 from grpo.types import Prompt, RolloutGroup, StepReport
 from grpo.weight_sync.checksum import checksums, differing
 
@@ -56,7 +56,7 @@ class Probe:
 
     def groups(self, sampler: Sampler) -> list[RolloutGroup]:
         """Samples two completions of each prompt."""
-        return sampler.generate(self.prompts, 2, self.sampling)
+        return sampler.generate(Draw(self.prompts, 2, self.sampling))
 
     def mismatch(self, learner: Learner, groups: Sequence[RolloutGroup]) -> float:
         """Returns the mean |sampler − learner| over the tokens of all ranks' groups, in nats."""

@@ -162,9 +162,9 @@ class Noting(ScriptedSampler):
         super().__init__()
         self.drawn = []
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-        self.drawn.append((sampling.temperature, sampling.top_p, sampling.top_k, group_size))
-        return super().generate(prompts, group_size, sampling, first_sample, on_group)
+    def generate(self, draw, on_group=None):
+        self.drawn.append((draw.sampling.temperature, draw.sampling.top_p, draw.sampling.top_k, draw.group_size))
+        return super().generate(draw, on_group)
 
 
 def test_problems_of_several_sources_have_numbers_by_source():

@@ -11,6 +11,7 @@ GIB = 2**30
 def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.config import SamplingConfig, TrainConfig
+    from grpo.interfaces import Draw
     from grpo.learner.learner import DeepSpeedLearner
     from grpo.rollout.vllm_sampler import VllmSampler
     from grpo.types import Problem, Prompt
@@ -30,11 +31,11 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     sync = CheckedSync(0.5)
     sync.refresh(learner, sampler)
     prompts = [Prompt(Problem("p", "q", "a"), (3, 4, 5, 6))]
-    before = sampler.generate(prompts, 4)
+    before = sampler.generate(Draw(prompts, 4))
     awake = torch.cuda.mem_get_info(device)[0]
     sampler.sleep()
     freed = torch.cuda.mem_get_info(device)[0] - awake
     assert freed > 0.1 * torch.cuda.get_device_properties(device).total_memory, f"{freed / GIB:.1f} GiB"
     sync.refresh(learner, sampler)
-    after = sampler.generate(prompts, 4)
+    after = sampler.generate(Draw(prompts, 4))
     assert [c.token_ids for c in after[0].completions] == [c.token_ids for c in before[0].completions]

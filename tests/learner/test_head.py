@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.small_models import config_of, tiny_tokenizer
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import ModelConfig, SamplingConfig, TrainConfig
+from grpo.interfaces import Draw
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import base_model
 from grpo.learner.proof import example_row
@@ -50,7 +51,7 @@ def test_so_is_transformers(tmp_path):
     config.model = ModelConfig(max_length=64, head_precision="float32")
     sampler = TransformersSampler(config, path, tiny_tokenizer(), torch.device("cpu"))
     assert sampler._model(torch.tensor([[3, 4, 5]])).logits.dtype == torch.float32
-    [group] = sampler.generate([Prompt(Problem("p", "q", "a"), (3, 4, 5))], 2)
+    [group] = sampler.generate(Draw([Prompt(Problem("p", "q", "a"), (3, 4, 5))], 2))
     assert len(group.completions) == 2
 
 
@@ -63,7 +64,7 @@ def test_transformers_samples_with_the_soft_caps_of_the_learner(tmp_path):
     config.rollout.precision, config.rollout.sampling = "float32", SamplingConfig(max_tokens=8)
     config.model = ModelConfig(max_length=64)
     sampler = TransformersSampler(config, tmp_path, tiny_tokenizer(), torch.device("cpu"))
-    group = sampler.generate([Prompt(Problem("p", "q", "a"), tuple(range(3, 15)))], 2)[0]
+    group = sampler.generate(Draw([Prompt(Problem("p", "q", "a"), tuple(range(3, 15)))], 2))[0]
     policy = load_policy(tmp_path, config.model, "float32", 64)
     branches = tuple(Branch(completion, 0.0, 0.0) for completion in group.completions)
     micro = pack([LooseTree(group.prompt.token_ids, branches)])

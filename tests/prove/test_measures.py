@@ -189,10 +189,10 @@ def sampled(folder, monkeypatch, bandwidth):
     asked = []
 
     class Sampler:
-        def generate(self, prompts, group_size, sampling=None):
-            asked.extend(prompt.problem.problem_id for prompt in prompts)
+        def generate(self, draw):
+            asked.extend(prompt.problem.problem_id for prompt in draw.prompts)
             completion = Completion((5,) * 20, (0.0,) * 20, "", False)
-            return [RolloutGroup(prompt, (completion,) * group_size, 0, 0) for prompt in prompts]
+            return [RolloutGroup(prompt, (completion,) * draw.group_size, 0, 0) for prompt in draw.prompts]
 
     clock = iter(range(0, 100, 2))
     monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))

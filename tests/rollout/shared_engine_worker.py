@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 
 from grpo.host import environment
+from grpo.interfaces import Draw
 
 environment.prepare()
 
@@ -53,7 +54,7 @@ def main(model, output):
     mine, gaps = prompts[ranks.rank :: 2], []
     for _ in range(2):
         sync.refresh(learner, sampler)
-        groups = sampler.generate(mine, 4)
+        groups = sampler.generate(Draw(mine, 4))
         gaps.append(gap(groups, learner.logprobs(groups)))
         # Other weights, the same on both ranks.
         for parameter in learner.policy.parameters():

@@ -6,6 +6,7 @@ import pytest
 
 from grpo.config import UserError
 from grpo.config.errors import Diverged
+from grpo.interfaces import Draw
 from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.rollout.collect import PlainCollector
 from grpo.types import Completion, RoundPlan
@@ -21,8 +22,8 @@ class Odd(ScriptedSampler):
     def __init__(self, completion=None, change=None):
         self._completion, self._change = completion, change
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-        groups = super().generate(prompts, group_size, sampling, first_sample)
+    def generate(self, draw, on_group=None):
+        groups = super().generate(draw)
         if self._completion is not None:
             groups[-1] = replace(groups[-1], completions=(*groups[-1].completions[:-1], self._completion))
         groups = self._change(groups) if self._change else groups
@@ -30,8 +31,8 @@ class Odd(ScriptedSampler):
             on_group(place, group)
         return groups
 
-    def ask(self, prompts, group_size, sampling=None, first_sample=0):
-        return [Ready(group) for group in self.generate(prompts, group_size, sampling, first_sample)]
+    def ask(self, draw):
+        return [Ready(group) for group in self.generate(draw)]
 
 
 class Ready:
@@ -68,7 +69,7 @@ def test_an_odd_completion_is_refused_before_it_is_graded(completion, message):
 @pytest.mark.parametrize(("completion", "message"), ODD)
 def test_so_is_one_that_was_asked_for_ahead(completion, message):
     prompts = ScriptedTask([]).next_prompts(2)
-    first, second = CheckedSampler(Odd(completion), VOCABULARY).ask(prompts, 2)
+    first, second = CheckedSampler(Odd(completion), VOCABULARY).ask(Draw(prompts, 2))
     assert first.result().prompt == prompts[0]
     with pytest.raises(UserError, match=message):
         second.result()
@@ -85,11 +86,11 @@ def test_so_is_one_that_was_asked_for_ahead(completion, message):
 def test_missing_groups_and_completions_are_told(change, message):
     sampler = CheckedSampler(Odd(change=change), VOCABULARY)
     with pytest.raises(UserError, match=message):
-        sampler.generate(ScriptedTask([]).next_prompts(2), 2)
+        sampler.generate(Draw(ScriptedTask([]).next_prompts(2), 2))
 
 
 def test_what_a_policy_can_have_written_passes():
     groups = CheckedSampler(Odd(Completion((0, 7), (0.0, -80.0), "", True)), VOCABULARY).generate(
-        ScriptedTask([]).next_prompts(2), 2
+        Draw(ScriptedTask([]).next_prompts(2), 2)
     )
     assert groups[1].completions[1].token_ids == (0, 7)

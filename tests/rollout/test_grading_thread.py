@@ -8,6 +8,7 @@ import pytest
 
 from grpo.config import TrainConfig
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere
+from grpo.interfaces import Draw
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import evaluating
 from grpo.run.clocks import Clocks
@@ -24,8 +25,8 @@ class SlowlyFinishing(ScriptedSampler):
     def __init__(self, graded):
         self.graded = graded
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-        groups = super().generate(prompts, group_size, sampling, first_sample)
+    def generate(self, draw, on_group=None):
+        groups = super().generate(draw)
         on_group(1, groups[1])
         assert self.graded.wait(SECONDS), "the group that was whole was not graded while another one was sampled"
         on_group(0, groups[0])
@@ -47,7 +48,7 @@ class Noting(ScriptedTask):
 
 def test_a_group_is_graded_while_others_are_sampled_and_all_come_in_order():
     task = Noting([(1, 0), (0, 0)])
-    scored = sampled_and_graded(SlowlyFinishing(task.graded), GradingThread(task), task.next_prompts(2), 2)
+    scored = sampled_and_graded(SlowlyFinishing(task.graded), GradingThread(task), Draw(task.next_prompts(2), 2))
     assert task.together == [["p1"], ["p0"]]
     assert [group.rewards for group in scored] == [(1, 0), (0, 0)]
 
@@ -63,7 +64,7 @@ def test_groups_that_come_while_it_is_busy_are_graded_together():
 
     task = Waiting([(1, 0)] * 3)
     grading = GradingThread(task)
-    groups = ScriptedSampler().generate(task.next_prompts(3), 2)
+    groups = ScriptedSampler().generate(Draw(task.next_prompts(3), 2))
     first = grading.grade(groups[0])
     assert task.graded.wait(SECONDS)
     rest = [grading.grade(group) for group in groups[1:]]
@@ -84,7 +85,7 @@ def test_a_grader_that_is_slower_than_the_sampler_finishes_groups_all_along():
 
     task = Slow([(1, 0)] * 151)
     grading = GradingThread(task)
-    groups = ScriptedSampler().generate(task.next_prompts(151), 2)
+    groups = ScriptedSampler().generate(Draw(task.next_prompts(151), 2))
     graded = [grading.grade(group) for group in groups[:1]]
     while not sizes:
         time.sleep(0.001)
@@ -99,17 +100,17 @@ def test_a_reward_of_all_groups_waits_for_the_last_one_and_gets_the_whole_round_
     task.grades_together = True
 
     class TellingEach(ScriptedSampler):
-        def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-            groups = super().generate(prompts, group_size, sampling, first_sample)
+        def generate(self, draw, on_group=None):
+            groups = super().generate(draw)
             for place, group in enumerate(groups if on_group else ()):
                 on_group(place, group)
                 task.graded.wait(SECONDS)
             return groups
 
-    scored = sampled_and_graded(TellingEach(), GradingThread(task), task.next_prompts(3), 2)
+    scored = sampled_and_graded(TellingEach(), GradingThread(task), Draw(task.next_prompts(3), 2))
     assert task.together == [["p0", "p1", "p2"]]
     assert [group.rewards for group in scored] == [(1, 0), (0, 0), (1, 1)]
-    assert sampled_and_graded(TellingEach(), GradingThread(task), [], 2) == []
+    assert sampled_and_graded(TellingEach(), GradingThread(task), Draw([], 2)) == []
 
 
 def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
@@ -119,7 +120,7 @@ def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
 
     task = Failing([(1, 0)] * 2)
     with pytest.raises(ValueError, match="no grade"):
-        sampled_and_graded(ScriptedSampler(), GradingThread(task), task.next_prompts(2), 2)
+        sampled_and_graded(ScriptedSampler(), GradingThread(task), Draw(task.next_prompts(2), 2))
 
 
 def test_the_thread_of_a_context_ends_with_it_whatever_waits():
@@ -132,7 +133,7 @@ def test_the_thread_of_a_context_ends_with_it_whatever_waits():
             return super().grade(groups)
 
     task = Waiting([(1, 0)] * 2)
-    groups = ScriptedSampler().generate(task.next_prompts(2), 2)
+    groups = ScriptedSampler().generate(Draw(task.next_prompts(2), 2))
     before = set(threading.enumerate())
     with GradingThread(task) as grading:
         first = grading.grade(groups[0])
@@ -154,7 +155,7 @@ def test_the_thread_ends_when_nobody_refers_to_it_any_more_also_after_an_error()
     task = Failing([(1, 0)])
     grading = GradingThread(task)
     (thread,) = set(threading.enumerate()) - before
-    failed = grading.grade(*ScriptedSampler().generate(task.next_prompts(1), 2))
+    failed = grading.grade(*ScriptedSampler().generate(Draw(task.next_prompts(1), 2)))
     assert str(failed.exception(SECONDS)) == "no grade" and thread.is_alive()
     del grading
     thread.join(SECONDS)
@@ -166,7 +167,7 @@ def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
         kind = BrokenTask if collective.rank == 1 else ScriptedTask
         task = kind([(1, 0)] * 4, collective.rank, 2)
         with GradingThread(task, collective=collective) as grading, pytest.raises(GradingFailed) as error:
-            sampled_and_graded(ScriptedSampler(), grading, task.next_prompts(2), 2)
+            sampled_and_graded(ScriptedSampler(), grading, Draw(task.next_prompts(2), 2))
         return type(error.value), str(error.value)
 
     healthy, failing = on_ranks(2, raised)

@@ -27,9 +27,9 @@ class SlowSampler(ScriptedSampler):
     def __init__(self):
         self.asked, self.quick = [], True
 
-    def ask(self, prompts, group_size, sampling=None, first_sample=0):
+    def ask(self, draw):
         pending = []
-        for group in self.generate(prompts, group_size):
+        for group in self.generate(draw):
             self.asked.append((group.prompt.problem.problem_id, self.policy_version, Pending()))
             pending.append(self.asked[-1][2])
             pending[-1].group = group

@@ -9,6 +9,7 @@ import torch
 from benchmarks.small_models import tiny_tokenizer
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.interfaces import Draw
 from grpo.run.clocks import Timed
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
 from grpo.weight_sync.refresh import CheckedSync, Probe, WeightSyncError
@@ -102,7 +103,7 @@ def test_the_engines_cache_has_the_configured_size(vllm_sampler):
 def test_sampler_and_learner_logprobs_agree_before_and_after_a_step(config, learner, sampler):
     sync = CheckedSync(max_mismatch=0.5)
     sync.refresh(learner, sampler)
-    groups = sampler.generate(prompts(), 4)
+    groups = sampler.generate(Draw(prompts(), 4))
     assert largest_mismatch(learner, groups) < 1e-4
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     plan = RoundPlan(4, 1, 5)
@@ -112,24 +113,24 @@ def test_sampler_and_learner_logprobs_agree_before_and_after_a_step(config, lear
     assert largest_mismatch(learner, groups) > 1e-2, "the step did not change the policy: the test shows nothing"
     sync.refresh(learner, sampler)
     assert sampler.policy_version == learner.num_steps
-    assert largest_mismatch(learner, sampler.generate(prompts(), 4)) < 1e-4
+    assert largest_mismatch(learner, sampler.generate(Draw(prompts(), 4))) < 1e-4
 
 
 def test_samples_repeat_by_prompt_sample_and_version_whatever_else_is_in_the_batch(sampler):
-    together = sampler.generate(prompts(), 4)
-    alone = sampler.generate(prompts()[1:2], 2)
+    together = sampler.generate(Draw(prompts(), 4))
+    alone = sampler.generate(Draw(prompts()[1:2], 2))
     assert [c.token_ids for c in alone[0].completions] == [c.token_ids for c in together[1].completions[:2]]
     assert len({c.token_ids for c in together[1].completions}) > 1
     version = sampler.policy_version
     sampler.finish_weights(version + 1)
-    other = sampler.generate(prompts(), 4)
+    other = sampler.generate(Draw(prompts(), 4))
     sampler.finish_weights(version)
     assert [c.token_ids for c in other[1].completions] != [c.token_ids for c in together[1].completions]
 
 
 def test_samples_drawn_later_and_unevenly_are_those_of_one_draw(sampler):
-    together = sampler.generate(prompts(), 4)
-    later = sampler.generate(prompts()[:2], [1, 2], first_sample=2)
+    together = sampler.generate(Draw(prompts(), 4))
+    later = sampler.generate(Draw(prompts()[:2], [1, 2], first_sample=2))
     assert [[c.token_ids for c in group.completions] for group in later] == [
         [c.token_ids for c in together[0].completions[2:3]],
         [c.token_ids for c in together[1].completions[2:4]],
@@ -146,13 +147,13 @@ def test_no_answer_is_made_before_a_completion_has_ended(vllm_sampler, monkeypat
         return outputs
 
     monkeypatch.setattr(engine, "step", counted)
-    groups = vllm_sampler.generate(prompts(), 4)
+    groups = vllm_sampler.generate(Draw(prompts(), 4))
     assert sum(len(c.token_ids) for group in groups for c in group.completions) > 20
     assert len(made) == 20
 
 
 def test_completions_end_at_the_end_token_or_are_truncated(sampler):
-    completions = [c for group in sampler.generate(prompts(), 8) for c in group.completions]
+    completions = [c for group in sampler.generate(Draw(prompts(), 8)) for c in group.completions]
     assert {c.truncated for c in completions} == {True, False}
     for completion in completions:
         assert len(completion.token_ids) == len(completion.sampler_logprobs)
@@ -165,7 +166,7 @@ def test_greedy_sampling_takes_the_most_likely_token(learner, sampler, model):
 
     sampler_of_start = sampler
     CheckedSync(0.5).refresh(learner, sampler_of_start)
-    group = sampler_of_start.generate(prompts(1), 1, SamplingConfig(temperature=0.0, max_tokens=5))[0]
+    group = sampler_of_start.generate(Draw(prompts(1), 1, SamplingConfig(temperature=0.0, max_tokens=5)))[0]
     weights = {name: tensor for bucket in learner.weight_buckets() for name, tensor in bucket}
     language_model = AutoModelForCausalLM.from_pretrained(model)
     language_model.load_state_dict(weights, strict=False)
@@ -205,7 +206,7 @@ def test_a_sampler_that_drifted_away_stops_the_run(config, learner, transformers
         if drifts:
             for bucket in learner.weight_buckets(sampler.begin_refresh()):
                 sampler.load_weights([(name, 3.0 * tensor) for name, tensor in bucket])
-        groups = sampler.generate(prompts(), 4)
+        groups = sampler.generate(Draw(prompts(), 4))
         return learner.step(make(learner.add_logprobs([scored(groups)]), plan)[0])
 
     drifts = False
@@ -249,4 +250,4 @@ def test_both_sides_are_compared_before_anything_is_sampled_for_learning(config,
 
 def test_transformers_sampler_refuses_what_it_cannot_do(transformers_sampler):
     with pytest.raises(UserError, match="use rollout.engine=vllm"):
-        transformers_sampler.generate(prompts(), 1, SamplingConfig(top_p=0.9))
+        transformers_sampler.generate(Draw(prompts(), 1, SamplingConfig(top_p=0.9)))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.interfaces import Draw
 from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.rollout.vllm_sampler import pooled
 from grpo.types import Problem, Prompt
@@ -275,7 +276,7 @@ def test_an_engine_completes_groups_all_along_however_many_prompts_it_is_asked(n
     sampler._config.rollout.max_concurrent = 2
     engine = sampler._llm.llm_engine = InTurn()
     prompts, ends = [Prompt(Problem(f"p{place}", "q", "a"), (3, 4)) for place in range(num_prompts)], [0]
-    groups = sampler.generate(prompts, 4, on_group=lambda place, group: ends.append(engine.num_steps))
+    groups = sampler.generate(Draw(prompts, 4), on_group=lambda place, group: ends.append(engine.num_steps))
     assert [group.prompt for group in groups] == prompts
     assert {len(group.completions) for group in groups} == {4}
     # Two prompts have eight completions, which are four steps.

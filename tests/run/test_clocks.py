@@ -1,12 +1,14 @@
 """These tests check what a round takes. Each thread has a clock of its own that passes only while something works."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
+from grpo.interfaces import Draw
 from grpo.loop import Loop, LoopParts
 from grpo.rollout.grading_thread import GradingThread
 from grpo.run.assembly import build_pipeline
@@ -70,12 +72,12 @@ class SlowSampler(ScriptedSampler):
     def __init__(self, time):
         self.time = time
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-        self.time.work(2.0 * len(prompts))
-        return super().generate(prompts, group_size, sampling, first_sample, on_group)
+    def generate(self, draw, on_group=None):
+        self.time.work(2.0 * len(draw.prompts))
+        return super().generate(draw, on_group)
 
-    def ask(self, prompts, group_size, sampling=None, first_sample=0):
-        return [Answer(self.time, group) for group in super().generate(prompts, group_size)]
+    def ask(self, draw):
+        return [Answer(self.time, group) for group in super().generate(draw)]
 
     def finish_weights(self, policy_version):
         self.time.work(0.5)
@@ -225,8 +227,8 @@ class Hanging(ScriptedSampler):
     def __init__(self, over):
         self.over = over
 
-    def generate(self, prompts, group_size, sampling=None, first_sample=0, on_group=None):
-        groups = super().generate(prompts[:2], group_size, sampling, first_sample, on_group)
+    def generate(self, draw, on_group=None):
+        groups = super().generate(replace(draw, prompts=draw.prompts[:2]), on_group)
         assert self.over.wait(30)
         return groups
 
@@ -240,7 +242,7 @@ def config_with_deadline(seconds):
 def test_an_evaluation_whose_sampler_or_grader_hangs_is_ended_and_told(ended):
     clocks, task = Clocks(config_with_deadline(0.05), Phases()), ScriptedTask([(1, 0)] * 9)
     prompts = task.next_prompts(4)
-    groups = clocks.evaluated(Hanging(ended.over)).generate(prompts, 2)
+    groups = clocks.evaluated(Hanging(ended.over)).generate(Draw(prompts, 2))
     assert len(groups) == 2 and len(ended) == 1
     assert ended[0].startswith("grpo: rank 0: phase 'evaluation' (Hanging.generate) gave no result for 0.05 s")
     assert ended[0].endswith("raise rollout.deadline_seconds")
@@ -268,10 +270,10 @@ def test_an_evaluation_may_take_long_as_long_as_groups_come(monkeypatch):
     clocks, told = Clocks(config_with_deadline(60.0), Phases()), []
     prompts = ScriptedTask([(1, 0)] * 9).next_prompts(4)
     evaluated = clocks.evaluated(ScriptedSampler())
-    groups = evaluated.generate(prompts, 2, on_group=lambda place, group: told.append((place, group)))
+    groups = evaluated.generate(Draw(prompts, 2), on_group=lambda place, group: told.append((place, group)))
     assert told == [*enumerate(groups)]
     assert guards == [60.0] * 5, "one at the start, and one after each group"
-    assert len(evaluated.generate(prompts, 2)) == 4
+    assert len(evaluated.generate(Draw(prompts, 2))) == 4
 
 
 def test_what_is_not_timed_is_asked_of_the_part_and_set_in_it():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from grpo.config import TrainConfig, UserError
+from grpo.interfaces import Draw
 from grpo.run import session
 from grpo.run.clocks import Clocks
 from grpo.telemetry.phases import Phases
@@ -50,7 +51,7 @@ def built(**engines):
     [
         (lambda: clocks().learner(Full()).step(None), "learn", "learner.micro_batch_tokens"),
         (lambda: clocks().learner(Full()).add_logprobs([]), "logprobs", "learner.micro_batch_tokens"),
-        (lambda: clocks().sampler(Full()).generate([], 8), "sample", "rollout.gpu_memory_fraction"),
+        (lambda: clocks().sampler(Full()).generate(Draw([], 8)), "sample", "rollout.gpu_memory_fraction"),
         (lambda: clocks().resting(Full()).wake(), "sleep", "rollout.gpu_memory_fraction"),
         (lambda: clocks().weight_sync(Full()).refresh(None, None), "sync", "weight_sync.bucket_mib"),
         (lambda: clocks().offload(Full().reload)(), "offload", "learner.micro_batch_tokens"),

@@ -8,6 +8,7 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.interfaces import Draw
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import measured_model
 from grpo.run.measured_model import candidate, saved_learner
@@ -80,7 +81,7 @@ def test_a_model_that_is_only_measured_is_sampled_under_a_deadline(monkeypatch):
     complaints, over = [], threading.Event()
 
     class Hanging(ScriptedSampler):
-        def generate(self, prompts, *rest, **named):
+        def generate(self, draw, on_group=None):
             assert over.wait(30)
             return []
 
@@ -89,5 +90,5 @@ def test_a_model_that_is_only_measured_is_sampled_under_a_deadline(monkeypatch):
     config = compose_config(["experiment=tiny", "device=cpu", "rollout.deadline_seconds=0.05"])
     model = candidate(config, [config.task])
     with GradingThread(ScriptedTask([])) as thread:
-        sampled_and_graded(model.sampler, model.clocks.evaluation_grading(thread), [], 2)
+        sampled_and_graded(model.sampler, model.clocks.evaluation_grading(thread), Draw([], 2))
     assert len(complaints) == 1 and "gave no result for 0.05 s" in complaints[0]

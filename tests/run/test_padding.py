@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.small_models import EXPERTS, SMALL, config_of, tiny_tokenizer
 from grpo.config import ModelConfig, SamplingConfig, TrainConfig, UserError
+from grpo.interfaces import Draw
 from grpo.learner.collective import TorchCollective
 from grpo.rollout import transformers_sampler
 from grpo.rollout.transformers_sampler import ALIKE, ALONE, PADDED, TransformersSampler
@@ -83,12 +84,12 @@ def test_a_recurrent_model_samples_prompts_of_all_lengths_with_its_own_probabili
         return max(differences)
 
     sampler, told = build_sampler(config, path, tokenizer, device, TorchCollective(device)), []
-    groups = sampler.generate(prompts, [2, 1, 2, 1], on_group=lambda place, group: told.append((place, group)))
+    groups = sampler.generate(Draw(prompts, [2, 1, 2, 1]), on_group=lambda place, group: told.append((place, group)))
     assert [group.prompt for group in groups] == prompts
     assert [len(group.completions) for group in groups] == [2, 1, 2, 1]
     assert sorted(told, key=lambda pair: pair[0]) == list(enumerate(groups))
     assert worst(groups) < 1e-4
-    assert worst(TransformersSampler(config, path, tokenizer, device, PADDED).generate(prompts, 2)) > 0.01
+    assert worst(TransformersSampler(config, path, tokenizer, device, PADDED).generate(Draw(prompts, 2))) > 0.01
 
 
 def test_rows_of_one_length_share_a_batch_and_no_batch_is_larger_than_allowed():
