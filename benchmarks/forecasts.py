@@ -57,9 +57,9 @@ def by_trend(seen, end, last_fifth):
 def by_laws(seen, end, last_fifth):
     steps = np.linspace(seen.steps[-1], end, 50)
     everything = np.concatenate([seen.steps[:-1], steps])
-    held = [np.concatenate([own[:-1], np.full(50, own[-1])]) for own in (seen.intervals, seen.lags)]
+    extended = [np.concatenate([own[:-1], np.full(50, own[-1])]) for own in (seen.intervals, seen.lags)]
     fits = identify(seen, 0.9).fits
-    drawn = [fit.law.predict(free, everything, *held)[-50:] for fit, draws in supported(fits) for free in draws]
+    drawn = [fit.law.predict(free, everything, *extended)[-50:] for fit, draws in supported(fits) for free in draws]
     interval = np.quantile(np.clip(drawn, 0, 1), [0.05, 0.5, 0.95], axis=0)[:, steps >= last_fifth].mean(axis=1)
     return [1.0, *interval.tolist()]
 

@@ -75,7 +75,7 @@ def test_a_driver_that_does_not_answer_is_one_row_with_what_it_says_and_what_to_
     stand_in(monkeypatch, tmp_path, script)
     monkeypatch.setattr(doctor, "SMI_SECONDS", 0.2 if script == "exec sleep 30" else 60)
     [row] = [check for check in doctor._torch() if check.what == "NVIDIA driver"]
-    assert (row.there, row.remedy) == (shown, doctor.MEND_DRIVER)
+    assert (row.there, row.remedy) == (shown, doctor.DRIVER_REMEDY)
     assert doctor.Check("GPUs", "none that torch sees", "see the driver above") in [*doctor._torch()]
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp
 
 def test_signs_of_life_come_before_the_report_and_not_within_it(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "x", rounds=3)
-    monkeypatch.setattr(alive, "TOLD_AFTER", (0.0, 0.01, 0.02, 0.03))
+    monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.0, 0.01, 0.02, 0.03))
     with redirect_stderr(sys.stdout):
         assert main(["report", str(tmp_path / "x")]) == 0
     lines = capsys.readouterr().out.splitlines()

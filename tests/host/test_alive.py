@@ -7,7 +7,7 @@ from grpo.host.alive import slow, working
 
 
 def test_what_takes_long_is_told_of_again_and_again(monkeypatch):
-    monkeypatch.setattr(alive, "TOLD_AFTER", (0.001, 0.002))
+    monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.001, 0.002))
     told, twice = [], threading.Event()
 
     def tell(text):
@@ -40,7 +40,7 @@ def test_what_is_quick_says_nothing(capsys):
 
 def test_only_the_first_rank_speaks(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(alive, "TOLD_AFTER", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.0, 0.0, 0.0))
     told = []
     with working("starting the sampler", told.append):
         threading.Event().wait(0.05)

@@ -178,10 +178,10 @@ def test_without_held_out_problems_the_training_curve_is_judged_once_it_is_long_
 
 
 def _hold(folder, ready, over):
-    from grpo.host.folder_lock import held
+    from grpo.host.folder_lock import locked
     from tests.fakes import SingleRank
 
-    with held(folder, SingleRank()):
+    with locked(folder, SingleRank()):
         ready.set()
         over.wait(60)
 

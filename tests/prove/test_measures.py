@@ -66,7 +66,7 @@ def measured(monkeypatch):
 
     for name, value in {
         "peak_of_tensors_gib": taking,
-        "held_gib": lambda device: 1.0,
+        "allocated_gib": lambda device: 1.0,
         "peak_gib": lambda device: 5.0,
         "reset_peak": lambda device: None,
         "estimated_gib": lambda bench, num_ranks: 2.0,

@@ -11,7 +11,7 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import claims
-from grpo.rollout.claims import Claims, claim, claim_all, require_same, served, told_versions
+from grpo.rollout.claims import Claims, claim, claim_all, remark_on_versions, require_same, served
 from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
 from grpo.rollout.server_middleware import LEASE_SECONDS, RELEASE_ROUTE, SERVED_VARIABLE, ClaimMiddleware
 
@@ -138,11 +138,11 @@ def test_several_versions_of_vllm_are_told_and_not_refused(described):
     other, older = ours | {"the version of vLLM": "0.32.1"}, {**ours}
     del older["the version of vLLM"]
     require_same("http://a:1", other, ours)
-    assert told_versions(ours, {"http://a:1": ours, "http://b:1": older}) == ""
-    told = told_versions(ours, {"http://a:1": ours, "http://b:1": other})
+    assert remark_on_versions(ours, {"http://a:1": ours, "http://b:1": older}) == ""
+    told = remark_on_versions(ours, {"http://a:1": ours, "http://b:1": other})
     assert "0.32.0 at http://a:1, 0.32.1 at http://b:1, 0.32.0 at this machine" in told
     # A learner needs no vLLM of its own.
-    assert told_versions(ours | {"the version of vLLM": ""}, {"http://b:1": other}) == ""
+    assert remark_on_versions(ours | {"the version of vLLM": ""}, {"http://b:1": other}) == ""
 
 
 class Reached:

@@ -12,7 +12,7 @@ from aiohttp import web
 from grpo.config import UserError
 from grpo.config.errors import SamplerLost
 from grpo.rollout.dispatch import Dispatcher
-from grpo.rollout.replica import Replica, ReplicaLost, Standing
+from grpo.rollout.replica import Replica, ReplicaLost, ServerState
 
 
 @contextmanager
@@ -169,8 +169,8 @@ class Scripted:
 
     url = "http://scripted"
 
-    def __init__(self, standing, answer, together=1):
-        self.standing, self._answer, self._together = standing, answer, together
+    def __init__(self, state, answer, together=1):
+        self.state, self._answer, self._together = state, answer, together
         self._came = 0
 
     alive = Replica.alive
@@ -195,13 +195,13 @@ def test_what_goes_to_another_server_is_settled_by_that_one_only(lost):
             raise ReplicaLost("it is gone")
         return {}
 
-    other = Scripted(Standing.JOINING, lambda seed: {"choices": [{"seed": seed}]})
-    dispatcher = Dispatcher([Scripted(Standing.READY, fails, together=2), other], at_once=8)
+    other = Scripted(ServerState.JOINING, lambda seed: {"choices": [{"seed": seed}]})
+    dispatcher = Dispatcher([Scripted(ServerState.READY, fails, together=2), other], at_once=8)
     try:
         answers = dispatcher.ask([{0: asked_for(seed, 8)} for seed in range(2)])
         while dispatcher._servers[0].replica.alive:
             threading.Event().wait(0.001)
-        other.standing = Standing.READY
+        other.state = ServerState.READY
         dispatcher.look_again()
         assert answers[lost].result(20) == {0: {"seed": lost}}
         # The other prompt was settled before its server was lost, or is answered as well.
@@ -242,7 +242,7 @@ def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
         answers = dispatcher.ask(REQUESTS)
         started.wait(10)
         # As after a refresh in which it did not answer.
-        servers[0].standing = Standing.LOST
+        servers[0].state = ServerState.LOST
         dispatcher.look_again()
         assert [answer.result(20) for answer in answers] == EXPECTED
         dispatcher.close()
@@ -251,11 +251,11 @@ def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
 def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
     with server(well) as (back, asked_back), server(well) as (other, asked_other):
         servers = replicas(back, other)
-        servers[0].standing = Standing.JOINING
+        servers[0].state = ServerState.JOINING
         dispatcher = Dispatcher(servers, at_once=99)
         assert [answer.result(20) for answer in dispatcher.ask(REQUESTS)] == EXPECTED
         assert asked_back == [] and len(asked_other) == 48
-        servers[0].standing = Standing.READY
+        servers[0].state = ServerState.READY
         assert [answer.result(20) for answer in dispatcher.ask(REQUESTS)] == EXPECTED
         dispatcher.close()
     assert len(asked_back) == len(asked_other) - 48 == 24

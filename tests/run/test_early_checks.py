@@ -12,7 +12,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import ModelConfig, UserError
 from grpo.host.disk import require_writable
-from grpo.host.ports import require_held
+from grpo.host.ports import require_ports
 from grpo.models.resolve import check_early
 from tests.tasks.test_early_checks import said
 
@@ -92,8 +92,8 @@ def test_a_port_that_is_taken_is_named_before_a_server_starts():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"servers.port={port} cannot be used at 127.0.0.1 .*choose another"):
-            require_held("127.0.0.1", [port], "rollout.servers")
-    require_held("127.0.0.1", [port], "rollout.servers")
+            require_ports("127.0.0.1", [port], "rollout.servers")
+    require_ports("127.0.0.1", [port], "rollout.servers")
 
 
 @pytest.mark.parametrize(

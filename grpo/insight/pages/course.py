@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.host.folder_lock import is_held
+from grpo.host.folder_lock import is_locked
 from grpo.host.terminal import clean
 from grpo.insight.pages.glossary import setting
 from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, KILLED, Resumption, read_ending
@@ -30,7 +30,7 @@ def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
     ending, step = read_ending(output), metrics[-1]["step"] if metrics else 0
     steps = f"step {step:,} of {config['num_steps']:,}" if "num_steps" in config else f"step {step:,}"
     if ending is None:
-        if is_held(output):
+        if is_locked(output):
             return f"still goes on, at {steps}"
         if step == config.get("num_steps"):
             return f"finished at {steps}"
