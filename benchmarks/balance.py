@@ -23,7 +23,7 @@ from benchmarks.ranks_in_threads import on_ranks
 from grpo.algorithm.balance import balanced, imbalance, lay_out
 from grpo.algorithm.packing import Branch, LooseTree, rows_of, trees_of
 from grpo.learner.flops import FlopCount
-from grpo.tasks.dealing import dealt
+from grpo.tasks.prompt_stream import dealt
 from grpo.types import Completion
 
 # Operations of a token, of a target and of a pair of tokens.

@@ -28,8 +28,8 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.models.resolve import load_tokenizer, resolve
 from grpo.rollout.transformers_sampler import PADDED, TransformersSampler
 from grpo.tasks.curriculum import Grouping
+from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import filled
-from grpo.tasks.split import split
 from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
 from grpo.types import RoundPlan, ScoredGroup
 from grpo.weight_sync.refresh import FLOAT32_MISMATCH, CheckedSync

@@ -1,6 +1,7 @@
-"""This script measures how often the guard acts on healthy runs of 20 kinds, and how large a loss is when it does.
+"""This script measures how often guard and diagnosis speak in healthy runs of 20 kinds, and how large a loss is when
+they do.
 
-    python benchmarks/losses.py [RUNS]      (30 of each kind by default; some minutes)
+    python benchmarks/losses.py [RUNS] [FIRST_SEED] [PROCESSES]      (25 of each kind, from 0, by 2; some minutes)
     python benchmarks/losses.py RUNS_FOLDER      (runs that logged step/cosine: when guard and diagnosis speak)
 
 A run is simulated by its policy's pass rate, by how much easier the prompts of a round are (in logits), by the counts
@@ -22,13 +23,17 @@ from scipy.special import expit, logit
 
 from benchmarks.synthetic_logs import noise
 from grpo.dynamics import guard
-from grpo.dynamics.history import pass_rate
-from grpo.dynamics.step_signs import undoing
-from grpo.insight.diagnosis.findings import DiagnosisRule
+from grpo.dynamics.history import History, pass_rate
+from grpo.dynamics.step_signs import COSINE
+from grpo.insight.diagnosis.findings import NOTE, DiagnosisRule
+from grpo.insight.diagnosis.setbacks import collapse, undoing
 from grpo.insight.logs.logs import counts_of, log_of, read_run, run_config
+from grpo.insight.logs.run_log import RunLog, Series
 
 RULE = DiagnosisRule()
 ROUNDS = 300
+# While it trains, a run is diagnosed every so many rounds.
+EVERY = 20
 TIME = np.linspace(0, 1, ROUNDS)
 RISING = 0.15 + 0.7 * (1 - np.exp(-4 * TIME))
 STILL = np.zeros(ROUNDS)
@@ -116,28 +121,53 @@ def first_action(rounds, with_cosines):
     return None
 
 
-def acted(job):
-    """Returns the losses at the first action, by the pass rate alone and with cosines."""
-    kind, declining, seed = job
-    rounds = list(drawn(kind, declining, seed))
-    return [first_action(rounds, with_cosines) for with_cosines in (False, True)]
+def first_warning(rounds, with_cosines):
+    """Returns how much is lost when the diagnosis, asked every `EVERY` rounds, first tells of a loss or of harm, or
+    None if it never does. Notes are not counted."""
+    true, rates, errors, cosines = np.array(rounds).T
+    steps = np.arange(ROUNDS, dtype=float)
+    for end in range(EVERY, ROUNDS + 1, EVERY):
+        history = History(steps[:end], rates[:end], errors[:end], np.ones(end), np.zeros(end))
+        series = {"pass_rate": Series(history.ends, rates[:end])}
+        if with_cosines:
+            series[COSINE] = Series(history.ends, cosines[:end])
+        log = RunLog(history, series)
+        told = [finding for check in (collapse, undoing) if (finding := check(log, RULE))]
+        if any(finding.severity != NOTE for finding in told):
+            return true[:end].max() - true[end - 1]
+    return None
 
 
-def simulated(runs):
-    console = Console(width=120)
-    with ProcessPoolExecutor(2) as pool:
+WAYS = {
+    "guard, pass rates": (first_action, False),
+    "guard, cosines": (first_action, True),
+    "diagnosis, pass rates": (first_warning, False),
+    "diagnosis, cosines": (first_warning, True),
+}
+
+
+def spoken(job):
+    """Returns how much is lost when guard and diagnosis first speak, in each of `WAYS`."""
+    rounds = list(drawn(*job))
+    return [first(rounds, with_cosines) for first, with_cosines in WAYS.values()]
+
+
+def simulated(runs=25, first_seed=0, processes=2):
+    console = Console(width=140)
+    with ProcessPoolExecutor(processes) as pool:
         for declining, kinds in ((False, HEALTHY), (True, DECLINES)):
-            jobs = list(product(kinds, (declining,), range(runs)))
-            by_kind = np.array(list(pool.map(acted, jobs, chunksize=8)), float).reshape(len(kinds), runs, 2)
-            title = "seen before .15 is lost (median loss)" if declining else "healthy runs acted on"
-            table = Table("kind", "by pass rates alone", "with cosines", title=f"{runs} of each: {title}")
-            for name, losses in zip([*kinds, "all"], [*by_kind, by_kind.reshape(-1, 2)], strict=True):
+            jobs = list(product(kinds, (declining,), range(first_seed, first_seed + runs)))
+            by_kind = np.array(list(pool.map(spoken, jobs, chunksize=8)), float).reshape(len(kinds), runs, len(WAYS))
+            title = "seen before .15 is lost (median loss)" if declining else "healthy runs that are spoken of"
+            table = Table("kind", *WAYS, title=f"{runs} of each: {title}")
+            for name, losses in zip([*kinds, "all"], [*by_kind, by_kind.reshape(-1, len(WAYS))], strict=True):
                 known = ~np.isnan(losses)
-                shares = (known & (losses < 0.15)).mean(axis=0) if declining else known.mean(axis=0)
-                cells = [f"{share:.1%}" for share in shares]
                 if declining:
-                    middles = [np.median(np.where(known, losses, 1.0)[:, way]) for way in (0, 1)]
-                    cells = [f"{cell} ({middle:.2f})" for cell, middle in zip(cells, middles, strict=True)]
+                    middles = np.median(np.where(known, losses, 1.0), axis=0)
+                    counts = (known & (losses < 0.15)).sum(axis=0)
+                    cells = [f"{count} ({middle:.2f})" for count, middle in zip(counts, middles, strict=True)]
+                else:
+                    cells = [f"{count} ({count / len(losses):.1%})" for count in known.sum(axis=0)]
                 table.add_row(name, *cells)
             console.print(table)
 
@@ -171,4 +201,4 @@ if __name__ == "__main__":
     if sys.argv[1:] and not sys.argv[1].isdigit():
         real(Path(sys.argv[1]))
     else:
-        simulated(int(sys.argv[1]) if sys.argv[1:] else 30)
+        simulated(*map(int, sys.argv[1:]))

@@ -27,9 +27,9 @@ from transformers import TrainerCallback
 
 from grpo.config.hydra import compose_config
 from grpo.models.resolve import load_tokenizer, resolve
+from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.sources import load_problems
-from grpo.tasks.split import split
 
 config = with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10

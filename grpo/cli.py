@@ -132,8 +132,8 @@ def _run(command: str, words: list[str]) -> int:
             print(wrapped_usage(module.USAGE))
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
-    from grpo.config.earlier_run import described
     from grpo.config.hydra import as_yaml, compose_config
+    from grpo.config.saved import described
     from grpo.config.unread import refuse_unread
     from grpo.run.early_checks import check
 
@@ -141,7 +141,7 @@ def _run(command: str, words: list[str]) -> int:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
     request = read_words(words)
     if request.help:
-        from grpo.config.help import help_text
+        from grpo.config.keys import help_text
 
         print(wrapped(help_text(command, [word for word in words if word not in HELP])))
         return 0

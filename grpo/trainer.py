@@ -23,11 +23,10 @@ from typing import Any
 import pandas
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
-from grpo.config.earlier_run import described
 from grpo.config.errors import require
-from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE
+from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE, refuse_several
 from grpo.config.hydra import compose_config
-from grpo.config.runs_within import refuse_several
+from grpo.config.saved import described
 from grpo.config.start import begin_anew
 from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate

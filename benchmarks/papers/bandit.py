@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.papers import bandit_model as bandit
 from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
+from benchmarks.papers.oscillator import oscillator
 from benchmarks.papers.stability import PRINTED_BOUND, critical_gain
-from grpo.dynamics.oscillator import oscillator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

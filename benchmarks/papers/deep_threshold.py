@@ -23,11 +23,11 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
+from benchmarks.papers.identify import Identification, identify
 from benchmarks.papers.stability import sample_and_hold_radius
 from grpo.commands.words import integers
 from grpo.config import UserError
-from grpo.dynamics.identify import Identification, identify
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History
 from grpo.insight.diagnosis.evidence import window_length
 from grpo.insight.logs.logs import read_log
 from grpo.insight.logs.run_log import RunLog
@@ -73,7 +73,7 @@ def reproduce(sweep: Sweep) -> Reproduction:
             _train(sweep, interval, seed)
     logs = {(tau, seed): read_log(sweep.folder(tau, seed)) for tau in sweep.intervals for seed in sweep.seeds}
     early_fits = [identify(early_curve(logs[1, seed], sweep.steps), MOMENTUM) for seed in sweep.seeds]
-    usable = [fit for fit in early_fits if fit is not None and known(fit.stiffness)]
+    usable = [fit for fit in early_fits if known(fit.stiffness)]
     ends = {key: _gain(log) for key, log in logs.items()}
     return Reproduction(
         name="deep-threshold",

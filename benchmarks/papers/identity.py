@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers import bernoulli
+from benchmarks.papers import bernoulli, sigma_laws
 from benchmarks.papers.comparison import Comparison, Reproduction, Row, command, pass_rates
 from grpo.dynamics import sigma
 
@@ -55,11 +55,11 @@ def reproduce(rates: Array | None = None) -> Reproduction:
 
 def _formulas() -> Comparison:
     rows = [
-        Row(f"fidelity φ({size}, {rate})", f"{figure:.4f}", f"{sigma.fidelity(rate, size):.4f}")
+        Row(f"fidelity φ({size}, {rate})", f"{figure:.4f}", f"{sigma_laws.fidelity(rate, size):.4f}")
         for size, rate, figure in PRINTED_FIDELITY
     ]
     for rate, printed_sizes in SMALLEST.items():
-        our_sizes = [sigma.smallest_group_size([rate], [1.0], shortfall) for shortfall in (0.1, 0.05, 0.01)]
+        our_sizes = [sigma_laws.smallest_group_size([rate], [1.0], shortfall) for shortfall in (0.1, 0.05, 0.01)]
         rows.append(
             Row(
                 f"smallest G for 90/95/99 %, p = {rate}",
@@ -78,7 +78,7 @@ def _distribution(rates: Array) -> Comparison:
         for size, printed_rate in SILENT.items()
     ]
     for size, printed_rate in SUBSAMPLED.items():
-        our_rate = weights @ sigma.subsampled_silent_rate(correct, np.full(len(rates), TRIES), size)
+        our_rate = weights @ sigma_laws.subsampled_silent_rate(correct, np.full(len(rates), TRIES), size)
         rows.append(Row(f"the same, subsampling the 64 tries, G = {size}", f"{printed_rate:.0%}", f"{our_rate:.1%}"))
     for exponent, name, extreme, medium in ((0.0, "Dr. GRPO", 0.139, 0.228), (1.0, "GRPO", 0.247, 0.175)):
         mass = sigma.asymptotic_drift(rates, exponent)

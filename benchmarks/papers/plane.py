@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers import bernoulli
+from benchmarks.papers import bernoulli, sigma_laws
 from benchmarks.papers.comparison import Comparison, Reproduction, Row, command, pass_rates
 from grpo.dynamics import sigma
 
@@ -60,7 +60,7 @@ def _groups() -> Comparison:
     rows = []
     for alpha, beta in product(ALPHAS, BETAS):
         sizes = [
-            sigma.smallest_group_size([rate], [1.0], SHORTFALL, alpha, largest=LARGEST, mean_exponent=beta)
+            sigma_laws.smallest_group_size([rate], [1.0], SHORTFALL, alpha, largest=LARGEST, mean_exponent=beta)
             for rate in (0.5, 0.1, 0.05)
         ]
         smallest = " / ".join(f"over {LARGEST}" if size is None else str(size) for size in sizes)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.comparison import Comparison, Reproduction, Row, command
 from benchmarks.papers.ensemble import Policy, pass_rates
-from grpo.dynamics.identify import identify
-from grpo.dynamics.laws import History
+from benchmarks.papers.identify import identify
+from grpo.dynamics.history import History
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 from grpo.config import TrainConfig
 from grpo.host.terminal import Terminal
 from grpo.insight.pages.trial import SAME, trial_table
+from grpo.tasks.rewards import odd_judge
 from grpo.tasks.trial import tells_apart, trial
 
 NUM_PROBLEMS = 4
@@ -18,6 +19,8 @@ def run(config: TrainConfig) -> int:
     scored = trial(config.task, config.rollout.sampling.max_tokens, NUM_PROBLEMS)
     console = Terminal()
     console.print(trial_table(scored))
+    for odd in {odd_judge(of_set.reward, of_set.answer_name) for of_set in config.task.all_sets.values()} - {""}:
+        console.print(odd, style="yellow", soft_wrap=True)
     if tells_apart(scored):
         return 0
     console.print(SAME, style="yellow", soft_wrap=True)

@@ -65,7 +65,11 @@ def run(words: Sequence[str]) -> int:
     keys = [key for key in known if _holds(sought, key.name, key.values, key.meaning)]
     matching_choices = [choice for choice in choices() if _holds(sought, choice.name, choice.meaning)]
     if not keys and not matching_choices:
-        keys = [key for key in known if [ALIASES.get(word.lower()) for word in words] == [key.name]]
+        # A word may be an alias, or hold a value as it is typed for a run.
+        names = [word.partition("=")[0] for word in words]
+        keys = [
+            key for key in known if names == [key.name] or [ALIASES.get(name.lower()) for name in names] == [key.name]
+        ]
     if not keys and not matching_choices:
         elsewhere = next((ELSEWHERE[word.lower()] for word in words if word.lower() in ELSEWHERE), "")
         raise UserError(

@@ -11,10 +11,10 @@ from grpo.commands.words import count, degrees, dial, natural, positive, typed
 from grpo.config import TrainConfig, UserError
 from grpo.config.complaints import paths
 from grpo.config.errors import require
+from grpo.config.folder import is_run, refuse_several
 from grpo.config.hints import hint
 from grpo.config.hydra import config_directory
 from grpo.config.rewording import free_key
-from grpo.config.runs_within import is_run, refuse_several
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
 from grpo.insight.plans.request import UNITS, Budget, PlanRequest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
-  fit       fits laws to the reward curve, and writes them with forecast and diagnosis as a table, picture and page
+  fit       writes forecast and diagnosis as a table, picture and page
   forecast  predicts the reward curve
   diagnose  says what is wrong with a run, by which evidence, and what helps
   replay    shows what dynamics=adaptive would have decided
@@ -109,6 +109,12 @@ def _diagnose(path: Path, settings: list[str]) -> Analysis:
 
 def _replay(path: Path, settings: list[str]) -> Analysis:
     _check_keys("replay", path, settings, ())
+    for word in settings:
+        key, _, value = word.partition("=")
+        require(
+            key not in ("dynamics", "dynamics.name") or value == "adaptive",
+            f"{word} decides nothing, and replay shows what dynamics=adaptive would have decided: leave it out",
+        )
 
     def analysis() -> None:
         from grpo.insight.pages.dynamics import write_replay

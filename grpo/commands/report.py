@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.commands.words import seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import METRICS_FILE, MODEL_FOLDER
-from grpo.config.runs_within import refuse_several
+from grpo.config.folder import METRICS_FILE, MODEL_FOLDER, refuse_several
 from grpo.config.start import named_by_start, run_name
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
@@ -105,7 +104,7 @@ def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",
     )
     with working("loading what grpo report needs"):
-        from grpo.insight.pages.run_report import write_report
+        from grpo.insight.pages.run_page import write_report
     model, console = folder / MODEL_FOLDER, Terminal()
     with console.at_once(), working("drawing the report"):
         write_report(folder, model if model.is_dir() else None, console)

@@ -12,15 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.compare_saved import differences
 from grpo.config.folder import RATES_FILE, RATES_SETTINGS_FILE
 from grpo.config.plain_json import read_object
-from grpo.config.saved import from_dict
+from grpo.config.saved import differences, from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks
 from grpo.host.disk import open_own, write_whole
-from grpo.insight.pages.solve_rates_page import write_solve_rates
+from grpo.insight.pages.solve_rates import write_solve_rates
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import Candidate, candidate
 from grpo.tasks.files import read_rows

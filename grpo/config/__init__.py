@@ -6,23 +6,22 @@ other room names Hydra.
 
 The dataclasses:
 run, task, engines, loss, sweep   every key with its meaning
-choices, aliases   the values that a key may have; what words of other frameworks are here
-folder             the names of all files in a run's folder
-start, runs_within the name of a new run's folder; which runs a folder holds
+aliases            what words of other frameworks are here
+folder             the names of all files in a run's folder; which runs a folder holds
+start              the name of a new run's folder
 
 From words to a configuration:
 hydra, flags       composing; Hydra's own flags, and a configuration file of the user's
 directory          the YAML groups that come with grpo
 rewording          words that Hydra would misunderstand
 complaints, hints  what Hydra and OmegaConf complain of, in plain words; what an unknown key may mean
-saved, compare_saved   a saved configuration read again, and compared with the present one
+saved              a saved configuration read again, compared with the present one; the model of an earlier run
 plain_json, plain_yaml   JSON and YAML that may come from a stranger
-earlier_run        which model an earlier run has left
 sweep_words        Hydra's sweep syntax
-keys, help, tab_completion   what `grpo config`, `--help` and the Tab key show
+keys, tab_completion   what `grpo config`, `--help` and the Tab key show
 
 Checks before anything starts:
-validate           the whole; its parts are validate_loss, validate_pipeline, validate_task and ranges
+validate           the whole; its parts are validate_loss, validate_task and ranges, which has the values of each key
 unread             words that have no effect
 credentials, pass_through    keys and passwords; settings for vLLM, DeepSpeed and transformers
 errors             UserError and its kinds
@@ -30,8 +29,7 @@ errors             UserError and its kinds
 What follows from a configuration:
 memory_estimate    batch table and memory
 placement          which GPUs learn and which serve
-learning_rate      the learning rate of each step
-optimizer          which optimizer learns, and its own settings
+optimizer          which optimizer learns, its own settings, and the learning rate of each step
 """
 
 from grpo.config.engines import (

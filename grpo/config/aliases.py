@@ -251,7 +251,7 @@ INSTEAD = {
     "problems are read once, without workers; task.reward.workers grade answers": (
         "dataloader_num_workers num_workers dataset_num_proc preprocessing_num_workers dataloader_prefetch_factor"
     ),
-    "evaluation.suite=[NAME] asks sets by their names in configs/task, from files in evaluation.suite_folder": (
+    "evaluation.suite=[test.parquet] asks all problems of a file, and [math500] those of a known set": (
         "val_files test_files val_file eval_file eval_dataset eval_data dataset_test_split eval_split validation_file"
     ),
     "GRPO has no such thing here": "neftune_noise_alpha label_smoothing_factor group_by_length remove_unused_columns",

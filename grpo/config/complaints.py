@@ -243,6 +243,8 @@ def _readable(word: str) -> str:
         return f"leave out {ended[2]!r}, which follows the end of its value, {ended[1]}"
     if value.count('"') + value.count("'") == 1 and {value[0], value[-1]} & {'"', "'"}:
         return "its quotation mark has no second one: close it, or leave it out"
+    if kind is list and (entry := re.fullmatch(r"""\[?([^][{}'",]+)\]?""", value)):
+        return f"put a text with special characters in quotes, '{key}=[\"{entry[1]}\"]'"
     if value.startswith(("[", "{")) and kind is not str:
         return "put a value with special characters in quotes, 'key=[\"a=b\"]'"
     return f"put a value with special characters in quotes, {_quoted(key, value)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,10 @@ def _meant(word: str) -> str:
     """Returns how to write a word that has no key."""
     from grpo.config.directory import config_directory
 
+    # Characters as wide as Chinese ones have the form of others: ＝ that of =.
+    narrow = unicodedata.normalize("NFKC", word)
+    if "=" in narrow and narrow != word:
+        return f"it has wide characters in the place of plain ones: write {narrow}"
     if word.count("[") + word.count("{") != word.count("]") + word.count("}"):
         return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"
     if ".py:" in word:
@@ -94,8 +99,8 @@ def read_words(words: Sequence[str]) -> Request:
             if not has_key:
                 raise UserError(f"cannot read {word!r}: {_meant(word)}")
             # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
-            at_home = value.startswith("~/")
-            overrides.append(f'{name}="{Path(value).expanduser()}"' if at_home else word)
+            home = os.path.expanduser(value) if value.startswith("~") else value
+            overrides.append(word if home == value else f'{name}="{home}"')
     require(
         flags.get("--cfg", "job") == "job",
         f"--cfg {flags.get('--cfg')} is unknown: --cfg job prints the configuration that would run",

@@ -1,9 +1,15 @@
-"""These are the names of the files in a run's folder, `output_dir`, and in each of its checkpoints."""
+"""These are the names of the files in a run's folder, `output_dir`, and in each of its checkpoints.
+
+Messages name the runs that a folder of runs, such as runs/tiny, holds.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from grpo.config.errors import UserError
 
 # These say how the run was configured, which code ran, and what had been changed in that code.
 CONFIG_FILE, CODE_FILE, PATCH_FILE = "config.json", "code.json", "code.patch"
@@ -37,6 +43,18 @@ RUN_ID_FILE = "run-id"
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
 CHECKPOINTS = "checkpoints"
 
+# A run writes into these folders of its own. The last two get their names from trackers.
+FOLDERS = (
+    CHECKPOINTS,
+    COMPLETIONS_FOLDER,
+    PROFILE_FOLDER,
+    MODEL_FOLDER,
+    MODELS_FOLDER,
+    LOG_FOLDER,
+    "tensorboard",
+    "wandb",
+)
+
 # A run that died before its first checkpoint cannot be resumed. The next run in the same folder moves what it left into
 # a folder of this name with a number.
 EARLIER = "earlier-"
@@ -56,6 +74,7 @@ RATES_FILE, RATES_SETTINGS_FILE, RATES_PAGE_FILE = "solve_rates.jsonl", "solve_r
 _STEP = re.compile(r"step-(\d+)")
 _RANDOM_STATE = re.compile(r"rng-(\d+)\.pt")
 _COMPLETIONS = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
+SHOWN = 3
 
 
 def step_name(step: int) -> str:
@@ -123,3 +142,60 @@ def completions_in(folder: Path) -> list[tuple[Path, int]]:
     """Returns the files of completions in a run's `completions` folder, each with its step."""
     path_matches = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
     return [(path, int(match[1])) for path, match in path_matches if match]
+
+
+"""A message names this many of the newest runs."""
+
+
+def is_run(folder: Path) -> bool:
+    """Says whether a run of grpo has written its settings with a round, or a checkpoint, into a folder."""
+    logged = (folder / METRICS_FILE).exists() and (folder / CONFIG_FILE).exists()
+    return logged or bool(checkpoints_in(folder / CHECKPOINTS))
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Returns the runs whose folders lie in `folder`, in the order in which they last wrote. Passes over folders that
+    this user may not read."""
+    readable = [path for path in _entries(folder) if os.access(path, os.R_OK | os.X_OK) and path.is_dir()]
+    return sorted(filter(is_run, readable), key=_written)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def refuse_several(folder: Path, instead: str = "") -> None:
+    """Raises `UserError` for a folder that is no run and holds runs.
+
+    The message names the newest ones, and ends with what may be done `instead` of naming one.
+    """
+    runs = [] if is_run(folder) else runs_within(folder)
+    if not runs:
+        return
+    newest = [str(run) for run in reversed(runs[-SHOWN:])]
+    older = len(runs) - SHOWN
+    others = f", and {older} older {'ones' if older > 1 else 'one'}" if older > 0 else ""
+    raise UserError(
+        f"{folder} is no run, but holds {len(runs)}: give one of them, the newest first {', '.join(newest)}{others}"
+        + instead
+    )
+
+
+def resumable(output: Path) -> Path | None:
+    """Returns the newest run with a checkpoint in `output`, beside it or around it, or None where there is none."""
+    near = [*runs_within(output), *runs_within(output.parent), output.parent]
+    return max((run for run in near if checkpoints_in(run / CHECKPOINTS)), key=_saved, default=None)
+
+
+def _written(run: Path) -> float:
+    """Returns when a run last wrote its log, or a checkpoint where it has none, in seconds since 1970."""
+    log = run / METRICS_FILE
+    return (log if log.exists() else run / CHECKPOINTS).stat().st_mtime
+
+
+def _saved(run: Path) -> float:
+    """Returns when a run saved its last checkpoint, in seconds since 1970."""
+    return checkpoints_in(run / CHECKPOINTS)[-1].stat().st_mtime

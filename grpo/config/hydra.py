@@ -26,11 +26,11 @@ from grpo.config.directory import config_directory
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.hints import hint
-from grpo.config.rewording import reworded
+from grpo.config.rewording import kind_of, reworded
 from grpo.config.run import TrainConfig
 from grpo.config.start import start
 from grpo.config.sweep import SweepConfig
-from grpo.config.task import DataConfig, TaskConfig
+from grpo.config.task import CurriculumConfig, DataConfig, SelectionConfig, TaskConfig
 
 _UNREAD = "is not read here: output_dir is a run's folder, and grpo sweep runs several side by side (jobs=N)"
 _BEGINNING = "begin it with `defaults: [train, _self_]`"
@@ -104,7 +104,31 @@ def composed(words: list[str]) -> DictConfig:
         raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
     _take_out_hydras_own(config)
     _refuse_added(config)
+    _refuse_sections_in_text(config)
     return config
+
+
+def _refuse_sections_in_text(config: DictConfig) -> None:
+    """Raises UserError for a text such as runs/${model}, which would hold a whole section as Python writes it."""
+    for key, text in _texts(OmegaConf.to_container(config, resolve=False)):
+        # A section's whole value may be that of another one.
+        names = re.findall(r"\$\{(\w[\w.]*)\}", text) if kind_of(key) is str or not text.startswith("${") else ()
+        for name in names:
+            inside = OmegaConf.select(config, name, throw_on_resolution_failure=False)
+            one = next(iter(inside), "") if OmegaConf.is_dict(inside) else ""
+            require(
+                not OmegaConf.is_config(inside),
+                f"{key}: ${{{name}}} is not one value: name one" + (f", such as ${{{name}.{one}}}" if one else ""),
+            )
+
+
+def _texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every text with a `${` in a nest of mappings, with its key."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, str) and "${" in content:
+        yield key, content
 
 
 def _not_utf8(folder: Path) -> str:
@@ -126,6 +150,12 @@ def _check_own(file: Path) -> None:
     if not file.is_file():
         return
     content = OmegaConf.to_container(plain_yaml.load(file))
+    header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package[ \t]+(?!_global_\s)(\S+)", file.read_text(encoding="utf-8"))
+    if header:
+        raise UserError(
+            f"{file.name}: its line @package puts all its keys below {header[1]}, those of train.yaml too: leave out "
+            f"the line, and write {header[1]}: before the keys that belong there"
+        )
     if isinstance(content, dict) and "hydra" in content:
         raise UserError(f"{file.name}: the block hydra: {_UNREAD}; --config-dir DIR adds a folder of groups")
     defaults = content.get("defaults") if isinstance(content, dict) else None
@@ -228,6 +258,7 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
 
     A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
     to the model as those of the run are, with or without a chat template and with the same options of the template.
+    A file of the user's own, which has a dot in its name, is read and asked as the run's own task is.
     """
     tasks, folder = [], config.evaluation.suite_folder
     require(not folder or Path(folder).is_dir(), f"evaluation.suite_folder={folder}: there is no such folder")
@@ -236,6 +267,9 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
         key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(prompts[0])[key] for p in prompts)
     ]
     for name in config.evaluation.suite:
+        if "." in name:
+            tasks.append(_task_of_file(config.task, name))
+            continue
         try:
             task = compose_config([f"task={name}"]).task
         except UserError as error:
@@ -250,7 +284,25 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
         task.data.held_out_fraction = 0.0
         task.prompt = replace(task.prompt, **{key: getattr(prompts[0], key) for key in shared_keys})
         tasks.append(task)
+    names = [task.name for task in tasks]
+    require(
+        len({*names}) == len(names), f"evaluation.suite has two sets of one name ({', '.join(names)}): rename a file"
+    )
     return tasks
+
+
+def _task_of_file(own: TaskConfig, path: str) -> TaskConfig:
+    """Returns the task of all problems in a file that is written as the data of the run's own task are."""
+    require(Path(path).is_file(), f"evaluation.suite: there is no file {path}")
+    require(
+        not own.sets,
+        f"evaluation.suite: {path} would be read as the run's own problems are, and they come from several sets: give "
+        "the file a task of its own in a folder of --config-dir, and its name here",
+    )
+    data = replace(
+        own.data, source="file", path=path, limit=0, held_out_fraction=0.0, selection=SelectionConfig(), split="train"
+    )
+    return replace(own, name=Path(path).stem, data=data, curriculum=CurriculumConfig())
 
 
 def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:

@@ -2,6 +2,8 @@
 
 Types and defaults are the dataclasses' own. Meanings are the comments above their fields and at the top of the YAML
 files, so nothing is written down twice.
+
+The help of a command lists the groups, and every key with the value that would run.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -17,8 +20,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from grpo.config.choices import CHOICES, IMPORTED, POSITIVE
+from grpo.config.flags import FLAGS
 from grpo.config.hydra import compose_config, config_directory
+from grpo.config.ranges import CHOICES, IMPORTED, POSITIVE
 from grpo.config.run import TrainConfig
 from grpo.config.sweep import SweepConfig
 
@@ -182,3 +186,24 @@ def _first_line(file: Path) -> str:
     lines = (line for line in file.read_text().splitlines() if not line.startswith("# @package"))
     first = next(lines, "")
     return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def help_text(command: str, words: Sequence[str]) -> str:
+    """Returns the choices of every group, and every key with the value that it has with the given words."""
+    groups = sorted(path for path in config_directory().iterdir() if path.is_dir() and path.name != "sweep")
+    return "\n".join([
+        f"usage: grpo {command} [GROUP=CHOICE ...] [KEY=VALUE ...]\nflags: {FLAGS}\n\ngroups:",
+        *(f"  {group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups),
+        f"\nkeys, with the values of this command ({' '.join(words) or 'no words given'}):",
+        *(f"  {key.name}={key.default}  {_first_sentence(key.meaning)}" for key in running(compose_config([*words]))),
+        "\n`grpo config all` explains every key and choice; `grpo config WORD` searches them, e.g. grpo config lora",
+    ])  # fmt: skip
+
+
+def _first_sentence(text: str) -> str:
+    """Returns a text up to the first full stop that ends a sentence.
+
+    >>> _first_sentence("This file holds it, e.g. a.json. Others do not.")
+    'This file holds it, e.g. a.json.'
+    """
+    return re.split(r"(?<=[^.]{3}\.)(?<!e\.g\.) (?=[A-Z0-9\"'])", text, maxsplit=1)[0]

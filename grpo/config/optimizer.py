@@ -2,10 +2,13 @@
 
 ZeRO hands flat shards to an optimizer, in which matrices are cut. Optimizers that compute every weight by itself are
 exact there. Those with Adam's keys and two moments for each weight also fit the learner's keys and the memory estimate.
+
+The schedule of the learning rate follows from its configuration.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,3 +79,14 @@ def chosen_optimizer(learner: LearnerConfig) -> Optimizer:
     if name == "Adam" and settings.pop("adam_w_mode", True):
         name = ADAMW
     return Optimizer(name, settings)
+
+
+def learning_rate_factor(step: float, learner: LearnerConfig, num_steps: float) -> float:
+    """Returns the share of the peak learning rate at optimizer step `step` (from 0): linear warm-up, then the
+    schedule."""
+    if step < learner.warmup_steps:
+        return (step + 1) / learner.warmup_steps
+    progress = min(1.0, (step - learner.warmup_steps) / max(1, num_steps - learner.warmup_steps))
+    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    floor = learner.min_lr_fraction
+    return floor + (1 - floor) * shape[learner.schedule]

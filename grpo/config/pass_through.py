@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from grpo.config.choices import value_at
 from grpo.config.engines import ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.optimizer import chosen_optimizer
+from grpo.config.ranges import value_at
 from grpo.config.run import TrainConfig
 
 RUN = ""

@@ -49,8 +49,8 @@ def _reaches(value: Any, depth: int) -> bool:
     """Tells whether lists and mappings are nested in `value` deeper than `depth`."""
     parents = [value]
     for _ in range(depth):
-        children = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
-        parents = [child for child in children if isinstance(child, list | dict)]
+        families = (parent.values() if isinstance(parent, dict) else parent for parent in parents)
+        parents = [child for family in families for child in family if isinstance(child, (list, dict))]
     return bool(parents)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -21,6 +22,8 @@ from grpo.config.sweep import SweepConfig
 MOST = 100_000
 """A file stands for at most this many values, those that its aliases repeat included."""
 
+_OTHER_BASE = re.compile(r"(?<![\w.])[-+]?(?:\d+(?::[0-5]?\d)+(?:\.\d*)?|0[0-7]+)(?![\w.:])")
+_HOLDS_KEYS = "and a configuration file holds keys and values, KEY: VALUE"
 _load = OmegaConf.load
 
 
@@ -33,7 +36,13 @@ def load(file: Path | IO[str]) -> Any:
         # Without aliases a file stands for no more values than it has.
         few = "*" not in text or _count(yaml.compose(text, yaml.SafeLoader), {}) <= MOST
         require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
+        _refuse_other_bases(name, text)
         return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
+    except OSError as error:
+        # OmegaConf says so of a single number or truth value.
+        if not str(error).startswith("Invalid loaded object type"):
+            raise
+        raise UserError(f"{name} holds one value, {_HOLDS_KEYS}") from error
     except RecursionError:
         raise UserError(f"{name} cannot be read: it is nested too deep") from None
     # A ValueError is one of text that is not UTF-8, or of a number of thousands of digits.
@@ -41,10 +50,42 @@ def load(file: Path | IO[str]) -> Any:
         raise UserError(f"{name} cannot be read: {_without_marks(str(error))}") from error
 
 
+def _refuse_other_bases(name: str, text: str) -> None:
+    """Raises UserError for a number that YAML reads in base 60 or 8, where no person does: 1:30 is 90, and 010 is 8."""
+    if not _OTHER_BASE.search(text):
+        return
+    for token in yaml.scan(text, yaml.SafeLoader):
+        plain = isinstance(token, yaml.ScalarToken) and token.plain and _OTHER_BASE.fullmatch(token.value)
+        require(
+            not plain,
+            f"{name}: {plain and token.value} in line {token.start_mark.line + 1} is a number in base 60 or 8 to YAML: "
+            "write the number that is meant, or quotes around a text",
+        )
+
+
+def _load_keys(file: IO[str]) -> Any:
+    """Reads a file by `load`. Raises UserError for one that holds no keys and values."""
+    content = load(file)
+    # OmegaConf makes a key of a text.
+    kind = "a list" if not OmegaConf.is_dict(content) else "text" if _is_text(file, content) else ""
+    require(
+        not kind,
+        f"{Path(file.name).name} holds {kind}, {_HOLDS_KEYS}",
+    )
+    return content
+
+
+def _is_text(file: IO[str], content: DictConfig) -> bool:
+    if len(content) != 1 or next(iter(content.values()), "") is not None:
+        return False
+    file.seek(0)
+    return isinstance(yaml.compose(file, yaml.SafeLoader), yaml.ScalarNode)
+
+
 @contextmanager
 def bounded() -> Iterator[None]:
     """Makes Hydra read every file by `load` within the context."""
-    OmegaConf.load = load
+    OmegaConf.load = _load_keys
     try:
         yield
     finally:

@@ -16,9 +16,10 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from grpo.config.errors import require
+from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
 
 
@@ -44,7 +45,7 @@ def free_key(key: str, schema: type = TrainConfig) -> str:
 
 
 def kind_of(key: str, schema: type = TrainConfig) -> Any:
-    """Returns the type of a key's value, such as int, or None for what is no key of a single value."""
+    """Returns the type of a key's value, such as int, or list, or None for what is no key."""
     return _kinds(schema)[1].get(re.sub(r"^task\.sets\.[^.]+\.", "task.", key))
 
 
@@ -73,6 +74,13 @@ def _reworded(word: str, schema: type) -> str:
     if not match:
         return word
     plus, key, text = match.groups()
+    unquoted = _QUOTED.sub("''", text) if text.startswith(("[", "{")) else ""
+    # Hydra reads {name: math weight: 1} as the one text "math weight: 1".
+    second = re.search(r":\s+[^][{},:'\s]+\s+([\w.]+):\s", unquoted)
+    if second and kind_of(key, schema) is not str:
+        raise UserError(
+            f"cannot read {word!r}: a comma is missing before {second[1]}:, or quotes around a text with a colon"
+        )
     if free := free_key(key, schema):
         names = key.removeprefix(free).split(".")[1:]
         # Hydra cannot make an entry that is a dataclass from a value within it.
@@ -118,7 +126,9 @@ def _kinds(schema: type) -> tuple[tuple[str, ...], dict[str, Any]]:
                 free.extend([] if config_class in get_args(hint) else [f"{prefix}{name}"])
             elif isinstance(hint, type) and not get_origin(hint):
                 types[f"{prefix}{name}"] = hint
-            elif len(optional) == 1 and get_origin(hint) is not list:
+            elif get_origin(hint) is list:
+                types[f"{prefix}{name}"] = list
+            elif len(optional) == 1:
                 types[f"{prefix}{name}"] = optional[0]
 
     walk(schema, "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from grpo.config.choices import CHOICES
+from grpo.config.ranges import CHOICES
 from grpo.config.run import TrainConfig
 
 SCRIPTS = {

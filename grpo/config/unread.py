@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo.config.compare_saved import differences
 from grpo.config.errors import UserError
 from grpo.config.hydra import config_directory
 from grpo.config.run import TrainConfig
+from grpo.config.saved import differences
 from grpo.config.task import SelectionConfig
 
 
@@ -129,6 +129,11 @@ RULES = (
         "use rollout=vllm",
     ),
     Rule(("rollout.max_staleness",), lambda c: c.pipeline == "continuous", "add pipeline=continuous"),
+    Rule(
+        ("hardware.hosts",),
+        lambda c: c.hardware.shell != "here",
+        "set hardware.shell=ssh, by which grpo launch reaches other machines",
+    ),
     Rule(("hardware.server_nodes",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
     Rule(
         ("learner.min_lr_fraction",),

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import re
+from pathlib import Path, PureWindowsPath
 
-from grpo.config.choices import value_at
 from grpo.config.errors import UserError
 from grpo.config.errors import require as _require
-from grpo.config.folder import CHECKPOINTS, checkpoints_in
+from grpo.config.folder import CHECKPOINTS, checkpoints_in, is_run, resumable
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
-from grpo.config.ranges import check_sizes, check_values
+from grpo.config.ranges import check_sizes, check_values, value_at
 from grpo.config.run import TrainConfig
-from grpo.config.runs_within import is_run, resumable
-from grpo.config.validate_loss import check_loss
-from grpo.config.validate_pipeline import check_pipeline
+from grpo.config.validate_loss import check_loss, check_pipeline
 from grpo.config.validate_task import check_task
 
+NAMES = {
+    "output_dir": "a folder, such as output_dir=runs/mine",
+    "task.name": "the task, such as task.name=sums",
+    "tracking.project": "the project, such as tracking.project=grpo",
+}
+"""Each of these keys holds a name, which is never empty."""
 MLFLOW_WORDS = ("mlruns", "databricks")
 """These words are MLflow's own: its usual folder, which need not be there yet, and its service."""
 
@@ -42,7 +46,13 @@ def validate(config: TrainConfig, world_size: int = 1) -> None:
 def validate_evaluation(config: TrainConfig) -> None:
     """Raises UserError for the first thing that keeps this configuration from being evaluated, or trained."""
     check_values(config)
-    _require(bool(config.output_dir.strip()), "output_dir is empty: name a folder, such as output_dir=runs/mine")
+    for key, what in NAMES.items():
+        _require(bool(value_at(config, key).strip()), f"{key} is empty: name {what}")
+    _require(
+        not PureWindowsPath(config.output_dir).drive and "\\" not in config.output_dir,
+        f"output_dir={config.output_dir} is a path of Windows, and this machine would make one folder of that name: "
+        "name a folder with slashes, such as output_dir=runs/mine",
+    )
     _require(
         "://" not in config.output_dir,
         f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
@@ -91,12 +101,13 @@ def validate_evaluation(config: TrainConfig) -> None:
 
 
 def _mixes(output: Path) -> bool:
-    """Tells whether a folder holds what surely is no run: it is a home, or the working folder or one around it, unless
-    it is empty or a run lies there."""
+    """Tells whether a folder holds what surely is no run. It is a home, or it is the working folder, one around it or
+    one at the top of the disk such as /etc, unless it is empty or a run lies there."""
     here = Path.cwd()
     if output in (Path("/"), Path.home()):
         return True
-    return output in (here, *here.parents) and not is_run(output) and any(output.glob("*"))
+    of_all = output in (here, *here.parents) or output.parent == Path("/")
+    return of_all and not is_run(output) and any(output.glob("*"))
 
 
 def validate_serving(config: TrainConfig) -> None:
@@ -230,6 +241,11 @@ def _check_run(config: TrainConfig) -> None:
         config.evaluation.num_problems > 0 or not config.evaluation.suite,
         "evaluation.suite comes besides held-out problems in training: set evaluation.num_problems above 0",
     )
+    for host in config.hardware.hosts:
+        _require(
+            not re.fullmatch(r"[^:]*:\d+|.*@.*|\s*", host),
+            f"hardware.hosts: {host!r} is no name or address alone: ~/.ssh/config says a host's port and user",
+        )
     _check_source(config)
     _check_mlflow(config.tracking.mlflow)
     checkpoint = config.checkpoint

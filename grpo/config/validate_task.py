@@ -7,10 +7,9 @@ from dataclasses import replace
 from itertools import combinations
 from urllib.parse import urlsplit
 
-from grpo.config.choices import CHOICES
 from grpo.config.credentials import PLACE
 from grpo.config.errors import UserError, require
-from grpo.config.ranges import check_values
+from grpo.config.ranges import CHOICES, check_values
 from grpo.config.run import TrainConfig
 from grpo.config.task import REMOTE, CurriculumConfig, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
 
@@ -139,7 +138,8 @@ def _check_set(config: TrainConfig) -> None:
     )
     require(
         0 <= data.held_out_fraction < 1,
-        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth",
+        f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth, "
+        "and with 0 grpo eval asks any problem",
     )
 
 

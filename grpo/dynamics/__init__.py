@@ -7,16 +7,12 @@ step, group_size, budget aim and cost of a step; the best G and number of prompt
 
 Where a reward curve goes:
 history                  counts → curve with standard errors
-laws, identify, wander   possible laws of the curve; which of them it follows; curves that only wander
-oscillator               the reduced-order model of the curve
 trend, forecast          the curve's trend, and the forecast that follows it
 
 What the next round does:
-scheduler                builds the configured scheduler
-adaptive, adaptive_state `dynamics=adaptive`, and what it remembers
+scheduler                builds the configured scheduler, with limits and the entropy bonus around it
+adaptive, adaptive_state `dynamics=adaptive`, when it stops, and what it remembers
 refresh_interval, guard  the choice of the refresh interval; the reaction to unstable training
-stop_rule                whether a run has little left to gain
-entropy, limits          the entropy bonus; limits of samples, tokens and seconds
 losses                   whether a run that trains has lost what it could do
 step_signs               whether steps harm, by their products with the next gradients
 replay                   the decisions of a scheduler on the rounds of a finished run

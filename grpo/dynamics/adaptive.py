@@ -1,6 +1,7 @@
 """`dynamics=adaptive` chooses the next round's batch and refresh interval, by what the steps of this run gain.
 
-The same statistics give the same decision on every rank, after a resume, and offline from metrics.jsonl.
+The same statistics give the same decision on every rank, after a resume, and offline from metrics.jsonl. It also
+stops a run that has little left to gain, if it may.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.gain import Gain, Products
 from grpo.dynamics.group_size import BatchRule, choose_batch
-from grpo.dynamics.history import pass_rate
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS, pass_rate
 from grpo.dynamics.refresh_interval import (
     OffPolicyness,
     RefreshRule,
@@ -30,13 +30,14 @@ from grpo.dynamics.refresh_interval import (
 from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
 from grpo.dynamics.step_signs import COSINE
-from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 
 # The learning rate changes by at most this factor in all.
 FARTHEST_RATE = 32.0
 # Times are fitted to this many of the last rounds.
 RECENT = 50
+# A run has little left to gain when the probability of gaining more is below this.
+UNLIKELY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +280,25 @@ def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     by_side = [means.get(f"policy/clip_{side}_fraction", no_tokens) for side in ("low", "high")]
     clip_fraction = sum(fraction.value for fraction in by_side if fraction.count)
     return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clip_fraction, lag_of(statistics))
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """A stop rule ends a run that has little left to gain.
+
+    The run stops once a gain above `least_gain` was unlikely (`UNLIKELY`) for `patience` decisions in a row, but not
+    before `fewest_steps` optimizer steps. With `least_gain` 0 the run never stops.
+    """
+
+    least_gain: float
+    patience: int
+    fewest_steps: int
+
+    def next(self, ahead: Forecast | None, step: int, rounds_below: int) -> tuple[bool, int]:
+        """Returns whether to stop now, and the number of decisions in a row with too small a gain (`rounds_below`).
+
+        Without a forecast (`ahead` is None when there are too few rounds) the count starts anew.
+        """
+        below = self.least_gain > 0 and ahead is not None and ahead.chance(self.least_gain) < UNLIKELY
+        count = rounds_below + 1 if below else 0
+        return count >= self.patience and step >= self.fewest_steps, count

@@ -10,8 +10,7 @@ import numpy as np
 
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
-from grpo.dynamics.history import lag, num_tried, pass_rate, pooled_errors
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History, lag, num_tried, pass_rate, pooled_errors
 from grpo.types import RoundStatistics
 from grpo.types.plain import rebuilt
 from grpo.types.rounds import ROUND

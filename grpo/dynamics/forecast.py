@@ -1,7 +1,7 @@
 """This module forecasts a run's reward curve: where it goes, when it gets there, and whether continuing is worth it.
 
-The forecast extends the curve's trend (`trend.follow`), and needs none of the laws of `identify`, which describe the
-measured curve. benchmarks/results/dynamics.md reports how often the intervals held, on simulated, public and own runs.
+The forecast extends the curve's trend (`trend.follow`), and needs no law of the curve. benchmarks/results/dynamics.md
+reports how often the intervals held, on simulated, public and own runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History
 from grpo.dynamics.trend import Trend, follow
 from grpo.types import Interval
 

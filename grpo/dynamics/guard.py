@@ -5,9 +5,8 @@ exist, the guard also sends the run back to its best policy. If the best policy 
 one, the prompts have become harder, and the guard takes the present pass rate as the new best. For the same reason its
 best pass rate fades with time, and under a curriculum that changes difficulty no fall of the pass rate counts.
 
-The fitted damping ratio needs many rounds to show a loss; the guard looks at single rounds. A round is bad when its
-pass rate is lost by the judgement of `losses`, when the optimizer skipped steps, or when importance weights have
-collapsed. After an action the run gets some rounds to recover before the next action, unless
+A round is bad when its pass rate is lost by the judgement of `losses`, when the optimizer skipped steps, or when
+importance weights have collapsed. After an action the run gets some rounds to recover before the next action, unless
 the action was to go back.
 """
 
@@ -94,8 +93,7 @@ class GuardState:
     cuts        number of halvings of the learning rate so far
     returned    whether the run has just gone back to its best policy
     rates       pass rates of the rounds since the run began, or the guard last acted
-    cosines     `step/cosine` of these rounds
-    since_best  number of these since the round that set `best`
+    cosines     `step/cosine` of these rounds, 0 where a round has none
     """
 
     best: float | None = None
@@ -108,7 +106,6 @@ class GuardState:
     returned: bool = False
     rates: tuple[float, ...] = ()
     cosines: tuple[float, ...] = ()
-    since_best: int = 0
 
 
 def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardAction | None, GuardState]:
@@ -116,10 +113,8 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     smooth = facts.pass_rate if state.smooth is None else 0.5 * (state.smooth + facts.pass_rate)
     best, best_error, best_step = state.best, state.error, state.best_step
     noise = (facts.error**2 + best_error**2) ** 0.5
-    cosines = state.cosines if facts.cosine is None else (*state.cosines, facts.cosine)
-    since_best = state.since_best + len(cosines) - len(state.cosines)
-    rates = (*state.rates, facts.pass_rate)
-    course = Course(np.array(rates), np.array(cosines), since_best)
+    rates, cosines = (*state.rates, facts.pass_rate), (*state.cosines, facts.cosine or 0.0)
+    course = Course(np.array(rates), np.array(cosines))
     fallen = best is not None and is_lost(rule.losses, best, smooth, noise, course)
     if fallen and (state.returned or rule.changing_prompts):
         # The best policy itself is measured here and does worse, or a curriculum is at work: the prompts are harder.
@@ -134,16 +129,16 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     bad = state.bad + 1 if causes else 0
     since = None if state.since is None else state.since + 1
     if best is None or smooth > best:
-        best, best_error, best_step, since_best = smooth, facts.error, facts.step, 0
+        best, best_error, best_step = smooth, facts.error, facts.step
     elif not causes:
         # What fades towards the mean of many rounds becomes as certain as that mean.
         best += rule.forgetting * (smooth - best)
         best_error -= rule.forgetting * best_error
-    after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts, False, rates, cosines, since_best)
+    after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts, False, rates, cosines)
     if bad < rule.rounds or (since is not None and since <= rule.recovery):
         return None, after
     # The counts start anew after an action, while the best pass rate stays the reference.
-    after = replace(after, rates=(), cosines=(), since_best=0)
+    after = replace(after, rates=(), cosines=())
     go_back = rule.may_go_back and fallen
     after = replace(after, bad=0, smooth=None, since=None, returned=True) if go_back else replace(after, bad=0, since=0)
     cause, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""

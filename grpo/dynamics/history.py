@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from grpo.dynamics.laws import History
+Array = NDArray[np.float64]
 
 SMOOTHED_ROUNDS = 5
+# A forecast or a prediction needs a curve of at least this many rounds.
+FEWEST_POINTS = 6
 # The standard error is at least this where it has to be estimated from the curve's own scatter.
 LEAST_ERROR = 1e-3
 # The correlation of the noise is measured in curves of at least `FEWEST_CORRELATED` rounds, about a running mean over
@@ -17,6 +20,44 @@ LEAST_ERROR = 1e-3
 FEWEST_CORRELATED, LONGEST_WINDOW = 12, 15
 # A measured correlation above this is cut to it, since the rest is the curve's own movement.
 HIGHEST_CORRELATION = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A history is a measured reward curve, with one point for each round.
+
+    steps      [points] optimizer steps taken by the policy that sampled the round
+    values     [points] mean pass rate of the round
+    errors     [points] standard error of the pass rate
+    intervals  [points] refresh interval τ: the steps for which the round's samples are held
+    lags       [points] steps by which the round was sampled ahead
+    """
+
+    steps: Array
+    values: Array
+    errors: Array
+    intervals: Array
+    lags: Array
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def delays(self) -> Array:
+        """Returns how old the sampling policy is at the end of each round, in optimizer steps: τ + lag, [points]."""
+        return self.intervals + self.lags
+
+    @property
+    def ends(self) -> Array:
+        """Returns the optimizer step at the end of each round, by which logs number the rounds, [points]."""
+        return self.steps + self.delays
+
+    def until(self, step: float) -> History:
+        """Returns the points at or before `step`."""
+        mask = self.steps <= step
+        columns = self.steps, self.values, self.errors, self.intervals, self.lags
+        return History(*(column[mask] for column in columns))
+
 
 NO_HISTORY = History(*(np.empty(0) for _ in range(5)))
 """This is the reward curve of a log without a round that has a pass rate."""
@@ -131,24 +172,6 @@ def history_of_values(steps: ArrayLike, values: ArrayLike, interval: int = 1) ->
     count = len(values)
     intervals, lags = np.full(count, float(interval)), np.zeros(count)
     return History(steps - interval, values, np.full(count, error), intervals, lags)
-
-
-def merged(history: History, most: int) -> History:
-    """Averages neighbouring points of a curve, weighted by 1/error², until at most `most` points are left.
-
-    Points are merged only when their intervals and lags are equal.
-    """
-    while len(history) > most:
-        alike = (np.diff(history.intervals) == 0) & (np.diff(history.lags) == 0)
-        alike[1::2] = False
-        if not alike.any():
-            return history
-        begins = np.concatenate([[True], ~alike])
-        point, weights = np.cumsum(begins) - 1, history.errors**-2.0
-        total = np.bincount(point, weights)
-        steps, values = (np.bincount(point, weights * series) / total for series in (history.steps, history.values))
-        history = History(steps, values, 1 / np.sqrt(total), history.intervals[begins], history.lags[begins])
-    return history
 
 
 def num_tried(counts: Counts) -> int:

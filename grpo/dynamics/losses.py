@@ -18,6 +18,9 @@ Array = NDArray[np.float64]
 
 # A slow loss is a fall of means of `WINDOW` rounds. How far they wander is measured `APART` rounds apart.
 WINDOW, APART = 10, 20
+# A fall's weight counts so many wanders at most, and each standard error of the cosines as so many wanders. These and
+# `LossRule` were chosen on simulated runs with 1 % of healthy ones in view (benchmarks/losses.py).
+MOST_WANDERS, COSINES_COUNT, LEAST_WANDER = 6.0, 2.0, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,10 @@ class LossRule:
     fall, least_fall, least_share   a fall exceeds all three: so many standard errors, so much pass rate, and this share
                   of the recent best, since a healthy policy fluctuates a little
     deep          share of the recent best beyond which a fall is a loss whatever the steps gain
-    against       sum of the cosines since the best round, in standard errors, below which a fall is a loss
-    slow, early   fall of the mean of `WINDOW` rounds, in units of how far such means wander by themselves, that is a
-                  loss if it also exceeds `least_fall` and the cosines are `against` the run, or if it exceeds
-                  `early_fall` and steps surely harm
+    against       sum of the cosines since the best rounds, in standard errors, below which a fall is a loss
+    slow_fall     fall of the mean of `WINDOW` rounds beyond which it is a loss if its `weight` exceeds `sure`
+    early_fall, early   smaller fall of that mean, in pass rate and in units of how far such means wander by themselves,
+                  that is a loss if steps surely harm
     by_chance     probability that steps of a run that do not harm ever count as sure to
     """
 
@@ -39,23 +42,43 @@ class LossRule:
     least_share: float = 0.3
     deep: float = 0.6
     against: float = -2.6
+    slow_fall: float = 0.08
+    sure: float = 10.0
     early_fall: float = 0.05
-    slow: float = 5.0
-    early: float = 2.0
+    early: float = 4.0
     by_chance: float = 0.05
 
 
 class Course(NamedTuple):
     """A course is what a run has measured since it began, last went back, or was acted on.
 
-    rates        pass rate of each round
-    cosines      `step/cosine` of each round that has one
-    since_best   number of these after the best policy was sampled
+    rates     [rounds] pass rate
+    cosines   [rounds] `step/cosine`, 0 where a round has none
     """
 
     rates: Array
     cosines: Array
-    since_best: int
+
+
+class Fall(NamedTuple):
+    """A fall is that of the mean of the last `WINDOW` rounds below the best such mean.
+
+    size      the fall
+    wander    how far such means wander by themselves
+    against   sum of the cosines since the middle of the best rounds, in standard errors
+    """
+
+    size: float
+    wander: float
+    against: float
+
+    @property
+    def weight(self) -> float:
+        """Returns how much speaks for a loss: the fall in units of the wander, and the cosines against the run.
+
+        Data of another kind make a pass rate fall by any number of wanders, so these count up to `MOST_WANDERS` only.
+        """
+        return min(self.size / max(self.wander, LEAST_WANDER), MOST_WANDERS) - COSINES_COUNT * self.against
 
 
 def is_lost(rule: LossRule, best: float, now: float, error: float, course: Course) -> bool:
@@ -63,29 +86,32 @@ def is_lost(rule: LossRule, best: float, now: float, error: float, course: Cours
 
     `error` is the standard error of their difference. A run that logs no cosines is judged by its pass rate alone.
     """
-    loss, cosines = best - now, course.cosines
+    loss = best - now
     fallen = loss > max(rule.fall * error, rule.least_fall, rule.least_share * best)
-    if len(cosines) < FEWEST or (fallen and loss > rule.deep * best):
+    if np.count_nonzero(course.cosines) < FEWEST or (fallen and loss > rule.deep * best):
         return fallen
-    since_best = in_errors(cosines[len(cosines) - course.since_best :])
-    slow_fall, wander = fall_of_means(course.rates)
-    if since_best < rule.against and (fallen or slow_fall > max(rule.least_fall, rule.slow * wander)):
+    slow = fall_of_means(course)
+    if fallen and slow.against < rule.against:
         return True
-    if slow_fall <= max(min(rule.early_fall, rule.least_share * best), rule.early * wander):
+    if slow.size > rule.slow_fall and slow.weight > rule.sure:
+        return True
+    if slow.size <= max(min(rule.early_fall, rule.least_share * best), rule.early * slow.wander):
         return False
-    sign = harm(cosines)
+    sign = harm(course.cosines)
     return sign is not None and sign.evidence > -np.log(rule.by_chance)
 
 
-def fall_of_means(rates: Array) -> tuple[float, float]:
-    """Returns how far the mean of the last rounds is below the best such mean, and how far means wander by themselves.
+def fall_of_means(course: Course) -> Fall:
+    """Returns how far the mean of the last rounds is below the best such mean.
 
-    How far they wander is measured by second differences over `APART` rounds, which a steady rise or fall leaves at 0.
-    Both are 0 for fewer rounds than that takes.
+    How far such means wander is measured by the median of second differences over `APART` rounds. A steady rise or fall
+    leaves them at 0, and the turn from one to the other enlarges few. For fewer rounds size and wander are 0.
     """
+    rates, window = course.rates, min(WINDOW, len(course.rates))
+    means = np.convolve(rates, np.full(window, 1 / window), "valid")
+    against = in_errors(course.cosines[int(means.argmax()) + window // 2 :])
     if len(rates) < WINDOW + 2 * APART:
-        return 0.0, 0.0
-    means = np.convolve(rates, np.full(WINDOW, 1 / WINDOW), "valid")
+        return Fall(0.0, 0.0, against)
     bends = means[2 * APART :] - 2 * means[APART:-APART] + means[: -2 * APART]
-    # Of independent means a second difference has six times the variance.
-    return float(means.max() - means[-1]), float(np.sqrt(np.mean(bends**2) / 6))
+    # Of independent means a second difference has six times the variance, and half of its sizes are below .6745 of it.
+    return Fall(float(means.max() - means[-1]), float(np.median(np.abs(bends)) / 0.6745 / 6**0.5), against)

@@ -1,20 +1,26 @@
-"""This module builds the configured scheduler, which chooses each round's plan and decides whether the run goes on."""
+"""This module builds the configured scheduler, which chooses each round's plan and decides whether the run goes on.
+
+Around every scheduler, one part ends a run that reaches its limit of samples, tokens or seconds. Another one adapts the
+coefficient of the entropy bonus, so that the policy's entropy does not fall below a target. Its rule is that of
+Skywork-OR1 (arXiv:2505.22312): the coefficient c grows by Δ while the entropy is at most the target and shrinks by Δ
+above it, and the bonus is applied in the first case only. TRL 1.16 has the same rule once a step; here it acts once a
+round, on the mean entropy of the round's tokens over all ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic
 
-from grpo.dynamics.adaptive import FARTHEST_RATE, AdaptiveScheduler, Setting
-from grpo.dynamics.entropy import EntropyControl
+from grpo.dynamics.adaptive import FARTHEST_RATE, AdaptiveScheduler, Setting, StopRule
 from grpo.dynamics.group_size import BatchRule
 from grpo.dynamics.guard import GuardRule
-from grpo.dynamics.limits import LimitedScheduler
 from grpo.dynamics.refresh_interval import RefreshRule
 from grpo.dynamics.step import BatchSetting
-from grpo.dynamics.stop_rule import StopRule
 from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, State, Verdict
+from grpo.types.plain import rebuilt
+from grpo.types.rounds import ROUND
 
 if TYPE_CHECKING:
     from grpo.config import TrainConfig
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
 # These curricula change how hard the prompts are while a run goes on.
 CHANGING = ("anneal", "online")
+LARGEST = 1.0
 
 
 class FixedScheduler:
@@ -172,3 +179,96 @@ def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
     if config.objective.entropy_target:
         scheduler = EntropyControl(scheduler, config.objective.entropy_target, config.objective.entropy_step)
     return LimitedScheduler(scheduler, {unit: limit for unit, limit in asdict(config.limits).items() if limit})
+
+
+"""The coefficient never grows above this."""
+
+
+class EntropyControl(Generic[State]):
+    """This scheduler wraps another scheduler, and adapts the entropy bonus in the plans of that scheduler.
+
+    It has no state of its own, since the coefficient is part of the plan. After a round that learned from no token the
+    bonus is unchanged.
+    """
+
+    def __init__(self, scheduler: Scheduler[State], target: float, step: float):
+        """`target` is in nats per token. The coefficient moves by `step` after each round."""
+        self._scheduler, self._target, self._step = scheduler, target, step
+
+    def init(self) -> tuple[RoundPlan, State]:
+        return self._scheduler.init()
+
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: State) -> Decision[State]:
+        decision = self._scheduler.next(plan, statistics, state)
+        entropy = statistics.means.get("policy/entropy")
+        if entropy is None or not entropy.count:
+            return decision
+        return replace(decision, plan=self.adapted(decision.plan, entropy.value))
+
+    def adapted(self, plan: RoundPlan, entropy: float) -> RoundPlan:
+        """Returns the plan with its entropy bonus adapted to a round's entropy, in nats per token."""
+        low = entropy <= self._target
+        coefficient = (plan.entropy_coefficient or 0.0) + (self._step if low else -self._step)
+        return replace(plan, entropy_coefficient=min(max(coefficient, 0.0), LARGEST), entropy_bonus=low)
+
+    def judge(self, step: int, state: State) -> Verdict:
+        return self._scheduler.judge(step, state)
+
+    def restore(self, values: Mapping[str, Any]) -> State:
+        return self._scheduler.restore(values)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedState(Generic[State]):
+    """The limited state holds the amounts that the run has spent, by unit, and the state of the wrapped scheduler."""
+
+    spent: Mapping[str, float]
+    inner: State
+
+
+class LimitedScheduler(Generic[State]):
+    """This scheduler decides as `scheduler` does until one of `limits` is reached, and then stops the run.
+
+    `limits` maps a unit (samples, tokens, seconds) to the amount that the run may spend. Units without a limit are
+    counted too, so that a limit set on resume includes what was spent before. Seconds are wall-clock seconds of rounds.
+    """
+
+    def __init__(self, scheduler: Scheduler[State], limits: Mapping[str, float]):
+        self._scheduler = scheduler
+        self._limits = limits
+
+    def init(self) -> tuple[RoundPlan, LimitedState[State]]:
+        plan, inner = self._scheduler.init()
+        return plan, LimitedState({}, inner)
+
+    def next(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: LimitedState[State]
+    ) -> Decision[LimitedState[State]]:
+        decision = self._scheduler.next(plan, statistics, state.inner)
+        spent = {unit: state.spent.get(unit, 0.0) + amount for unit, amount in _spent_in(statistics).items()}
+        return Decision(decision.plan, self._within(decision.verdict, spent), LimitedState(spent, decision.state))
+
+    def judge(self, step: int, state: LimitedState[State]) -> Verdict:
+        return self._within(self._scheduler.judge(step, state.inner), state.spent)
+
+    def restore(self, values: Mapping[str, Any]) -> LimitedState[State]:
+        # In checkpoints of older versions the fields of the inner state stand beside `spent`.
+        inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
+        spent = rebuilt(Mapping[str, float], values.get("spent", {}), "scheduler.spent")
+        return LimitedState(spent, self._scheduler.restore(rebuilt(Mapping[str, Any], inner or {}, "scheduler.inner")))
+
+    def _within(self, verdict: Verdict, spent: Mapping[str, float]) -> Verdict:
+        for unit, limit in self._limits.items():
+            if spent.get(unit, 0.0) >= limit:
+                verdict = replace(verdict, stop=True, reason=f"the limit of {limit:,.0f} {unit} is reached")
+        return verdict
+
+
+def _spent_in(statistics: RoundStatistics) -> dict[str, float]:
+    """Returns the samples, completion tokens and seconds of one round, by unit."""
+    length = statistics.means["completions/length_mean"]
+    return {
+        "samples": length.count,
+        "tokens": length.total,
+        "seconds": statistics.seconds[ROUND],
+    }

@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from grpo.dynamics.history import noise_factor
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History, noise_factor
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from grpo.config.errors import UserError
-from grpo.config.folder import EVALUATIONS_FILE, LOCK_FILE, METRICS_FILE, PROMPTS_FILE, RESUMPTIONS_FILE, SAMPLES_FILE
+from grpo.config.errors import UserError, require
+from grpo.config.folder import (
+    EVALUATIONS_FILE,
+    FOLDERS,
+    LOCK_FILE,
+    METRICS_FILE,
+    PROMPTS_FILE,
+    RESUMPTIONS_FILE,
+    SAMPLES_FILE,
+)
 from grpo.host.disk import open_own, refuse_link
 from grpo.interfaces import Collective
 
@@ -62,7 +70,7 @@ def refuse_locked(folder: Path) -> None:
 
 def _taken(folder: Path) -> TextIO:
     """Takes the lock and returns the open lock file. Raises `UserError` when another process holds it, and when a file
-    in which a run goes on is a link: the folder may come from a stranger.
+    in which a run goes on, or a folder into which it writes, is a link: the folder may come from a stranger.
 
     Closing the file releases the lock. So does opening and closing the same file once more in this process.
     """
@@ -70,6 +78,12 @@ def _taken(folder: Path) -> TextIO:
         folder.mkdir(parents=True, exist_ok=True)
         for name in CONTINUED:
             refuse_link(folder / name)
+        for inner in (folder / name for name in FOLDERS):
+            require(
+                not inner.is_symlink(),
+                f"{inner} is a link, and nothing is written through links: put the folder itself there, or remove it; "
+                f"{folder} as a whole may be a link",
+            )
         file = open_own(folder / LOCK_FILE, "a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"output_dir={folder} cannot be written to: {error}") from error

@@ -16,7 +16,8 @@ this user can open; the folder is removed at the end.
 
 A tether is two processes, since one alone could be killed, and vLLM's engine would then outlive its server. The outer
 process, which the starter knows, starts the inner one, and the inner one the command. If one of the two is killed, the
-other ends what is below it.
+other ends what is below it. If both are, the kernel ends the command, and what that has started ends itself where it
+has called `end_with_tether`.
 
 This program prints a line when a process below it is suspended (SIGSTOP), because the processes that wait for it would
 hang without any message.
@@ -45,6 +46,9 @@ import psutil
 STOP, KILL = b"stop\n", b"kill\n"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IDLE_SECONDS = 10.0
+# The command and all that it starts find the inner process's id in this variable.
+TETHER_VARIABLE = "GRPO_TETHER"
+WATCH_SECONDS = 1.0
 # A process that is suspended at two checks in succession is reported; the checks are this far apart.
 LOOK_SECONDS = 10.0
 PRIVATE = "a private folder"
@@ -89,7 +93,7 @@ def _run(command: list[str], variables: Mapping[str, str], grace: float, starter
     _adopt_orphans()
     child = subprocess.Popen(
         command,
-        env=os.environ | variables,
+        env=os.environ | variables | {TETHER_VARIABLE: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: end_with_parent(signal.SIGKILL),
@@ -125,6 +129,21 @@ def _private_folder() -> str:
 def end_with_parent(number: int) -> None:
     """Makes the kernel send signal `number` to this process when its parent ends, even if that is killed."""
     _prctl(PR_SET_PDEATHSIG, number)
+
+
+def end_with_tether() -> None:
+    """Makes a thread kill this process's group once the tether above it is gone. Without a tether it does nothing."""
+    if tether := os.environ.get(TETHER_VARIABLE):
+        threading.Thread(target=_outlive, args=(int(tether),), daemon=True).start()
+
+
+def _outlive(tether: int) -> None:
+    """Waits until a process has ended, and then kills the group of this one."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(tether)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(WATCH_SECONDS)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _adopt_orphans() -> None:

@@ -16,8 +16,7 @@ from grpo.algorithm.token_losses import Tokens
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.folder import REFERENCE_FILE
-from grpo.config.learning_rate import learning_rate_factor
-from grpo.config.optimizer import chosen_optimizer
+from grpo.config.optimizer import chosen_optimizer, learning_rate_factor
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import backward, check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine

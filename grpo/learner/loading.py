@@ -24,8 +24,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig
-from grpo.config.earlier_run import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo.config.errors import UserError, require
+from grpo.config.saved import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.resharding import SHARDS, WHOLE_WEIGHTS, only_plain_data

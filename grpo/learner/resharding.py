@@ -37,11 +37,11 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from grpo.config.compare_saved import check_stages
 from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import LAYOUT_FILE
 from grpo.config.optimizer import ADAMW, Optimizer
 from grpo.config.plain_json import read_object
+from grpo.config.saved import check_stages
 from grpo.learner.collective import TorchCollective
 from grpo.types.plain import rebuilt
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in
+from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in, refuse_several
 from grpo.config.pass_through import check_model_settings
-from grpo.config.runs_within import refuse_several
 from grpo.config.saved import read_config, read_score
 from grpo.host.disk import require_writable
 from grpo.models.resolve import check_early

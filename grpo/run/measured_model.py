@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
-from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.folder import step_of
 from grpo.config.pass_through import check_model_settings
 from grpo.config.ranges import check_values
-from grpo.config.saved import read_config
+from grpo.config.saved import described, is_checkpoint, read_config
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler

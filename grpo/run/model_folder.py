@@ -28,7 +28,8 @@ COUNTED = re.compile(r"(layers?|experts)$")
 """Keys of a config.json that end like this count modules that are made one by one."""
 OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """These keys of a config.json count the layers of the model."""
-MOST_MODULES = 10_000
+MOST_MODULES = 20_000
+"""No model has more of them. Doge has 16,384 experts, which are rows of one weight."""
 
 SHOWN = 3
 """A message names as many weights, and the number of the others."""

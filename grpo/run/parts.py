@@ -13,18 +13,17 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
-from grpo.config.earlier_run import is_checkpoint
 from grpo.config.hydra import compose_suite
-from grpo.config.saved import read_config
+from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
 from grpo.host.imports import importing
 from grpo.interfaces import Collective, Sampler
 from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.tasks.curriculum import Grouping
+from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import filled
 from grpo.tasks.sources import load_problems
-from grpo.tasks.split import split
 from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
 
 ANY_EXAMPLE = ("1 + 1 =", "2")

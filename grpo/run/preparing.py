@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig
-from grpo.config.earlier_run import described
 from grpo.config.errors import require
 from grpo.config.placement import uses_running_servers
+from grpo.config.saved import described
 from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -31,7 +31,8 @@ from grpo.run.model_folder import model_folder
 from grpo.run.parts import load_suite, load_task
 from grpo.run.tables import print_price, print_tables
 from grpo.tasks.curriculum import check_rates
-from grpo.tasks.split import question_hash, split
+from grpo.tasks.problem_selection import question_hash, split
+from grpo.tasks.rewards import odd_judge
 from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants
@@ -78,6 +79,9 @@ def prepared(config: TrainConfig) -> Prepared:
         preflight.check_vocabulary(config, path, tokenizer, tasks)
         config, (own_task, *suite) = fit_lengths(config, tasks, path)
     _refuse_trained_on(own_task, suite)
+    for of_set in own_task.config.all_sets.values() if ranks.rank() == 0 else ():
+        if odd := odd_judge(of_set.reward, of_set.answer_name):
+            say(f"grpo: {odd}")
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)
     with working("proving that the model is computed as it computes itself"):

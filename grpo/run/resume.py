@@ -13,11 +13,9 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from grpo.config import TrainConfig
-from grpo.config.compare_saved import check_resumed, differences
-from grpo.config.earlier_run import is_checkpoint
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EARLIER, LEFT_BEHIND, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
-from grpo.config.saved import flat, read_config, read_state
+from grpo.config.saved import check_resumed, differences, flat, is_checkpoint, read_config, read_state
 from grpo.dynamics.scheduler import build_scheduler, replanned
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts

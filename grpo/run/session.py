@@ -24,7 +24,7 @@ from grpo.host.terminal import Terminal, say
 from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_log
-from grpo.insight.pages.run_report import write_report
+from grpo.insight.pages.run_page import write_report
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import end_distributed, init_distributed
 from grpo.learner.learner import DeepSpeedLearner

@@ -6,7 +6,7 @@ from its config alone, without its weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,13 @@ from grpo.types import MachineConstants
 
 # Without a GPU here, the tables are those of a machine with this many GPUs.
 GPUS_ELSEWHERE = 8
+# A run names as many places at most, and else the first and the last.
+MOST_PLACES = 3
+
+Places = Sequence[tuple[str, str]]
+"""These are rows of (process, device)."""
+Memory = Sequence[tuple[str, float, float]]
+"""These are rows of (what, GiB while sampling, GiB while learning); the last one holds the sums."""
 
 
 def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
@@ -53,7 +60,8 @@ def print_price(config: TrainConfig, path: Path, machine: MachineConstants | Non
 
 
 def print_tables(config: TrainConfig, path: Path) -> None:
-    """Prints what runs where, the batch table and the memory estimate, on rank 0. Warns if memory will not suffice.
+    """Prints what runs where, the batch and the memory estimate, on rank 0: tables in a dry run, and else a line each.
+    Warns if memory will not suffice.
 
     Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them, or with all that its
     servers need. Raises UserError when there are too few GPUs here, or too little memory.
@@ -75,21 +83,20 @@ def print_tables(config: TrainConfig, path: Path) -> None:
             f"{GIB_ELSEWHERE:g} GiB",
             soft_wrap=True,
         )
-    console.print(facts_table("Placement", ("what", "where, on this node"), places))
-    header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
-    title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
-    console.print(facts_table(title, header, batch_table(config, count)))
-    for line in surprises(config):
-        console.print(line, style="yellow", soft_wrap=True)
     largest = at_its_largest(config)
-    rows = memory_estimate(largest, shape, count, device_memory.device_gib(config))
-    title = f"Memory, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
+    memory = memory_estimate(largest, shape, count, device_memory.device_gib(config))
+    of_model = f"{shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
     if largest is not config:
         batch = largest.dynamics
-        title += f", at the schedule's largest batch: {batch.prompts_per_step} prompts × {batch.group_size}"
-    header = ("estimate, on one rank", "while sampling", "while learning")
-    console.print(facts_table(title, header, [(name, _size(first), _size(second)) for name, first, second in rows]))
-    _, sampling, learning = rows[-1]
+        of_model += f", at the schedule's largest batch: {batch.prompts_per_step} prompts × {batch.group_size}"
+    if config.dry_run:
+        _print_as_tables(console, config, count, places, memory, of_model)
+    else:
+        for line in in_short(config, count, places, memory, of_model):
+            console.print(line, soft_wrap=True)
+    for line in surprises(config):
+        console.print(line, style="yellow", soft_wrap=True)
+    _, sampling, learning = memory[-1]
     if config.learner.offload_optimizer and num_gpus:
         gib = optimizer_bytes(config, shape, count) * local / 2**30
         console.print(f"the optimizer takes {gib:.0f} GiB of this machine's main memory, and gradients some more")
@@ -107,6 +114,35 @@ def print_tables(config: TrainConfig, path: Path) -> None:
             "learner.zero_stage=3",
             style="yellow",
         )
+
+
+def _print_as_tables(
+    console: Terminal, config: TrainConfig, count: int, places: Places, memory: Memory, of_model: str
+) -> None:
+    console.print(facts_table("Placement", ("what", "where, on this node"), places))
+    header = ("per optimizer step and round", "per rank", f"on {count} rank{'s' * (count > 1)}")
+    title = "Batches" if config.dynamics.name == "fixed" else "Batches, as the schedule begins"
+    console.print(facts_table(title, header, batch_table(config, count)))
+    header = ("estimate, on one rank", "while sampling", "while learning")
+    rows = [(name, _size(first), _size(second)) for name, first, second in memory]
+    console.print(facts_table(f"Memory, {of_model}", header, rows))
+
+
+def in_short(config: TrainConfig, count: int, places: Places, memory: Memory, of_model: str) -> Iterator[str]:
+    """Yields what the tables of a dry run say, in a line for each."""
+    dynamics, sizes = config.dynamics, {name: f"{total:,}" for name, _, total in batch_table(config, count)}
+    shown = places if len(places) <= MOST_PLACES else [places[0], places[-1]]
+    where = (", …, " if shown is not places else ", ").join(f"{what} on {place}" for what, place in shown)
+    yield f"{where}: {of_model}; about {_size(memory[-1][1])} while sampling and {_size(memory[-1][2])} while learning"
+    yield (
+        f"each step: {dynamics.prompts_per_step:,} prompts × {dynamics.group_size} completions of at most "
+        f"{config.rollout.sampling.max_tokens:,} tokens; micro-batches: {sizes['micro-batches per step, at most']} "
+        "or fewer" + (", as the schedule begins" if dynamics.name != "fixed" else "")
+    )
+    yield (
+        f"the run: {config.num_steps:,} optimizer steps in {sizes['rounds']} rounds; dry_run=true shows all this as "
+        "tables, with its price"
+    )
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from grpo.config import UserError
 from grpo.config.errors import first_line, require
+from grpo.config.folder import is_run
 from grpo.config.plain_json import parse_json
-from grpo.config.runs_within import is_run
 from grpo.host.disk import open_own, write_whole
 from grpo.host.terminal import say
 from grpo.sweep.cells import Cell

@@ -5,19 +5,18 @@ Its import must stay light, since every grading worker is a spawned process that
 From data to prompts, in this order:
 sources        problems from files, the hub or generators (arithmetic, procedural); `configs/task/` names the sets
 columns        the cells of a row
-problem_selection, split   which problems are taken; which are held out
-curriculum, mixture   in which order they are asked; several sets in one stream
-prompt_stream, dealing, prompt_encoding   prompts without end; which rank gets which; problems as token ids, by the chat
-               template
+problem_selection   which problems are taken, and which of them are held out
+curriculum     in which order they are asked
+prompt_stream  prompts without end: several sets in one stream, and which rank gets which
+prompt_encoding   problems as token ids, by the chat template
 widest_token   how much text one token can spell
 task           all of this as the `Task` of the loop
 solve_rates    pass rates that a data set brings along
 
 From completions to rewards:
-grader_pool, grading_worker   a pool of processes, and what each of them runs
-worker_groups  ends what a reward started and left behind
-rewards, overlong, own_rewards   built-in parts of a reward, and functions of the user's own
-remote, judge   rewards from servers; a language model as the judge
+grader_pool, grading_worker   a pool of processes, and what each of them runs and leaves behind
+rewards, own_rewards   built-in parts of a reward, and functions of the user's own
+remote, judge  rewards from servers; a language model as the judge
 extraction, verification   the answer in a completion; whether it is right
 grading        grades → rewards
 

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from grpo.config.plain_json import parse_json
+
 Row = Mapping[str, Any]
+_WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -70,8 +73,14 @@ def conversation(value: Any) -> tuple[tuple[Mapping[str, str], ...], str]:
     """Splits a question cell into its chat messages and its question, which is the last message's text.
 
     A cell of plain text has no messages. In a list of chat messages, the last one must be the user's, and each content
-    must be text or a list of text parts. For anything else the question is "", which marks the row as unusable.
+    must be text or a list of text parts. The list may be written as JSON, as tables of text have it. For anything else
+    the question is "", which marks the row as unusable.
     """
+    if isinstance(value, str) and _WRITTEN_MESSAGES.match(value):
+        try:
+            value = parse_json(value)
+        except ValueError:  # what Python prints of messages is no JSON
+            return (), ""
     if not (isinstance(value, list) and value and isinstance(value[0], Mapping)):
         return (), text_of(value)
     messages = [_message(message) for message in value]

@@ -20,6 +20,7 @@ from grpo.tasks.grading_worker import (
     RAISED,
     Failure,
     RawGrade,
+    WorkerGroups,
     grade_batch,
     grade_group,
     grade_one,
@@ -27,7 +28,6 @@ from grpo.tasks.grading_worker import (
 )
 from grpo.tasks.own_rewards import START_SECONDS, TOGETHER, WANTED, BatchReward, Facts, GroupReward, carried
 from grpo.tasks.rewards import REWARDS, build_parts
-from grpo.tasks.worker_groups import WorkerGroups
 from grpo.types import Problem
 
 logger = logging.getLogger(__name__)
@@ -254,6 +254,9 @@ class GraderPool:
         except Exception as error:
             self.close()
             why = type(error).__name__ if obstacles.empty() else obstacles.get()
+            fault = why.removeprefix(f"{UserError.__name__}: ")
+            if fault != why and MemoryError.__name__ not in why:
+                raise UserError(fault) from error
             raise UserError(
                 f"the grading workers do not start ({why}): is task.reward.memory_gib={self._reward.memory_gib:g} too "
                 "small for what they import?"

@@ -1,4 +1,7 @@
-"""This module turns what graders return into rewards: one `Grading` for every reward that a task has."""
+"""This module turns what graders return into rewards: one `Grading` for every reward that a task has.
+
+DAPO's soft overlong penalty (arXiv:2503.14476, section 3.4) is one of their parts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from grpo.config import RewardConfig, UserError
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading_worker import UNPARSABLE, RawGrade, merged
-from grpo.tasks.overlong import overlong_penalty
 from grpo.tasks.own_rewards import facts_of_one, reward_facts
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import EXTRACTING
@@ -132,3 +134,12 @@ def unparsable(answers: Mapping[str, str]) -> str:
     """Returns a message about problems whose own answers cannot be parsed; `answers` maps their ids to the answers."""
     examples = listed(tuple(f"{name}: {answer!r}" for name, answer in answers.items()))
     return f"{len(answers)} answer{'s' * (len(answers) != 1)} cannot be parsed ({examples})"
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int) -> float:
+    """Returns 0 up to `max_length` − `buffer` tokens, then falls linearly to −1 at `max_length`, and stays at −1.
+
+    >>> [overlong_penalty(length, 20, 8) for length in (12, 14, 20, 21)]
+    [0.0, -0.25, -1.0, -1.0]
+    """
+    return max(-1.0, min(0.0, (max_length - buffer - length) / buffer))

@@ -1,4 +1,7 @@
-"""This module is what a grading worker runs: it limits the process, and turns a reward's values into grades."""
+"""This module is what a grading worker runs: it limits the process, and turns a reward's values into grades.
+
+Processes that a reward has started, such as a program to test, are ended once the worker has ended.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from multiprocessing.queues import SimpleQueue
+from pathlib import Path
 from typing import Any
 
 from grpo.config import RewardConfig
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
-from grpo.tasks.worker_groups import lead_group
 from grpo.types import Problem
 from grpo.types.imported import given
 
@@ -38,6 +43,8 @@ TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"
 _SECRET = re.compile(r"(?i)(key|token|secret|passw(or)?d|credentials?)$")
 MAX_MESSAGE = 200
 LARGEST = 1e6
+_parts: dict[str, Part] = {}
+MARK = "GRPO_GRADING_WORKER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,6 @@ class Failure:
         return "they get no reward"
 
 
-_parts: dict[str, Part] = {}
 """The reward's parts, in a worker process only. `start_worker` sets them."""
 
 
@@ -106,7 +112,7 @@ def start_worker(
     resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited))
     try:
         given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})
-        _parts.update(build_parts(reward, answer_name))
+        _parts.update(build_parts(reward, answer_name, called=True))
     except BaseException as error:
         resource.setrlimit(resource.RLIMIT_AS, (unlimited, unlimited))
         obstacles.put(f"{type(error).__name__}: {error}")
@@ -235,3 +241,56 @@ def _raised(name: str, error: BaseException) -> Failure:
     # A part of ours raises for what the completion says, so that its completion is wrong.
     outcome = "failed" if name in REWARDS else RAISED
     return Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True, outcome=outcome)
+
+
+"""This environment variable holds the process id of the worker that has started a program."""
+
+
+def lead_group() -> int:
+    """Makes this worker the leader of a process group, in which what it starts stays. Returns the group's number.
+
+    A program that leaves the group, as by setsid, is known by an environment variable.
+    """
+    os.setpgid(0, 0)
+    os.environ[MARK] = str(os.getpid())
+    return os.getpid()
+
+
+class WorkerGroups:
+    """Remembers the process groups of a pool's workers. Each worker puts the number of its own into `born`."""
+
+    def __init__(self, context: BaseContext):
+        self.born = context.SimpleQueue()
+        self._groups: set[int] = set()
+
+    def end_left_behind(self) -> None:
+        """Kills the processes that ended workers have left behind."""
+        while not self.born.empty():
+            self._groups.add(self.born.get())
+        for group in [group for group in self._groups if _ended(group)]:
+            self._groups.discard(group)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+            for process in _marked(group):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, signal.SIGKILL)
+
+
+def _marked(worker: int) -> list[int]:
+    """Returns the processes that carry the mark of a worker in their environment."""
+    mark, marked = f"{MARK}={worker}".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        # Processes end meanwhile, and those of other users cannot be read.
+        with suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                marked.append(int(environment.parent.name))
+    return marked
+
+
+def _ended(worker: int) -> bool:
+    """Tells whether a child process has ended. Returns False when its number has been given to another process."""
+    try:
+        return os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        # The pool has taken its exit code.
+        return not Path(f"/proc/{worker}").exists()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grpo.config import UserError
@@ -228,14 +229,15 @@ IN_TWO_TURNS = (
 Part = Function | CompletionReward | TogetherReward | GroupReward | BatchReward
 
 
-def own_reward(path: str, answer_name: str) -> Part:
+def own_reward(path: str, answer_name: str, called: bool = False) -> Part:
     """Imports the function at ``"package.module:function"`` or ``"file.py:function"``.
 
     Returns a function of (completion, answer, metadata), or one of the classes of this module, depending on the
-    function's signature. A class, or an object of one, stands for its method `__call__`. Raises UserError when the
-    import fails, and for a signature that is none of `WANTED`.
+    function's signature. A class, or an object of one, stands for its method `__call__`. That of a class is usable only
+    if it is to be `called`: an object may hold a model, which workers need and the trainer does not. Raises UserError
+    when the import fails, and for a signature that is none of `WANTED`.
     """
-    function = _function_of(path, _imported(path))
+    function = _function_of(path, _imported(path), called)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -264,16 +266,18 @@ def own_reward(path: str, answer_name: str) -> Part:
     return _synchronous(function)
 
 
-def _function_of(path: str, found: Any) -> Function:
+def _function_of(path: str, found: Any, called: bool) -> Function:
     """Returns the function that computes the reward: what was found, or the method `__call__` of the object or class
-    that was found. Raises UserError for a class whose objects cannot be made without arguments, or not called."""
+    that was found. An object of a class is made only if the function is to be `called`. Raises UserError for a class
+    whose objects cannot be made without arguments, or not called."""
     if inspect.isclass(found):
         require(
             _calls(found),
             f"task.reward.parts: {path!r} is a class without a method __call__: give it one, or name a function",
         )
         try:
-            found = found()
+            inspect.signature(found).bind()
+            found = found() if called else partial(found.__call__, None)
         except Exception as error:  # the user's own constructor may raise anything
             raise UserError(
                 f"task.reward.parts: {path!r} is a class, and none of its objects can be made without arguments "

@@ -1,17 +1,29 @@
-"""This module gives out prompts as an endless stream, in the order of a curriculum."""
+"""This module gives out prompts as an endless stream, in the order of a curriculum.
+
+Several sets of problems are mixed into one stream, each with its share of the prompts. Prompts are dealt to ranks so
+that every rank's engine has about equally much to write.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from grpo.config import UserError
-from grpo.tasks.curriculum import Order
-from grpo.tasks.dealing import dealt
+from grpo.tasks.curriculum import Order, resampled
 from grpo.tasks.solve_rates import MEASURED_LENGTH
 from grpo.types import Problem, Prompt
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Indices = NDArray["int"]
+
+BLOCK = 64
 
 
 class PromptStream:
@@ -20,7 +32,7 @@ class PromptStream:
     `cursor` counts the prompts given out over all ranks. The prompt at a position depends on the order and the position
     only, so setting the cursor is enough to resume. The ranks' shares always make up the same stream, however many
     prompts are taken at a time. Which rank gets a prompt depends on how long completions of its problem were, see
-    `grpo.tasks.dealing`: when the problem was last sampled, or when `grpo solve-rates` measured it.
+    `grpo.tasks.prompt_stream`: when the problem was last sampled, or when `grpo solve-rates` measured it.
 
     Raises `UserError` when there are no problems.
     """
@@ -90,3 +102,87 @@ def _measured_lengths(problems: Sequence[Problem]) -> Iterator[tuple[int, float]
         length = problem.metadata.get(MEASURED_LENGTH)
         if isinstance(length, int | float) and 0 < length < math.inf:
             yield index, float(length)
+
+
+def dealt(lengths: Sequence[float], ranks: int, first: int = 0) -> list[int]:
+    """Returns the rank of each of some consecutive prompts of the stream, of which the first stands at `first`.
+
+    `lengths` are the expected lengths of the prompts' completions. Of every `ranks` consecutive prompts, each rank gets
+    one: the rank with the least to write so far gets the prompt with the longest completions. So all ranks have as many
+    prompts of every optimizer step as without lengths. If all lengths are equal, prompt p goes to rank p mod `ranks`.
+
+    >>> dealt([900, 100, 800, 200], ranks=2)
+    [0, 1, 1, 0]
+    >>> dealt([100, 100, 100, 100], ranks=2, first=3)
+    [1, 0, 1, 0]
+    """
+    loads, places = [0.0] * ranks, range(len(lengths))
+    dealt_to = [0] * len(lengths)
+    for start in places[::ranks]:
+        longest_first = sorted(places[start : start + ranks], key=lambda place: -lengths[place])
+        idlest_first = sorted(range(ranks), key=lambda rank: (loads[rank], (rank - first) % ranks))
+        for place, rank in zip(longest_first, idlest_first, strict=False):
+            dealt_to[place] = rank
+            loads[rank] += lengths[place]
+    return dealt_to
+
+
+"""In every block of this many positions, each set has its share of the block, rounded up or down."""
+
+
+class Mixture:
+    """This order takes each position from one of several sets' orders, in proportion to the sets' weights.
+
+    The set of a position depends on seed and position only. Each order sees only the positions of its own set, counted
+    from 0, so a set's problems come in the same order as without the other sets. Problems are numbered across all
+    sets, beginning with the first set.
+    """
+
+    def __init__(self, orders: Sequence[Order], sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
+        """Takes the order of each set, its number of problems, and its weight."""
+        import numpy as np
+
+        self._orders = orders
+        self._first = [0, *accumulate(sizes)]
+        self._weights = np.array(weights, float)
+        self._seed = seed
+        self._counts = [np.zeros(len(orders), int)]  # positions of each set before each block
+        self._draw = functools.lru_cache(maxsize=4)(self._drawn)
+
+    def indices(self, start: int, count: int) -> Indices:
+        import numpy as np
+
+        sets = np.array([self._set_at(position) for position in range(start, start + count)], int)
+        indices = np.empty(count, int)
+        for number, order in enumerate(self._orders):
+            places = np.flatnonzero(sets == number)
+            if len(places):
+                indices[places] = self._first[number] + order.indices(self._before(start)[number], len(places))
+        return indices
+
+    def visit(self, position: int) -> int:
+        number = self._set_at(position)
+        return self._orders[number].visit(int(self._before(position)[number]))
+
+    def record_outcomes(self, outcomes: Sequence[tuple[int, int, int]], cursor: int) -> None:
+        for number, order in enumerate(self._orders):
+            first, end = self._first[number], self._first[number + 1]
+            own_outcomes = [(index - first, *counts) for index, *counts in outcomes if first <= index < end]
+            order.record_outcomes(own_outcomes, int(self._before(cursor)[number]))
+
+    def _set_at(self, position: int) -> int:
+        block, place = divmod(position, BLOCK)
+        return int(self._draw(block)[place])
+
+    def _before(self, position: int) -> Indices:
+        """Returns, for each set, how many positions before `position` belong to the set."""
+        import numpy as np
+
+        block, place = divmod(position, BLOCK)
+        while len(self._counts) <= block:
+            number = len(self._counts) - 1
+            self._counts.append(self._counts[-1] + np.bincount(self._draw(number), minlength=len(self._orders)))
+        return self._counts[block] + np.bincount(self._draw(block)[:place], minlength=len(self._orders))
+
+    def _drawn(self, block: int) -> Indices:
+        return resampled(self._weights, BLOCK, (self._seed, block))

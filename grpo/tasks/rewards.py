@@ -90,11 +90,12 @@ REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
 }
 
 
-def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, Part]:
+def build_parts(config: RewardConfig, answer_name: str = "answer", called: bool = False) -> dict[str, Part]:
     """Builds the parts that `config.weights` names, in its order, and imports what they need. Parts on servers are left
     out, see `grpo.tasks.remote`.
 
-    `answer_name` is the name of the data's column of answers, under which a group reward gets them. Raises `UserError`
+    `answer_name` is the name of the data's column of answers, under which a group reward gets them. `called` says
+    whether the parts are to compute rewards here, and not only to be known. Raises `UserError`
     for an unknown name, an import path that leads to no function of a known signature, an unknown `extract`, and a
     missing or invalid `format_pattern`.
     """
@@ -102,7 +103,7 @@ def build_parts(config: RewardConfig, answer_name: str = "answer") -> dict[str, 
         raise UserError("task.reward.parts is empty; name at least one part, e.g. [{name: math}].")
     if config.extract not in EXTRACTORS:
         raise UserError(f"task.reward.extract is {config.extract!r}; choose one of {', '.join(EXTRACTORS)}.")
-    return {name: _part(name, config, answer_name) for name in config.weights if not remote_kind(name)}
+    return {name: _part(name, config, answer_name, called) for name in config.weights if not remote_kind(name)}
 
 
 def needing_answers(config: RewardConfig, answer_name: str) -> str:
@@ -110,8 +111,19 @@ def needing_answers(config: RewardConfig, answer_name: str) -> str:
 
     A function of the user's own needs it when it takes the answer as an argument without a default.
     """
-    needs = {part.name: _needs_answers(part, config, answer_name) for part in config.parts}
-    return next((name for name, needed in needs.items() if needed), "")
+    return next((part.name for part in config.parts if _needs_answers(part, config, answer_name)), "")
+
+
+def odd_judge(config: RewardConfig, answer_name: str) -> str:
+    """Returns a line where the first part, which says what is correct, needs no answer, but a later one does, or ""."""
+    first, judge = config.parts[0].name, needing_answers(config, answer_name)
+    if judge in ("", first):
+        return ""
+    first, judge = (name.rpartition(":")[2] for name in (first, judge))
+    return (
+        f"task.reward.parts: the first part says which completions are right, and {first} needs no answer, while "
+        f"{judge} does: put {judge} first, unless {first} is to judge them"
+    )
 
 
 def _needs_answers(part: RewardPartConfig, config: RewardConfig, answer_name: str) -> bool:
@@ -122,7 +134,7 @@ def _needs_answers(part: RewardPartConfig, config: RewardConfig, answer_name: st
     return getattr(_part(part.name, config, answer_name), "needs_answers", True)
 
 
-def _part(name: str, config: RewardConfig, answer_name: str) -> Part:
+def _part(name: str, config: RewardConfig, answer_name: str, called: bool = False) -> Part:
     if name in REWARDS:
         return REWARDS[name](config)
     module, colon, function = name.rpartition(":")
@@ -131,4 +143,4 @@ def _part(name: str, config: RewardConfig, answer_name: str) -> Part:
             f"task.reward.parts: unknown part {name!r}; choose from {', '.join((*REWARDS, *REMOTE))}, "
             'or give an import path "package.module:function" or "file.py:function".'
         )
-    return own_reward(name, answer_name)
+    return own_reward(name, answer_name, called)

@@ -215,6 +215,9 @@ def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
     """Returns a message about a column that the data lack, with the columns that they have."""
     name = getattr(data, key)
     hint = foreign_format(columns, data.question_column) or likely(columns, key)
+    outer, _, inner = (name or "").partition(".")
+    if inner and outer in columns:
+        hint = f", and nothing within {outer} is {inner}: a table of text, such as CSV, has no nested columns"
     lack = f"{data.path} has no column {name!r} (task.data.{key})" if name else f"task.data.{key} names no column"
     return f"{lack}; {data.path if not name else 'it'} has {', '.join(columns)}{hint}"
 

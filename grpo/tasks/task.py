@@ -15,13 +15,11 @@ from grpo.tasks.columns import columns_of
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
-from grpo.tasks.mixture import Mixture
-from grpo.tasks.problem_selection import select
+from grpo.tasks.problem_selection import select, split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled, unfilled
-from grpo.tasks.prompt_stream import PromptStream
+from grpo.tasks.prompt_stream import Mixture, PromptStream
 from grpo.tasks.rewards import readable
 from grpo.tasks.sources import listed, load_problems
-from grpo.tasks.split import split
 from grpo.types import Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)

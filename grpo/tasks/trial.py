@@ -19,6 +19,8 @@ FORMS = {
     "last_line": "The answer is\n%s",
     "all": "%s",
 }
+OTHER_FORMS = ("#### %s", *FORMS.values())
+"""A user's own function may want an answer in one of these forms, whatever `task.reward.extract` says."""
 NOTHING = "I am not sure."
 """This completion holds no answer."""
 MADE_UP = "42"
@@ -31,23 +33,33 @@ def trial(
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
     one, and none. A problem without an answer gets two: some answer, and none.
 
-    The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
+    Where the reward has a function of the user's own, answers are written in the first form in which right ones earn
+    more. The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
     `max_tokens` is the limit of a completion. `problems` are the problems of each set, if they are loaded already.
     Needs no model. Raises `UserError` for data that cannot be loaded, and for a reward that cannot be built or always
     fails.
     """
     of_sets = problems or {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     gradings = build_gradings(config, {name: of_set[0] for name, of_set in of_sets.items()}, max_tokens)
-    groups, shown = [], []
-    for name, of_set in of_sets.items():
-        for problem in of_set[:count]:
-            form = FORMS[config.all_sets[name].reward.of(problem.source).extract]
-            answers = (problem.answer, _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
-            groups.append(_group(problem, [*(form % answer for answer in answers), NOTHING]))
-            shown.append(problem)
+    shown = [problem for of_set in of_sets.values() for problem in of_set[:count]]
+
+    def written(other_form: str) -> list[RolloutGroup]:
+        groups = []
+        for name, of_set in of_sets.items():
+            for problem in of_set[:count]:
+                form = other_form or FORMS[config.all_sets[name].reward.of(problem.source).extract]
+                answers = (problem.answer, _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
+                groups.append(_group(problem, [*(form % answer for answer in answers), NOTHING]))
+        return groups
+
+    own = any(":" in name for reward in config.rewards for name in reward.weights)
     stream = PromptStream(shown, lambda problem: (0,), uniform(len(shown), 0))
     with VerifiableTask(stream, (), lambda problem: (0,), gradings) as task:
-        return task.grade(groups)
+        first = task.grade(written(""))
+        if tells_apart(first) or not own:
+            return first
+        others = (task.grade(written(form)) for form in OTHER_FORMS)
+        return next(filter(tells_apart, others), first)
 
 
 def tells_apart(scored: Sequence[ScoredGroup]) -> bool:

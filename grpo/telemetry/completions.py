@@ -10,8 +10,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in, completions_name
-from grpo.config.runs_within import refuse_several
+from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in, completions_name, refuse_several
 from grpo.host.disk import replaced
 from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.telemetry.row_kinds import OF_SAMPLE, wrong_in

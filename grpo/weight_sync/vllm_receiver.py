@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
+from grpo.host.tether import end_with_tether
 from grpo.interfaces import Bucket
 from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 from grpo.weight_sync.channel import Channel, Manifest, Meeting, open_end
@@ -152,6 +153,8 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
+        # If both processes of the server's tether are killed, the kernel ends the server, but not its engine.
+        end_with_tether()
         self._channel: Channel | None = None
         self.received: Counter[str] = Counter()
         self.adapted = AdaptedWeights()

@@ -14,7 +14,7 @@ from grpo.algorithm.probe import check_functions, check_objective
 from grpo.algorithm.token_losses import OBJECTIVES
 from grpo.algorithm.token_selection import SELECTIONS
 from grpo.config import AggregationConfig, KlConfig, NormalizationConfig, ObjectiveConfig, TrainConfig, UserError
-from grpo.config.choices import CHOICES, IMPORTED
+from grpo.config.ranges import CHOICES, IMPORTED
 from grpo.config.validate import validate
 from grpo.run.preflight import check_own_functions
 

@@ -29,11 +29,39 @@ def test_a_reward_that_does_not_tell_right_from_wrong_is_said_so(words, capsys):
     assert "right answers are not rewarded more than wrong ones" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [(("shape", "right"), True), (("right", "shape"), False), (("shape",), False), (("shape", "math"), True)],
+)
+def test_a_first_part_that_needs_no_answer_before_one_that_does_is_told(order, told, words, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "def shape(completions, **columns): return [1.0] * len(completions)\n"
+        "def right(completions, answer, **columns): return [float(a in c) for a, c in zip(answer, completions)]\n"
+    )
+    parts = ", ".join(f"{{name: {name if name == 'math' else f'{tmp_path}/own.py:{name}'}}}" for name in order)
+    main(["check-reward", *words, f"task.reward.parts=[{parts}]"])
+    said = (
+        "the first part says which completions are right, and shape needs no answer, while "
+        f"{order[-1]} does: put {order[-1]} first, unless shape is to judge them"
+    )
+    assert (said in " ".join(capsys.readouterr().out.split())) == told
+
+
 def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
     (tmp_path / "own.py").write_text("def f(completion, answer, metadata): return 1 / 0")
     reward = [f"task.reward.parts=[{{name: '{tmp_path}/own.py:f'}}]"]
     assert main(["check-reward", *words, *reward]) == 2
     assert "raised ZeroDivisionError for all 12 answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["#### ", "<answer>"])
+def test_a_function_that_wants_another_form_is_tried_with_it(form, words, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        f"def score(data_source, solution_str, ground_truth): return float({form!r} + ground_truth in solution_str)\n"
+    )
+    assert main(["check-reward", *words, f"task.reward.parts=[{{name: '{tmp_path}/own.py:score'}}]"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{form}1" in printed and "boxed" not in printed
 
 
 @pytest.mark.parametrize("extract", EXTRACTORS)

@@ -103,6 +103,8 @@ def test_words_are_searched_in_keys_meanings_and_choices(capsys):
     ("word", "key"),
     [
         ("num_generations", "dynamics.group_size"),
+        ("num_generations=4", "dynamics.group_size"),
+        ("output_dir=/etc", "output_dir"),
         ("beta", "objective.kl.coefficient"),
         ("max_completion_length", "rollout.sampling.max_tokens"),
         ("clip_ratio_high", "objective.clip_high"),

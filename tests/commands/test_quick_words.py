@@ -42,6 +42,10 @@ sys.exit(code if not heavy else f"imported {heavy}")
         ("dynamics plan {} exponent=nan", "exponent='nan' is not valid: it must be a number between -10 and 10"),
         ("dynamics plan {} ddof=2", "ddof='2' is not valid: it must be 0 (population σ) or 1 (sample σ)"),
         ("dynamics plan {} machine={}/prove.json", "{}/prove.json is no file that `grpo prove` has written"),
+        (
+            "dynamics replay {} dynamics=fixed",
+            "dynamics=fixed decides nothing, and replay shows what dynamics=adaptive would have decided: leave it out",
+        ),
         ("dynamics whatif {} group_sise=4", "unknown key group_sise; did you mean dynamics.group_size?; whatif takes "),
         ("dynamics whatif {} steps=1 tokens=2", "give one budget, not steps=1 and tokens=2"),
         ("dynamics whatif {}/log.json dynamics.group_size=4", "{}/log.json is no run's folder: whatif reads a run of "),

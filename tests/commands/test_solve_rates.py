@@ -12,8 +12,7 @@ from benchmarks.runs import rows
 from grpo.commands.solve_rates import _begun, _measure
 from grpo.config import DataConfig, TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
-from grpo.insight.pages.solve_rates import analysed, mass, silent_share
-from grpo.insight.pages.solve_rates_page import write_solve_rates
+from grpo.insight.pages.solve_rates import analysed, mass, silent_share, write_solve_rates
 from grpo.insight.plans.planning import balanced_exponent, speaking_band
 from grpo.run.clocks import Clocks
 from grpo.run.measured_model import Candidate

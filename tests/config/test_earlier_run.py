@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from grpo.config import ModelConfig, TrainConfig, UserError
-from grpo.config.earlier_run import described, is_checkpoint
 from grpo.config.engines import LoraConfig
+from grpo.config.saved import described, is_checkpoint
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "q_proj"]}
 

@@ -22,7 +22,7 @@ task.data.name task.data.path
 task.reward.function task.reward.parts
 model.lora.dropout nothing has dropout here
 checkpoint.best grpo export RUN DIRECTORY
-data.val_files evaluation.suite=[NAME] asks sets
+data.val_files evaluation.suite=[test.parquet] asks all problems of a file
 loss_type=dr_grpo objective=dr_grpo
 loss_type=grpo objective=grpo
 loss_type=dapo objective=dapo
@@ -111,7 +111,7 @@ load_in_8bit no weights are quantized here
 dataset_name task.data.path
 dataset_config task.data.subset
 dataset_train_split task.data.split
-dataset_test_split evaluation.suite=[NAME] asks sets
+dataset_test_split evaluation.suite=[test.parquet] asks all problems of a file
 reward_funcs task.reward.parts
 overwrite_output_dir a run never overwrites another
 do_train `grpo train` trains

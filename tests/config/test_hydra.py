@@ -9,10 +9,9 @@ from functools import cache
 import pytest
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.compare_saved import differences
 from grpo.config.folder import checkpoints_in, step_of
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
-from grpo.config.saved import from_dict
+from grpo.config.saved import differences, from_dict
 from grpo.config.start import start
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import validate, validate_evaluation
@@ -464,12 +463,39 @@ def test_a_least_spread_that_no_group_can_have_is_refused(words, largest, tmp_pa
     validate(compose_config([*words, "normalization.min_std=10", "task.reward.parts=[{name: 'mine:f'}]"]))
 
 
+@pytest.mark.parametrize("path", [r"C:\\runs", "C:/runs", r"runs\\mine"])
+def test_a_path_of_windows_is_no_folder_of_this_machine(path):
+    with pytest.raises(UserError, match="is a path of Windows, and this machine would make one folder of that name"):
+        validate_evaluation(compose_config(["task=arithmetic", f"output_dir={path}"]))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("task.name=", "task.name is empty: name the task, such as task.name=sums"),
+        ("tracking.project=", "tracking.project is empty: name the project, such as tracking.project=grpo"),
+        ('output_dir=" "', "output_dir is empty: name a folder, such as output_dir=runs/mine"),
+    ],
+)
+def test_a_name_that_is_empty_is_refused(word, message):
+    with pytest.raises(UserError) as refusal:
+        validate_evaluation(compose_config(["task=arithmetic", word]))
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("host", ["a:22", "me@a", '""'])
+def test_a_host_with_a_port_or_a_user_is_refused(host):
+    with pytest.raises(UserError, match="is no name or address alone: ~/.ssh/config says a host's port and user"):
+        validate(compose_config(["task=arithmetic", f"hardware.hosts=[{host}]"]))
+    validate(compose_config(["task=arithmetic", 'hardware.hosts=[a.b, 10.0.0.7, "fe80::1"]']))
+
+
 def test_a_run_is_not_written_among_other_files(tmp_path, monkeypatch):
     folder = tmp_path / "work" / "empty"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
     validate(compose_config(["task=arithmetic", "output_dir=."]))
-    for output in ("..", "../..", str(tmp_path), str(tmp_path / "work" / "empty" / "..")):
+    for output in ("..", "../..", "/etc", "~", str(tmp_path), str(tmp_path / "work" / "empty" / "..")):
         with pytest.raises(UserError, match="would mix the run's files with others: name a folder of its own, such as"):
             validate(compose_config(["task=arithmetic", f"output_dir={output}"]))
     (folder / "mine.py").touch()

@@ -1,7 +1,7 @@
 import pytest
 
 from grpo.config import LearnerConfig
-from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.optimizer import learning_rate_factor
 
 
 def test_learning_rate_warms_up_and_decays():

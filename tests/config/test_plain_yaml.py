@@ -74,6 +74,67 @@ def test_a_broken_number_of_a_file_is_no_whole_one(tmp_path):
         compose_config([str(own)])
 
 
+@pytest.mark.parametrize(
+    ("written", "line"), [("num_steps: 1:30", 2), ("seed: 010", 2), ("\nlimits: {seconds: 1:30:00}", 3)]
+)
+def test_a_number_of_a_file_in_a_base_that_no_person_means_is_refused(written, line, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(BEGINNING + written + "\n")
+    number = written.split(": ")[-1].rstrip("}")
+    with pytest.raises(
+        UserError, match=f"^own.yaml: {number} in line {line} is a number in base 60 or 8 to YAML: write"
+    ):
+        compose_config([str(own)])
+
+
+def test_times_in_comments_and_quotes_and_zeros_of_other_numbers_are_left_alone(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(BEGINNING + "# at 10:30\nnum_steps: 1000\nseed: 0\ntracking: {tags: ['1:30', 'a 10:30', x10:30]}\n")
+    config = compose_config([str(own)])
+    assert (config.num_steps, config.seed, config.tracking.tags) == (1000, 0, ["1:30", "a 10:30", "x10:30"])
+
+
+@pytest.mark.parametrize("group", ["experiment", "task"])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("- a\n", "a list"),
+        ("hello", "text"),
+        ("# @package _global_\n- a\n", "a list"),
+        ("# mine\nhello\n", "text"),
+        ("3", "one value"),
+    ],
+)
+def test_a_file_of_a_group_that_holds_no_keys_is_refused_by_what_it_holds(text, kind, group, tmp_path):
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(text)
+    with pytest.raises(UserError) as refusal:
+        compose_config(["--config-dir", str(tmp_path), f"{group}=mine"])
+    assert str(refusal.value) == f"mine.yaml holds {kind}, and a configuration file holds keys and values, KEY: VALUE"
+
+
+def test_an_empty_file_of_a_group_and_one_with_a_key_alone_are_no_text(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text("# @package _global_\n")
+    assert compose_config(["--config-dir", str(tmp_path), "experiment=mine"]).seed == 0
+    file.write_text("# @package _global_\nevaluation:\n")
+    with pytest.raises(UserError, match="evaluation takes no null"):
+        compose_config(["--config-dir", str(tmp_path), "experiment=mine"])
+
+
+@pytest.mark.parametrize("before", ["", "# mine\n\n"])
+def test_a_file_of_the_users_that_puts_itself_below_a_section_is_told_what_to_write(before, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(f"{before}# @package learner\n{BEGINNING}learning_rate: 1e-6\n")
+    with pytest.raises(
+        UserError, match="^own.yaml: its line @package puts all its keys below learner, .* leave out the"
+    ):
+        compose_config([str(own)])
+    own.write_text(f"{before}# @package _global_\n{BEGINNING}seed: 3\n")
+    assert compose_config([str(own)]).seed == 3
+
+
 def test_json_is_parsed_up_to_a_depth_that_no_file_of_a_run_reaches():
     for depth in (1, 100):
         text = "[" * depth + "]" * depth

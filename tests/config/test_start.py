@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo.config import UserError
+from grpo.config.folder import refuse_several, resumable, runs_within
 from grpo.config.hydra import as_yaml, compose_config
-from grpo.config.runs_within import refuse_several, resumable, runs_within
 from grpo.config.start import begin_anew, named_by_start, only_here, start
 from grpo.config.validate import validate
 

@@ -3,8 +3,8 @@
 import pytest
 
 from grpo.config import UserError
-from grpo.config.choices import value_at
 from grpo.config.hydra import compose_config, compose_sweep
+from grpo.config.ranges import value_at
 from grpo.config.saved import from_dict
 from grpo.config.sweep import SweepConfig
 
@@ -89,6 +89,12 @@ def test_a_saved_configuration_takes_the_same_words():
 def test_a_whole_number_may_be_written_with_an_exponent(word, key, value):
     found = value_at(compose_config([word]), key)
     assert (found, type(found)) == (value, type(value))
+
+
+def test_a_colon_in_a_text_in_quotes_is_no_second_key_and_one_value_of_a_section_may_name_a_folder():
+    words = ['task.reward.parts=[{name: "a: b c: d"}]', "output_dir=runs/${model.source}/${seed}"]
+    config = compose_config(words)
+    assert (config.task.reward.parts[0].name, config.output_dir) == ("a: b c: d", f"runs/{config.model.source}/0")
 
 
 def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
@@ -232,6 +238,34 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
             "cannot read 'rollout.engine_args.a=b=c': put a value with special characters in quotes, "
             "'rollout.engine_args.a=\"b=c\"'",
         ),
+        (
+            "rollout.sampling.stop=</s>",
+            "cannot read 'rollout.sampling.stop=</s>': put a text with special characters in quotes, "
+            "'rollout.sampling.stop=[\"</s>\"]'",
+        ),
+        (
+            "rollout.sampling.stop=[</s>]",
+            "cannot read 'rollout.sampling.stop=[</s>]': put a text with special characters in quotes, "
+            "'rollout.sampling.stop=[\"</s>\"]'",
+        ),
+        (
+            "task.reward.parts=[{name: math weight: 1}]",
+            "cannot read 'task.reward.parts=[{name: math weight: 1}]': a comma is missing before weight:, or quotes "
+            "around a text with a colon",
+        ),
+        (
+            "rollout.engine_args={a: 1, b: x c: y}",
+            "cannot read 'rollout.engine_args={a: 1, b: x c: y}': a comma is missing before c:, or quotes around a "
+            "text with a colon",
+        ),
+        (
+            "num_steps\N{FULLWIDTH EQUALS SIGN}3",
+            "cannot read 'num_steps\N{FULLWIDTH EQUALS SIGN}3': it has wide characters in the place of plain ones: "
+            "write num_steps=3",
+        ),
+        ("output_dir=runs/${model}", "output_dir: ${model} is not one value: name one, such as ${model.source}"),
+        ("output_dir=${model}", "output_dir: ${model} is not one value: name one, such as ${model.source}"),
+        ("output_dir=runs/${learner.betas}", "output_dir: ${learner.betas} is not one value: name one"),
         (
             "experiment=tiny num_steps=3",
             "cannot read 'experiment=tiny num_steps=3': it holds two words: write each as one, 'experiment=tiny' and "

@@ -3,9 +3,9 @@
 import numpy as np
 from scipy.special import expit
 
+from benchmarks.papers.oscillator import held_oscillator, propagate
 from grpo.dynamics.gain import PAID, Products, weight_of_heat
-from grpo.dynamics.laws import History
-from grpo.dynamics.oscillator import held_oscillator, propagate
+from grpo.dynamics.history import History
 from grpo.types import Mean, RoundPlan, RoundStatistics
 
 

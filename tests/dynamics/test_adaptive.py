@@ -12,11 +12,9 @@ from grpo.config import TrainConfig
 from grpo.dynamics.adaptive_state import AdaptiveState, PastRound
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
-from grpo.dynamics.history import merged
-from grpo.dynamics.laws import History
 from grpo.dynamics.scheduler import SCHEDULERS, adaptive, changes_prompts, replanned
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport, Verdict
-from tests.dynamics.synthetic import measured, product_means
+from tests.dynamics.synthetic import product_means
 
 
 class SimulatedRun:
@@ -261,17 +259,6 @@ def test_fixed_stays_as_configured():
     _, plans, decisions = trained(SCHEDULERS["fixed"](config(), 1), rounds=5)
     assert {(plan.group_size, plan.refresh_interval) for plan in plans} == {(16, 1)}
     assert {decision.verdict for decision in decisions} == {Verdict()}
-
-
-def test_merging_keeps_the_information_of_a_curve():
-    history = measured(np.linspace(0.2, 0.7, 900))
-    short = merged(history, most=200)
-    assert len(short) <= 200
-    assert np.sum(short.errors**-2.0) == pytest.approx(np.sum(history.errors**-2.0))
-    assert short.values @ short.errors**-2.0 == pytest.approx(history.values @ history.errors**-2.0)
-    ones, changing = np.ones(4), np.array([1.0, 2.0, 1.0, 2.0])
-    for held in ((changing, ones), (ones, changing)):
-        assert len(merged(History(np.arange(4.0), ones, ones, *held), most=2)) == 4
 
 
 def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.dynamics.entropy import EntropyControl
-from grpo.dynamics.scheduler import FixedScheduler, build_scheduler, first_plan
+from grpo.dynamics.scheduler import EntropyControl, FixedScheduler, build_scheduler, first_plan
 from grpo.types import Mean, RoundPlan
 
 PLAN = RoundPlan(4, 1, 8, entropy_coefficient=0.01, entropy_bonus=False)

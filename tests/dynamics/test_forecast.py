@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks.forecasts import backtest, by_trend, scores
+from benchmarks.forecasts import backtest, scores
 from benchmarks.simulated_curves import KINDS, exponential, flat, power_law, sigmoid, simulated
+from grpo.dynamics.adaptive import StopRule
 from grpo.dynamics.forecast import forecast, forecast_held_out
 from grpo.dynamics.history import history_of_values
-from grpo.dynamics.stop_rule import StopRule
 from grpo.dynamics.trend import PRIORS, SETTINGS, fall_probability, follow
 from tests.dynamics.synthetic import measured, oscillating
 
@@ -107,7 +107,7 @@ def test_no_interval_for_the_present_is_contradicted_by_the_newest_rounds(after)
 
 @pytest.mark.slow
 def test_nine_of_ten_intervals_hold_what_came_on_curves_of_every_kind():
-    rows = [row for kind in KINDS for seed in range(4) for row in backtest(simulated(kind, seed), by_trend)]
+    rows = [row for kind in KINDS for seed in range(4) for row in backtest(simulated(kind, seed))]
     covered, width, score, _ = scores(rows)
     assert 0.85 <= covered <= 0.97
     assert width < 0.45 and score < 0.65

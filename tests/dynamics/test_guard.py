@@ -134,9 +134,9 @@ def test_a_fall_of_the_pass_rate_while_steps_harm_is_a_loss():
 
 
 def test_a_slow_decline_is_acted_on_earlier_where_steps_surely_harm():
-    rates = np.interp(np.arange(160), [0, 40, 159], [0.5, 0.6, 0.35])
+    rates = np.interp(np.arange(220), [0, 100, 219], [0.4, 0.6, 0.35])
     assert not any(watch([(rate, 0.95, 0) for rate in rates]))
-    [first, *_] = with_cosines(rates, luck(-0.5))
+    [first, *_] = with_cosines(rates, luck(-0.5, 220))
     assert rates.max() - rates[first] < 0.1
 
 
@@ -153,9 +153,9 @@ def test_the_decline_of_a_hard_task_is_no_longer_silent():
 
 
 def test_after_an_action_the_signs_of_steps_are_counted_anew():
-    state = guard.GuardState(best=0.6, error=0.01, smooth=0.2, bad=1, cosines=tuple(luck(-0.6)), since_best=100)
+    state = guard.GuardState(best=0.6, error=0.01, smooth=0.2, bad=1, rates=(0.6,) * 160, cosines=tuple(luck(-0.6)))
     action, state = guard.watch(RULE, state, guard.RoundFacts(160, 0.2, 0.02, 0.95, 0, 1, 1.0, -0.02))
-    assert action and (state.cosines, state.since_best) == ((), 0)
+    assert action and (state.rates, state.cosines) == ((), ())
 
 
 def test_a_slow_decline_is_a_loss_where_the_curve_did_not_wander_before_and_none_where_it_did():
@@ -165,6 +165,6 @@ def test_a_slow_decline_is_a_loss_where_the_curve_did_not_wander_before_and_none
     cosines = 0.035 * (generator.standard_normal(200) - 0.5 * (rounds > 120))
     [first, *_] = with_cosines(slow, cosines)
     assert 150 <= first < 190
-    fall, wander = losses.fall_of_means(wandering[:140])
-    assert fall > 0.2 and fall < losses.LossRule().slow * wander
-    assert losses.fall_of_means(slow[:49]) == (0.0, 0.0)
+    fall = losses.fall_of_means(losses.Course(wandering[:140], cosines[:140]))
+    assert fall.size > 0.2 and fall.weight < losses.LossRule().sure
+    assert losses.fall_of_means(losses.Course(slow[:49], cosines[:49]))[:2] == (0.0, 0.0)

@@ -1,6 +1,7 @@
 """These tests check what an evaluation reports, and which sets a suite has."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,39 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
 def test_a_folder_of_local_copies_that_does_not_exist_is_refused():
     with pytest.raises(UserError, match="evaluation.suite_folder=nowhere: there is no such folder"):
         compose_suite(compose_config(["evaluation.suite=[aime24]", "evaluation.suite_folder=nowhere"]))
+
+
+def test_a_file_in_the_suite_is_read_and_asked_as_the_runs_own_problems_are(tmp_path):
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({"prompt": "q", "solution": "7"}))
+    own = ["task=trl", "task.data.path=train.jsonl", "task.data.limit=9", "task.data.selection.deduplicate=true"]
+    reward = ["task.reward.parts=[{name: number}]", "task.reward.extract=tag", "task.prompt.system=Be brief."]
+    config = compose_config([*own, *reward, "task.curriculum.name=online", f"evaluation.suite=[{file},math500]"])
+    asked, known = compose_suite(config)
+    assert (asked.name, asked.data.path, asked.data.source, known.name) == ("test", str(file), "file", "math500")
+    assert (asked.data.question_column, asked.data.answer_column) == ("prompt", "solution")
+    assert (asked.data.limit, asked.data.held_out_fraction, asked.data.selection.deduplicate) == (0, 0.0, False)
+    assert (asked.reward, asked.prompt, asked.curriculum.name) == (config.task.reward, config.task.prompt, "uniform")
+    assert (config.task.data.path, config.task.data.limit) == ("train.jsonl", 9)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluation.suite=[nowhere.jsonl]"], "evaluation.suite: there is no file nowhere.jsonl"),
+        (["evaluation.suite=[{}/a.jsonl,{}/b/a.csv]"], "two sets of one name (a, a): rename a file"),
+        (
+            ["task=gsm8k_and_math", "evaluation.suite=[{}/a.jsonl]"],
+            "a.jsonl would be read as the run's own problems are",
+        ),
+    ],
+)
+def test_a_file_in_the_suite_that_cannot_be_a_set_is_one_line(words, message, tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("a.jsonl", "b/a.csv"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=re.escape(message)):
+        compose_suite(compose_config([word.format(tmp_path, tmp_path) for word in words]))
 
 
 def test_a_suite_is_put_to_the_model_as_the_runs_own_prompts_are():

@@ -107,6 +107,20 @@ def test_a_folder_in_which_a_log_is_a_link_is_refused_and_one_behind_a_link_is_n
     refuse_locked(tmp_path / "through")
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "completions", "model", "models", "logs", "profile", "wandb"])
+def test_a_folder_in_which_a_folder_of_the_runs_is_a_link_is_refused(tmp_path, name):
+    victim, run = tmp_path / "victim", tmp_path / "run"
+    victim.mkdir()
+    run.mkdir()
+    (run / name).symlink_to(victim, target_is_directory=True)
+    with pytest.raises(UserError, match=f"run/{name} is a link, and nothing is written through links: put the folder"):
+        refuse_held(run)
+    assert [*victim.iterdir()] == []
+    (run / name).unlink()
+    (run / name).mkdir()
+    refuse_held(run)
+
+
 def test_a_pipe_in_place_of_a_log_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(UserError, match="metrics.jsonl is no plain file"):

@@ -177,6 +177,20 @@ def test_killed_itself_it_leaves_nothing(killed):
 
 
 @pytest.mark.slow
+def test_what_a_command_started_ends_though_both_its_tethers_are_killed():
+    engine = "from grpo.host.tether import end_with_tether; end_with_tether()\n" + DEAF
+    process = tethered(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {engine!r}])\n" + DEAF)
+    assert [process.stdout.readline() for _ in range(2)] == [b"here\n"] * 2
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) == 3
+    for tether in (below[0], process):
+        tether.kill()
+    _, alive = psutil.wait_procs(below, timeout=20)
+    for left in alive:
+        left.kill()
+    assert alive == []
+
+
 def test_a_starter_that_is_killed_takes_the_command_along():
     starter = subprocess.Popen(
         [sys.executable, "-c", f"from tests.host.test_tether import *; import os; p = tethered({WAIT!r}, 1); "

@@ -428,11 +428,6 @@ def test_an_oscillating_run_is_told_so():
     assert "underdamped" in {finding.name for finding in diagnose(logged(curves))}
 
 
-def test_noise_that_looks_like_a_swing_is_not_called_underdamped():
-    """Nothing moves in this run. The oscillator fits it best, with an Akaike weight of .94."""
-    assert "underdamped" not in {finding.name for finding in diagnose(logged(still(2116)))}
-
-
 def test_silent_groups_are_told_apart_by_what_they_are():
     for name, word in (("prompts too hard", "all wrong"), ("prompts too easy", "all right")):
         curves = healthy(1, rounds=80)

@@ -1,24 +1,19 @@
 import json
 import re
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from scipy.special import expit
 
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.config.run import TrainConfig
-from grpo.dynamics.identify import LawFit
-from grpo.dynamics.laws import History, Law
 from grpo.dynamics.replay import statistics_of
 from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.logs.logs import counts_of, num_completions, read_log
 from grpo.insight.pages.dynamics import analysed, write_fit
 from grpo.insight.pages.dynamics_panels import _within_0_and_1, draw_gradient_mass, draw_reward, draw_silent, panels
-from grpo.insight.pages.dynamics_tables import _law_row, forecast_numbers, shape_of, summary_lines
 from grpo.insight.pages.page import picture
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.telemetry.ending import KILLED, Resumption, add_resumption
@@ -33,7 +28,6 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     add_resumption(tmp_path, Resumption(40, "step-00000040", 43, KILLED))
     assert main(["dynamics", "fit", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "exponential" in printed and "shape of the curve: " in printed
     assert "forecast for step 200: pass rate 0.8" in printed
     assert (tmp_path / "dynamics.png").stat().st_size > 10_000
     page = (tmp_path / "dynamics.html").read_text()
@@ -42,7 +36,7 @@ def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
     # The first chart is there twice, over the whole width and for a phone, and so is the last one, which is alone.
     assert page.count("<figure") == 6
     assert_well_made(page)
-    assert 'src="http' not in page and ", plateau " in page and "it levels off at" in page
+    assert 'src="http' not in page and "gain from now, in percentage points" in page
 
 
 def test_many_evaluations_are_a_line_and_few_have_bars(tmp_path):
@@ -67,15 +61,6 @@ def test_held_out_evaluations_above_the_training_curve_are_seen_whole(tmp_path):
     axes = Figure().add_subplot()
     draw_reward(axes, analysed(read_log(tmp_path), tmp_path))
     assert axes.get_ylim()[1] > 0.95
-
-
-def test_laws_that_fit_as_well_are_named_beside_the_best(tmp_path):
-    write_run(tmp_path, 30)
-    shown = analysed(read_log(tmp_path), tmp_path)
-    best, *others = shown.identification.fits
-    near = [fit.law.name for fit in others if fit.aicc < best.aicc + 2]
-    _, _, shape = forecast_numbers(shown.identification, shown.ahead)
-    assert near and f"the {best.law.name} law fits best, {' and '.join(near)} about as well" in shape.note
 
 
 def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
@@ -162,7 +147,7 @@ def test_rounds_are_read_as_they_were_measured(tmp_path):
     assert log.history.steps.tolist() == list(range(10))
     assert 0.1 < log.history.values[0] < 0.3
     assert sum(log.counts[0].values()) == 32
-    assert log.num_steps == 200 and log.momentum == 0.9
+    assert log.num_steps == 200
 
 
 def write_run_of(folder, normalization):
@@ -217,9 +202,8 @@ def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
     log = read_log(tmp_path)
     assert log.history.steps.tolist() == list(range(40, 100))
     assert len(log.counts) == 60 and len(log["pass_rate"]) == 100
-    # The curve begins where it begins: its start is the level of step 40, 0.8 − 0.6·e^(−2) = 0.72.
-    start = analysed(log, tmp_path).identification.fit("exponential").parameters["start"]
-    assert start == pytest.approx(0.72, abs=0.05)
+    # The curve begins at the level of step 40, 0.8 − 0.6·e^(−2) = 0.72.
+    assert log.history.values[:5].mean() == pytest.approx(0.72, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +315,7 @@ def test_logs_of_trl_are_read(tmp_path, capsys):
     assert log.held_out.values.tolist() == [0.25, 0.5]
     assert len(log.history) == 60 and 0.01 < log.history.errors[0] < 0.05
     assert main(["dynamics", "fit", str(tmp_path / "checkpoint-60" / "trainer_state.json")]) == 0
-    assert re.search(r"plateau (59|60|61)\.\d%", capsys.readouterr().out)
+    assert "forecast for step 90: pass rate 0.58 " in capsys.readouterr().out
 
 
 def test_logs_of_verl_are_read_and_diagnosed(tmp_path, capsys):
@@ -415,33 +399,6 @@ def test_defaults_of_a_saved_config_fill_what_it_lacks():
     assert from_dict(old).dynamics == TrainConfig().dynamics
 
 
-@pytest.mark.parametrize(
-    "curve, word, phrase",
-    [
-        (lambda time: 0.4 + 0 * time, "level", "a level without a trend"),
-        (lambda time: 0.6 - 0.3 * time, "straight", "a nearly straight fall"),
-        (lambda time: 0.7 - 0.4 * np.exp(-5 * time), "slows down", "a rise that slows down towards a plateau"),
-        (
-            lambda time: 0.2 + 0.6 * expit(20 * (time - 0.5)),
-            "slow start",
-            "a slow start, then a faster rise, then a plateau",
-        ),
-        (lambda time: 0.2 + 0.3 * time**3, "slow start", "a slow start, then a faster rise"),
-        (
-            lambda time: 0.7 - 0.4 * np.exp(-3 * time) * np.cos(15 * time),
-            "swings",
-            "a rise that overshoots and swings back",
-        ),
-    ],
-)
-def test_a_curve_is_told_of_by_its_shape_whatever_its_law(curve, word, phrase):
-    steps = np.arange(60.0)
-    law = Law("any", (), lambda free, times, *_: curve(times / 59), lambda history: [[]], lambda free: free)
-    history = History(steps, curve(steps / 59), np.full(60, 0.01), np.ones(60), np.zeros(60))
-    fit = LawFit(law, history, np.zeros(0), np.zeros((0, 0)), 0.0, np.zeros(60))
-    assert shape_of(fit) == (word, phrase)
-
-
 def test_rounds_of_which_nothing_could_be_graded_are_no_points_of_the_curve(tmp_path):
     write_run(tmp_path, 30)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -491,55 +448,3 @@ def test_rounds_have_the_steps_of_the_log_in_every_chart(tmp_path, interval):
 def test_error_bars_of_a_round_stay_within_0_and_100_percent():
     low, high = _within_0_and_1([0.05, 0.5, 1.0], [0.1, 0.1, 0.1])
     assert low.tolist() == [0.05, 0.1, 0.1] and high.tolist() == [0.1, 0.1, 0.0]
-
-
-def test_the_shape_of_a_curve_is_not_told_where_the_data_do_not_decide_it(tmp_path):
-    path = tmp_path / "log.jsonl"
-    luck = 0.05 * np.random.default_rng(0).standard_normal(36)
-    rows = [{"step": step, "pass_rate": 0.4 + 0.005 * step + luck[step - 1]} for step in range(1, 37)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    analysis = analysed(read_log(path), path)
-    shape = forecast_numbers(analysis.identification, analysis.ahead)[2]
-    assert analysis.identification.reason.startswith("not identified yet: the curve runs straight")
-    assert shape.value == "not clear yet" and shape.note.startswith(
-        "the curve runs straight, so where it levels off is"
-    )
-    assert "plateau" not in shape.note
-
-
-def test_constants_of_laws_have_digits_that_a_run_can_tell():
-    steps = np.arange(36.0)
-    names = ("floor", "plateau", "width_steps", "middle_step", "stiffness")
-    law = Law("any", names, lambda *_: steps, lambda history: [[]], lambda free: free)
-    history = History(steps, steps / 36, np.full(36, 0.1), np.ones(36), np.zeros(36))
-    fit = LawFit(law, history, np.array([2.37e-11, 0.5, 7.0, 8.04e4, 1e-9]), np.zeros((5, 5)), 1.0, np.zeros(36))
-    told = "floor 0.0%, plateau 50.0%, width steps 7, middle step beyond 350, stiffness 1·10⁻⁹"
-    assert _law_row(fit)[1] == told
-
-
-def test_no_plateau_is_told_beside_a_forecast_that_goes_beyond_it(tmp_path):
-    write_run(tmp_path, 100)
-    analysis = analysed(read_log(tmp_path), tmp_path)
-    assert analysis.identification.identified
-    told = []
-    for shift in (0.0, 0.15):
-        ahead = replace(analysis.ahead, value=analysis.ahead.value + shift)
-        shape = forecast_numbers(analysis.identification, ahead)[2].note
-        told.append((shape, summary_lines(analysis.identification, ahead)[1]))
-    assert "it levels off at " in told[0][0] and ", plateau " in told[0][1]
-    assert "the forecast does not end at the plateau" in told[1][0] and "levels off" not in told[1][0]
-    assert told[1][1].startswith("shape of the curve: not clear yet, since the forecast does not end at the plateau")
-
-
-def test_no_plateau_is_told_beside_a_forecast_that_excludes_it(tmp_path):
-    write_run(tmp_path, 100)
-    analysis = analysed(read_log(tmp_path), tmp_path)
-    plateau = analysis.identification.plateau
-    for low, high, agrees in (
-        (plateau.high + 0.01, 1.0, False),
-        (0.0, plateau.low - 0.01, False),
-        (plateau.high - 0.01, 1.0, True),
-    ):
-        ends = {"low": np.full(50, low), "high": np.full(50, high), "value": np.full(50, plateau.value)}
-        line = summary_lines(analysis.identification, replace(analysis.ahead, **ends))[1]
-        assert ("not clear yet" not in line) == (", plateau " in line) == agrees

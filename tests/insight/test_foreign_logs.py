@@ -15,8 +15,8 @@ from grpo.cli import main
 from grpo.config import TrainConfig, UserError
 from grpo.insight.diagnosis import progress
 from grpo.insight.diagnosis.diagnostics import diagnose
+from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.foreign_rows import read_rows
-from grpo.insight.logs.foreign_words import in_words_of
 from grpo.insight.logs.logs import read_log
 from grpo.insight.pages.dynamics import advised
 from tests.insight.structure import complaints

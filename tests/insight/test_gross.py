@@ -9,7 +9,7 @@ from benchmarks.log_of_curves import logged
 from benchmarks.synthetic_logs import healthy
 from grpo.insight.diagnosis.diagnostics import diagnose, unchecked
 from grpo.insight.diagnosis.findings import DiagnosisRule
-from grpo.insight.diagnosis.gross import mostly_cut_off, silence, unanswered
+from grpo.insight.diagnosis.symptoms import mostly_cut_off, silence, unanswered
 from grpo.insight.logs.run_log import Series
 
 GROUPS = 16

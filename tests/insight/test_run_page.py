@@ -13,8 +13,7 @@ from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import run_config
 from grpo.insight.pages.course import how_often, resumed_at, resumptions_table, standing
 from grpo.insight.pages.run_facts import about, run_facts
-from grpo.insight.pages.run_page import run_tables, settings, shown_groups
-from grpo.insight.pages.run_report import write_report
+from grpo.insight.pages.run_page import run_tables, settings, shown_groups, write_report
 from grpo.insight.pages.summary import comparable, summary_rows
 from grpo.insight.pages.verdict import judge
 from grpo.telemetry.ending import (

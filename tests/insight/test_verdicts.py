@@ -10,7 +10,7 @@ from benchmarks.log_of_curves import logged
 from benchmarks.synthetic_logs import healthy, noise
 from grpo.dynamics import step_signs
 from grpo.dynamics.history import history_of, history_of_values
-from grpo.insight.diagnosis import advice, exclusions
+from grpo.insight.diagnosis import diagnostics
 from grpo.insight.diagnosis import findings as findings_module
 from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import NOTE, Finding
@@ -90,6 +90,37 @@ def test_a_curve_that_falls_again_and_again_is_a_note_and_a_single_fall_is_a_los
     assert (loss.name, loss.severity) == ("unstable", "critical")
 
 
+def with_cosines(log, mean):
+    """Returns the log with cosines of this mean, in units of their standard deviation, from round 100 on."""
+    steps = log["pass_rate"].steps
+    cosines = 0.035 * (mean * (steps > 100) + np.random.default_rng(0).standard_normal(len(steps)))
+    return replace(log, series={**log.series, step_signs.COSINE: Series(steps, cosines)})
+
+
+def losses_told(log):
+    return {finding.name for finding in diagnose(log) if finding.severity != NOTE} & {"unstable", "setback"}
+
+
+def test_data_that_wander_are_no_loss_where_steps_do_no_harm():
+    logs = [wandering(seed, first=0.5, last=0.5) for seed in range(6)]
+    assert [bool(losses_told(log)) for log in logs] == [True, True, True, False, True, False]
+    assert [bool(losses_told(with_cosines(log, 0.0))) for log in logs] == [False] * 6
+
+
+def test_a_decline_is_told_sooner_where_its_steps_harm():
+    """The pass rate rises to .6 until round 100 and then falls by .4 within 150 rounds."""
+    curve = np.interp(np.arange(250), [0, 100, 249], [0.3, 0.6, 0.2])
+    rates = np.random.default_rng(1).binomial(64, curve) / 64
+
+    def told_at(mean):
+        ends = range(110, 251, 10)
+        logs = {end: with_cosines(steady(rates[:end]), mean) for end in ends}
+        return next(end for end in ends if "unstable" in losses_told(logs[end]))
+
+    without = next(end for end in range(110, 251, 10) if "unstable" in losses_told(steady(rates[:end])))
+    assert (told_at(-0.4), without) == (140, 160)
+
+
 def told_names(log):
     return {finding.name for finding in diagnose(log)}
 
@@ -100,10 +131,10 @@ def test_findings_that_deny_each_other_do_not_stand_side_by_side():
     assert told_names(replace(constant, history=steady(flat).history)) & {"constant reward", "on the plateau"} == {
         "constant reward"
     }
-    for name, excluded in exclusions.EXCLUDED.items():
+    for name, excluded in diagnostics.EXCLUDED.items():
         assert {name, *excluded} <= findings_module.MEANINGS.keys()
         # Of a pair that excludes each other nothing would be left.
-        assert not [other for other in excluded if name in exclusions.EXCLUDED.get(other, ())]
+        assert not [other for other in excluded if name in diagnostics.EXCLUDED.get(other, ())]
 
 
 def test_advice_names_nothing_that_is_set_already():
@@ -157,7 +188,7 @@ def test_advice_names_nothing_that_is_set_already():
     ],
 )
 def test_of_alternatives_those_are_left_that_are_not_set(remedy, settings, left):
-    assert advice.fitting(Finding("unstable", NOTE, "", remedy), settings).remedy == left
+    assert diagnostics.fitting(Finding("unstable", NOTE, "", remedy), settings).remedy == left
 
 
 def test_problems_solved_within_a_few_rounds_by_far_shorter_answers_ask_for_a_look_at_the_reward():

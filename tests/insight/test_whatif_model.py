@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grpo.dynamics.difficulty import Difficulty
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.insight.plans import whatif
 from grpo.insight.plans.whatif import (

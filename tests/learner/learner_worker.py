@@ -20,7 +20,7 @@ environment.prepare()
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.loss import policy_loss
 from grpo.config import TrainConfig, UserError
-from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.optimizer import learning_rate_factor
 from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner

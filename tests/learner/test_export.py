@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grpo.config import ModelConfig, UserError
-from grpo.config.earlier_run import described
 from grpo.config.engines import LoraConfig
+from grpo.config.saved import described
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from tests.fakes import SingleRank

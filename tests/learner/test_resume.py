@@ -6,7 +6,7 @@ import json
 import pytest
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.compare_saved import check_resumed
+from grpo.config.saved import check_resumed
 from tests import warm
 from tests.learner.models import tiny_llama
 from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS

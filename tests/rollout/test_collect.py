@@ -9,7 +9,7 @@ import pytest
 from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
-from grpo.tasks.dealing import dealt
+from grpo.tasks.prompt_stream import dealt
 from grpo.types import Grade, Problem, Prompt, RoundPlan, ScoredGroup
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, ids, on_ranks
 

@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from grpo.config import UserError
-from grpo.config.earlier_run import described
 from grpo.config.hydra import compose_config
+from grpo.config.saved import described
 from grpo.models.resolve import resolve
 from grpo.run.parts import warm_start_examples
 from grpo.run.preparing import fit_lengths

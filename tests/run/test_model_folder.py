@@ -188,6 +188,12 @@ def test_a_model_that_cannot_be_one_is_refused_before_it_is_made(settings, told,
     assert refusal(tmp_path).startswith(told)
 
 
+def test_as_many_experts_as_doge_has_are_no_mistake(tmp_path):
+    tiny_llama(tmp_path)
+    with_settings(tmp_path, num_experts=16_384)
+    assert model_folder(run_with(tmp_path)) == tmp_path
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [

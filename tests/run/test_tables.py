@@ -10,7 +10,15 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.host import device_memory, main_memory
 from grpo.run import tables
-from grpo.run.tables import model_shape, print_price, print_tables, surprises, too_much_memory, too_small_a_share
+from grpo.run.tables import (
+    in_short,
+    model_shape,
+    print_price,
+    print_tables,
+    surprises,
+    too_much_memory,
+    too_small_a_share,
+)
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -33,6 +41,30 @@ def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner,
     print_tables(settings, tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
     assert "M parameters, float32" in printed and "warmup" not in printed
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_run_says_in_three_lines_what_a_dry_run_shows_in_tables(dry, tmp_path, capsys):
+    LlamaConfig(**SMALL, intermediate_size=64).save_pretrained(tmp_path)
+    words = ["experiment=tiny", "rollout=transformers", "device=cpu", "task.prompt.max_tokens=24"]
+    precision = ["learner.precision=float32", "rollout.precision=float32"]
+    print_tables(compose_config([*words, *precision, "num_steps=3", f"dry_run={dry}"]), tmp_path)
+    printed = capsys.readouterr().out
+    if dry:
+        return [printed.index(title) for title in ("Placement", "Batches", "Memory, 0.0 M parameters, float32")]
+    place, batch, run = printed.splitlines()
+    assert place.startswith("learner ranks on 1 × CPU: 0.0 M parameters, float32; about ")
+    assert batch == "each step: 16 prompts × 8 completions of at most 6 tokens; micro-batches: 1 or fewer"
+    assert run == "the run: 3 optimizer steps in 3 rounds; dry_run=true shows all this as tables, with its price"
+
+
+def test_of_many_places_a_run_names_the_first_and_the_last():
+    places = [(f"learner rank {rank}", f"GPU {rank}") for rank in range(8)]
+    line = next(in_short(compose_config(["experiment=tiny"]), 8, places, [("in all", 0.5, 2.0)], "1 M parameters"))
+    assert line == (
+        "learner rank 0 on GPU 0, …, learner rank 7 on GPU 7: 1 M parameters; about 512 MiB while sampling and 2.0 GiB "
+        "while learning"
+    )
 
 
 def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.validate_pipeline import check_pipeline
+from grpo.config.validate_loss import check_pipeline
 from grpo.run.assembly import learner_in_turn, sampler_in_turn
 from grpo.run.clocks import Clocks, Timed
 from grpo.telemetry.phases import Phases

@@ -56,6 +56,32 @@ def test_a_trl_file_is_read_as_it_is(prompt, suffix, tmp_path):
     ]
 
 
+def test_messages_that_a_table_of_text_holds_as_json_are_messages(tmp_path):
+    path = tmp_path / "sums.csv"
+    prompt = json.dumps([{"role": "system", "content": "Be brief."}, *asked("7 + 5?")]).replace('"', '""')
+    path.write_text(f'prompt,solution\n"{prompt}",12\n')
+    data = compose_config(["task=trl", f"task.data.path={path}"]).task.data
+    messages = ({"role": "system", "content": "Be brief."}, *asked("7 + 5?"))
+    assert load_problems(data)[0] == [Problem("sums-0", "7 + 5?", "12", {}, messages)]
+    assert conversation("[{x: 1}] is a set?") == ((), "[{x: 1}] is a set?")
+
+
+def test_a_nested_column_that_a_table_of_text_cannot_hold_is_told(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text('prompt,reward_model\n7 + 5?,{"ground_truth": "12"}\n')
+    with pytest.raises(
+        UserError, match=r"it has prompt, reward_model, and nothing within reward_model is ground_truth: a"
+    ):
+        load_problems(compose_config(["task=verl", f"task.data.path={path}"]).task.data)
+
+
+def test_messages_as_python_prints_them_are_no_question(tmp_path):
+    path = tmp_path / "sums.csv"
+    path.write_text(f'prompt,solution\n"{asked("7 + 5?")}",12\n')
+    with pytest.raises(UserError, match=r"no usable problem in .*a question is text, or chat messages"):
+        load_problems(compose_config(["task=trl", f"task.data.path={path}"]).task.data)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -5,8 +5,7 @@ import pytest
 
 from grpo.measure import mean_lengths
 from grpo.tasks.curriculum import uniform
-from grpo.tasks.dealing import dealt
-from grpo.tasks.prompt_stream import PromptStream
+from grpo.tasks.prompt_stream import PromptStream, dealt
 from grpo.types import Collected, Completion, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 from tests.fakes import on_ranks
 

@@ -1,6 +1,6 @@
 import pytest
 
-from grpo.config.choices import CHOICES
+from grpo.config.ranges import CHOICES
 from grpo.tasks.extraction import EXTRACTORS, extract
 
 

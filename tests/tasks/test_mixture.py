@@ -12,7 +12,7 @@ from grpo.config.task import CurriculumConfig, SourceRewardConfig
 from grpo.config.validate import validate
 from grpo.tasks.curriculum import Grouping, uniform
 from grpo.tasks.early_checks import check_files
-from grpo.tasks.mixture import BLOCK, Mixture
+from grpo.tasks.prompt_stream import BLOCK, Mixture
 from grpo.tasks.task import build_task, loaded_task
 from grpo.types import Completion, RolloutGroup
 

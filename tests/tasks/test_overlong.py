@@ -1,6 +1,6 @@
 import pytest
 
-from grpo.tasks.overlong import overlong_penalty
+from grpo.tasks.grading import overlong_penalty
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """These tests use a user's own rewards, with the signatures of grpo, TRL and verl."""
 
+import os
 import signal
 
 import pytest
@@ -93,6 +94,36 @@ def test_a_class_or_an_object_stands_for_its_method(rewards):
     assert graded == [{"Class": 0.75, "made": 0.75}] * 3
     [group] = scored(rewards("Async"), (written("a"),))
     assert group == [{"Async": 0.125}]
+
+
+def test_objects_of_a_class_are_made_in_workers_alone(tmp_path):
+    """Each worker's object may hold a model. The trainer, which computes no rewards, needs none."""
+    (tmp_path / "large.py").write_text(
+        "import os\n"
+        "class Large:\n"
+        f"    def __init__(self): open({str(tmp_path)!r} + f'/made-{{os.getpid()}}', 'w').close()\n"
+        "    async def __call__(self, completions, solution, **columns): return [0.5] * len(completions)\n"
+    )
+    config = RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path}/large.py:Large")], workers=1)
+    part = build_parts(config, "solution")[config.parts[0].name]
+    assert part.needs_answers
+    assert [*tmp_path.glob("made-*")] == []
+    assert scored(config, (written("a"), written("b"))) == [[{"Large": 0.5}] * 2]
+    [made] = tmp_path.glob("made-*")
+    assert made.name != f"made-{os.getpid()}"
+
+
+def test_a_class_whose_objects_cannot_be_made_in_a_worker_is_one_line(tmp_path):
+    (tmp_path / "lost.py").write_text(
+        "class Lost:\n"
+        "    def __init__(self): open('/nowhere/weights')\n"
+        "    def __call__(self, completion): return 0.0\n"
+    )
+    config = RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path}/lost.py:Lost")], workers=1)
+    with pytest.raises(
+        UserError, match=r"^task.reward.parts: .*Lost' is a class, and none .* can be made .*/nowhere/w"
+    ):
+        GraderPool(config)
 
 
 def written(text, tokens=(7, 8), truncated=False):

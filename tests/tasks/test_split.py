@@ -1,7 +1,7 @@
 import pytest
 
 from grpo.config import UserError
-from grpo.tasks.split import question_hash, split
+from grpo.tasks.problem_selection import question_hash, split
 from grpo.types import Problem
 
 

@@ -1,7 +1,6 @@
 """This package finds what is wrong with a run from its log.
 
-diagnostics, findings    the diagnosis, its findings and thresholds
-exclusions, advice       which findings exclude each other; what advice is left where some is set already
+diagnostics, findings    the diagnosis with advice that is not followed yet; its findings and thresholds
 evidence, windows        levels and changes of noisy series; means of correlated values
-progress, setbacks, swings, reward_parts, policy_signs, symptoms, no_reward, gross    the checks
+progress, setbacks, swings, reward_parts, symptoms, no_reward    the checks
 """

@@ -5,29 +5,29 @@ daily. The paper prints no thresholds. Ours are chosen (`findings.DiagnosisRule`
 their rate of false alarms on healthy and flat runs, and of hits on failing runs. A check compares the bound of a 99 %
 interval with its threshold, since one noisy round proves nothing.
 
-How often a finding was wrong, by benchmarks/verdicts.py (simulated curves, runs in which nothing changes, public logs):
+benchmarks/results/dynamics.md says how often a finding was wrong, and which failures are found.
 
-    on the plateau ("stop here")    1 of 41 claims, in 3,836 forecasts
-    problems solved                 0 of 2 claims, in 509 runs
-    unstable                        0 of 18
-    setback                         2 of 17
-    underdamped                     1 of 13
-    nothing learned                 1 of 151
-    no gain lately                  1 of 3
-    prompts too hard or too easy    none in 400 healthy and still runs
+Findings that exclude each other never stand side by side.
+
+A remedy leaves out what the run's configuration shows to be set already. It is made of alternatives, such as
+"objective=dr_grpo, or task.reward.overlong=soft". An alternative that is set is left out. For a number that is set as
+far as the advice goes, going further is advised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from grpo.dynamics.step_signs import COSINE
-from grpo.insight.diagnosis import policy_signs, progress, reward_parts, setbacks, swings, symptoms
-from grpo.insight.diagnosis.advice import fitting
-from grpo.insight.diagnosis.exclusions import compatible
+from grpo.insight.diagnosis import progress, reward_parts, setbacks, swings, symptoms
 from grpo.insight.diagnosis.findings import SEVERITIES, DiagnosisRule, Finding
-from grpo.insight.diagnosis.gross import unanswered
 from grpo.insight.diagnosis.no_reward import no_reward
+from grpo.insight.diagnosis.symptoms import unanswered
 from grpo.insight.logs.run_log import RunLog
 
 Check = Callable[[RunLog, DiagnosisRule], Finding | None]
@@ -42,10 +42,10 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "stalled": (progress.stalled, ("reward/mean|pass_rate",)),
     "too good": (reward_parts.solved_at_once, ("completions/length_mean", "pass_rate")),
     "silent groups": (progress.silent_groups, ("groups/silent_fraction",)),
-    "entropy": (policy_signs.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "rising entropy": (policy_signs.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "KL": (policy_signs.divergence, ("policy/reference_kl",)),
-    "reference": (policy_signs.other_reference, ("policy/reference_kl",)),
+    "entropy": (setbacks.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
+    "rising entropy": (setbacks.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
+    "KL": (setbacks.divergence, ("policy/reference_kl",)),
+    "reference": (setbacks.other_reference, ("policy/reference_kl",)),
     "breaking": (setbacks.broken, ("pass_rate", "|".join(setbacks.FORMS))),
     "instability": (setbacks.collapse, ("reward/mean|pass_rate",)),
     "swings": (swings.swinging, ("reward/mean|pass_rate",)),
@@ -68,6 +68,41 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
 }
 """Each check has a name, a function and the metrics that it needs. Of metrics separated by a bar, one is enough."""
 
+EXCLUDED = {
+    "constant reward": ("no signal", "no gradient", "nothing learned", "no gain lately", "on the plateau"),
+    "no gradient": ("nothing learned", "no gain lately", "on the plateau"),
+    "gradients not finite": ("nothing learned", "no gain lately", "on the plateau"),
+    "learning rate ended": ("nothing learned", "no gain lately"),
+    "no answers found": ("prompts too hard",),
+    "unstable": ("setback", "nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
+    "setback": ("nothing learned", "on the plateau"),
+    "nothing learned": ("on the plateau",),
+    "steps undo each other": ("nothing learned", "no gain lately", "on the plateau"),
+    "solved at once": ("problems solved", "shorter and worse", "no gain lately", "on the plateau"),
+    "broken by a step": (
+        *("unstable", "setback", "truncated", "no answers found", "prompts too hard", "entropy collapse", "repetition"),
+        *("no gradient", "gradient spikes", "growing gradients", "no signal", "nothing learned", "no gain lately"),
+        *("on the plateau", "shorter and worse", "length without reward", "reward hacking or overfitting"),
+        *("wandering", "underdamped", "steps undo each other"),
+    ),
+}
+Settings = Mapping[str, Any]
+# A choice of several keys, or a word for one → whether it is set already.
+SET: dict[str, Callable[[Settings], bool]] = {
+    "objective=dr_grpo": lambda settings: settings.get("objective.aggregation.level") == "constant",
+    "normalization=dapo": lambda settings: bool(settings.get("rollout.refill.enabled")),
+    "dynamics=adaptive": lambda settings: settings.get("dynamics.name") == "adaptive",
+    "dynamics.refresh_interval=1": lambda settings: settings.get("dynamics.refresh_interval") == 1,
+    "a smaller dynamics.refresh_interval": lambda settings: settings.get("dynamics.refresh_interval") == 1,
+    "a smaller learner.warmup_steps": lambda settings: settings.get("learner.warmup_steps") == 0,
+}
+# These keys are advised to be raised to a number, or lowered to one.
+RAISED = {"objective.kl.coefficient", "objective.clip_high", "objective.entropy_coefficient"}
+LOWERED = {"learner.max_gradient_norm"}
+OVERRIDE = re.compile(r"([a-z_]+(?:\.[a-z_]+)+)=([\w.]+)")
+KEY, SHARED = re.compile(r"[a-z_]+(\.[a-z_]+)+$"), re.compile(r"a (smaller|larger) |half of ")
+NOTHING_LEFT = "what would be advised is set already: look at the other findings, and read samples.jsonl"
+
 
 def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     """Runs all checks on a run's log. Returns the findings, the most severe first.
@@ -80,9 +115,6 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
         return [fitting(without_reward, log.settings)]
     log = progress.with_known_prompts(log, rule)
     findings = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
-    curve = log.identification
-    if curve and curve.identified and (finding := setbacks.oscillation(curve, rule)):
-        findings = [other for other in findings if other.name != finding.name] + [finding]
     findings = [fitting(finding, log.settings) for finding in compatible(findings)]
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
@@ -97,3 +129,51 @@ def unchecked(log: RunLog) -> dict[str, str]:
         name: next((need for need in needs if not is_logged(need)), None) for name, (_, needs) in CHECKS.items()
     }
     return {name: need.replace("|", " or ") for name, need in missing_need.items() if need}
+
+
+"""Each finding maps to findings that are mere consequences of it, or deny it. Their remedies would be useless, or
+opposite to its own."""
+
+
+def compatible(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns the findings that no other one excludes."""
+    findings = list(findings)
+    excluded = {name for finding in findings for name in EXCLUDED.get(finding.name, ())}
+    return [finding for finding in findings if finding.name not in excluded]
+
+
+def fitting(finding: Finding, settings: Settings) -> Finding:
+    """Returns the finding with a remedy that names nothing that is set already."""
+    clauses = [_fitting_clause(clause, settings) for clause in finding.remedy.split("; ")]
+    return replace(finding, remedy="; ".join(filter(None, clauses)) or NOTHING_LEFT)
+
+
+def _fitting_clause(clause: str, settings: Settings) -> str:
+    alternatives = [part for part in re.split(r",? or |, ", clause) if part]
+    left = [word for alternative in alternatives if (word := _fitting(alternative, settings))]
+    if left == alternatives:
+        return clause
+    # In "a smaller A or B" the first words are those of both.
+    if left and left[0] != alternatives[0] and (shared := SHARED.match(alternatives[0])) and KEY.match(left[0]):
+        left[0] = shared.group() + left[0]
+    return ", or ".join([", ".join(left[:-1]), left[-1]] if len(left) > 1 else left)
+
+
+def _fitting(alternative: str, settings: Settings) -> str:
+    """Returns an alternative as it is, with a number to go beyond, or "" if it is set already."""
+    if any(words in alternative and is_set(settings) for words, is_set in SET.items()):
+        return ""
+    for key, value in OVERRIDE.findall(alternative):
+        present = settings.get(key)
+        if key in RAISED and isinstance(present, int | float) and present >= float(value):
+            return alternative.replace(f"{key}={value}", f"a larger {key}{_than(present)}")
+        if key in LOWERED and isinstance(present, int | float) and 0 < present <= float(value):
+            return alternative.replace(f"{key}={value}", f"a smaller {key}{_than(present)}")
+        if present is not None and str(present) == value:
+            return ""
+    return alternative
+
+
+def _than(present: float) -> str:
+    """Names the present value, unless all that is known of it is that it is set."""
+    return f" than {present:g}" if np.isfinite(present) else ""

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from grpo.dynamics.history import noise_factor
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History, noise_factor
 from grpo.insight.diagnosis.windows import CONFIDENCE, Windows
 from grpo.insight.logs.run_log import Series
 from grpo.types import Interval

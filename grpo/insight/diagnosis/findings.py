@@ -116,13 +116,12 @@ class DiagnosisRule:
     apart             largest difference between the pass rates in training and on held-out problems
     ungraded          largest share of answers whose grading failed or timed out
     collapse          largest loss of pass rate against the run's best
+    losing            weight of a fall (`losses.Fall`), with the cosines of steps, from which on it is a loss
     at_once           rise of the pass rate within a few rounds, to solved problems, that is seldom learned
     much_shorter      length, as a share of that before such a rise, below which the reward may be gamed
     ordinary          number of falls, each half as deep as the deepest, from which on a curve counts as wandering
     by_chance         probability that a run whose steps do not harm is ever told that they do
     gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
-    underdamped       damping ratio below which a fitted curve oscillates
-    swinging          least Akaike weight of the oscillator among all laws before its damping ratio counts
     """
 
     silent: float = 0.65
@@ -166,10 +165,9 @@ class DiagnosisRule:
     apart: float = 0.1
     ungraded: float = 0.02
     collapse: float = 0.1
+    losing: float = 8.0
     at_once: float = 0.3
     much_shorter: float = 0.25
     ordinary: int = 3
     by_chance: float = 0.01
     gain_left: float = 0.02
-    underdamped: float = 0.9
-    swinging: float = 0.999

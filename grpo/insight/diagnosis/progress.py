@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from grpo.dynamics.adaptive import UNLIKELY
 from grpo.dynamics.forecast import forecast
-from grpo.dynamics.stop_rule import UNLIKELY
 from grpo.insight.diagnosis.evidence import (
     FEWEST_ROUNDS,
     change,
@@ -21,7 +21,7 @@ from grpo.insight.diagnosis.evidence import (
     window_length,
 )
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
-from grpo.insight.diagnosis.gross import difficulty, silence
+from grpo.insight.diagnosis.symptoms import difficulty, silence
 from grpo.insight.logs.run_log import RunLog
 from grpo.types import Interval
 

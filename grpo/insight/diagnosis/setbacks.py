@@ -1,6 +1,7 @@
 """This module holds the checks of a diagnosis that ask whether a run has lost what it had learned, or may lose it.
 
-Each returns a finding or None.
+Some look at rewards, others at the policy: its entropy, and its distance to the reference. Each returns a finding or
+None.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from grpo.dynamics.history import SMOOTHED_ROUNDS
-from grpo.dynamics.identify import Identification
-from grpo.dynamics.step_signs import COSINE, harm, in_errors
+from grpo.dynamics.losses import Course, Fall, LossRule, fall_of_means
+from grpo.dynamics.step_signs import COSINE, FEWEST, harm, in_errors
 from grpo.insight.diagnosis.evidence import (
     FEWEST_ROUNDS,
     FIRST_ROUNDS,
@@ -17,11 +18,13 @@ from grpo.insight.diagnosis.evidence import (
     change,
     fall,
     half_width_of_many,
+    late_change,
     level,
     num_falls,
     setbacks,
     since_beginning,
     since_best,
+    start,
     step_at,
     window_error,
     window_length,
@@ -30,8 +33,15 @@ from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRu
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import Interval
 
+LOSSES = LossRule()
 # Steps have surely helped where their cosines sum up to more than this many standard errors.
 SURELY = 2.0
+# And they have rather harmed where the sum is below minus this.
+HARM = 1.0
+# A fall of fewer wanders than this says little of a model whose steps did not surely harm.
+WANDERS = 4.0
+# What falls mostly between so many rounds and the next ones falls at once.
+AT_ONCE = 5
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
 # What shows that completions have another form, and how it is told.
@@ -40,6 +50,8 @@ FORMS = {
     "completions/no_answer_fraction": "of the completions {:.0%} held no answer before and {:.0%} since",
     "policy/sampler_entropy": "the entropy was {:.2g} nats per token before and is {:.2g} since",
 }
+# The KL to the reference in this many first rows of the log shows whether the policy began as the reference.
+FIRST_ROWS = 3
 
 
 def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -120,37 +132,80 @@ def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
     """Says why a loss tells little of the model, if the curve has fallen as far several times, or if the steps helped
     all the while. Returns "" for other losses.
 
-    Falls that the noise of rounds may explain are not counted.
+    Falls that the noise of rounds may explain are not counted. With cosines, a fall over many rounds, or within the
+    curve's own wander, is ordinary unless steps surely harmed: what breaks a model without its steps does so at once.
     """
     series = log.judged.series
     noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
-    deep = max(-loss.change.value / 2, noise)
+    size, span = -loss.change.value, f"between steps {loss.best:g} and {loss.lowest:g}"
+    deep = max(size / 2, noise)
     number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
     if number >= rule.ordinary:
         return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
     if helped > SURELY:
-        span = f"between steps {loss.best:g} and {loss.lowest:g}"
-        return f"fell by {-loss.change.value:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+        return f"fell by {size:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+    slow = against_steps(log)
+    if slow and helped > -SURELY and (_steepest(series, loss) < size / 2 or size < WANDERS * slow.wander):
+        return f"fell by {size:.2g} {span}, as data that wander make it fall, and steps did not surely harm"
     return ""
+
+
+def _steepest(series: Series, loss: Setback) -> float:
+    """Returns the largest fall within a loss from `AT_ONCE` rounds to the next `AT_ONCE`."""
+    first, last = np.searchsorted(series.steps, (loss.best, loss.lowest))
+    near = series.values[max(first - FEWEST_ROUNDS, 0) : last + 1]
+    if len(near) < 2 * AT_ONCE:
+        return np.inf
+    means = np.convolve(near, np.full(AT_ONCE, 1 / AT_ONCE), "valid")
+    return float((means[:-AT_ONCE] - means[AT_ONCE:]).max())
+
+
+def against_steps(log: RunLog) -> Fall | None:
+    """Returns the fall of the mean pass rate with the cosines since, or None where rounds have no cosines."""
+    series, cosines = log["pass_rate"], log[COSINE]
+    aligned = np.zeros(len(series))
+    places = np.searchsorted(series.steps, cosines.steps)
+    known = (places < len(series)) & np.isin(cosines.steps, series.steps) & np.isfinite(cosines.values)
+    aligned[places[known]] = cosines.values[known]
+    if np.count_nonzero(aligned) < FEWEST:
+        return None
+    return fall_of_means(Course(series.values, aligned))
 
 
 def lost(log: RunLog, rule: DiagnosisRule) -> str:
     """Returns the evidence that a run is below its best rounds, first rounds or best evaluation, or "" if it is not.
 
     Where the training pass rate has risen, worse evaluations are another problem (`reward_hacking`). Where prompts
-    change in difficulty, only evaluations can show a loss.
+    change in difficulty, only evaluations can show a loss. With cosines, a fall that leaves something counts by its
+    weight (`losses`), since harder prompts make a pass rate fall too.
     """
-    what, series, history, unit = log.judged
-    from_best, beginning, gain = fall(series), since_beginning(history), change(series)
-    if not log.changing_prompts and unit:
-        if from_best is not None and _is_loss(from_best, rule, unit):
-            return f"{what} {-from_best.value:.2f} below its best [{from_best.low:+.2f}, {from_best.high:+.2f}]"
-        if beginning is not None and _is_loss(beginning, rule, unit):
-            return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
+    if not log.changing_prompts and log.judged.unit and (evidence := _below(log, rule)):
+        return evidence
+    gain = change(log.judged.series)
     evaluations = log.held_out_history()
     held_out = since_best(evaluations) if evaluations else None
     if held_out is not None and _is_loss(held_out, rule) and (gain is None or gain.low <= 0):
         return f"held-out pass rate {-held_out.value:.2f} below its best evaluation"
+    return ""
+
+
+def _below(log: RunLog, rule: DiagnosisRule) -> str:
+    """Returns the evidence that a run is below its best rounds or first rounds, or "" if it is not."""
+    what, series, history, unit = log.judged
+    best, beginning, slow = fall(series), since_beginning(history), against_steps(log)
+    now, first = (part.mean() for part in (series.values[-FEWEST_ROUNDS:], series.values[:FIRST_ROUNDS]))
+    by_steps = slow is not None and (best is None or -best.value < LOSSES.deep * (now - best.value))
+    if slow and by_steps and slow.wander:
+        if slow.size > LOSSES.slow_fall and slow.weight > rule.losing:
+            return (
+                f"{what} {slow.size:.2f} below its best, {slow.size / slow.wander:.1f} times as far as it wanders by "
+                f"itself, while {COSINE} sums up to {slow.against:+.1f} standard errors"
+            )
+    elif best is not None and _is_loss(best, rule, unit) and not (slow and by_steps and slow.against > -HARM):
+        return f"{what} {-best.value:.2f} below its best [{best.low:+.2f}, {best.high:+.2f}]"
+    partly = slow is not None and beginning is not None and -beginning.value < LOSSES.deep * first
+    if beginning is not None and _is_loss(beginning, rule, unit) and not partly:
+        return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"
     return ""
 
 
@@ -188,17 +243,6 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return Finding("shorter and worse", WARNING, evidence, remedy)
 
 
-def oscillation(curve: Identification, rule: DiagnosisRule) -> Finding | None:
-    """Finds instability before it happens: the fitted model is underdamped, and no other law explains the curve.
-
-    Noise that drifts sometimes looks like an oscillation, so the oscillator's Akaike weight must be near 1.
-    """
-    if curve.weights["oscillator"] < rule.swinging or curve.damping_ratio.high >= rule.underdamped:
-        return None
-    evidence = f"damping ratio ζ {curve.damping_ratio}: the curve oscillates about its plateau"
-    return Finding("underdamped", WARNING, evidence, "a smaller dynamics.refresh_interval or learner.learning_rate")
-
-
 def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that the loss rises at the ends of steps, as it does where the learning rate is too high for the batch.
 
@@ -217,3 +261,82 @@ def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     )
     remedy = "half of learner.learning_rate, or a larger dynamics.group_size or dynamics.prompts_per_step"
     return Finding("steps undo each other", WARNING, evidence, remedy)
+
+
+def entropy_of(log: RunLog) -> Series:
+    """Returns the entropy over whole distributions where it was logged, and else that of the sampled tokens."""
+    return log["policy/entropy" if "policy/entropy" in log.series else "policy/sampler_entropy"]
+
+
+def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds policy concentration: entropy is nearly gone, but not because the problems are solved.
+
+    The finding is critical when the KL to the reference rises as well.
+    """
+    entropy = entropy_of(log)
+    first, now, pass_rate = start(entropy), level(entropy), level(log["pass_rate"])
+    if first is None or now is None or pass_rate is None or first.value <= 0:
+        return None
+    if now.high > rule.entropy_kept * first.value or pass_rate.high > rule.solved:
+        return None
+    # Where the reward stands still, a pass rate that still rises is no reason to wait.
+    rises = [rise for name in ("pass_rate", "reward/mean") if (rise := late_change(log[name])) is not None]
+    if rises and all(rise.low > 0 for rise in rises):
+        return None
+    distance = change(log["policy/reference_kl"])
+    away = distance is not None and distance.low > 0
+    evidence = f"entropy {first.value:.2f} → {now.value:.3f} nats at pass rate {pass_rate.value:.2f}"
+    if away:
+        evidence += f"; KL to the reference rose by {distance.value:.3f}"
+    remedy = "objective.clip_high=0.28, objective.entropy_coefficient=0.001, or a smaller learner.learning_rate"
+    return Finding("entropy collapse", CRITICAL if away else WARNING, evidence, remedy)
+
+
+def entropy_runs_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a policy that becomes random: its entropy has multiplied, and answers do not get better lately."""
+    entropy = entropy_of(log)
+    first, rise, lately = start(entropy), change(entropy), late_change(log["pass_rate"])
+    if first is None or rise is None or lately is None or lately.low > 0:
+        return None
+    if rise.low < max((rule.entropy_grown - 1) * first.value, rule.more_entropy):
+        return None
+    now = first.value + rise.value
+    evidence = f"entropy {first.value:.2f} → {now:.2f} nats; the pass rate changed by {lately.value:+.2f} lately"
+    remedy = "a smaller objective.entropy_coefficient, objective.clip_high or learner.learning_rate"
+    return Finding("entropy runs off", WARNING, evidence, remedy)
+
+
+def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a KL to the reference that runs off: far above its earlier median, large and rising, or with jumps."""
+    series = log["policy/reference_kl"]
+    now, late = level(series), late_change(series)
+    if now is None or late is None or now.value < rule.least_kl:
+        return None
+    length = window_length(len(series))
+    before = float(np.median(series.values[:-length]))
+    typical = float(np.median(series.values[-length:]))
+    peaks = int((series.values > rule.giant_kl).sum())
+    ran_off = typical > rule.kl_growth * max(before, rule.least_kl / rule.kl_growth) and typical > rule.least_kl
+    if not (ran_off or peaks >= rule.giants or (now.low > rule.much_kl and late.low > 0)):
+        return None
+    evidence = f"KL to the reference {before:.3g} → {typical:.3g} nats (medians), at most {series.values.max():,.4g}"
+    remedy = "half of learner.learning_rate, or objective.kl.coefficient=0.01"
+    return Finding("KL runs off", WARNING, evidence, remedy)
+
+
+def other_reference(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds a reference model from which the policy did not start: the KL is large in the first rows, and stays so.
+
+    A log that begins in the middle of a run, as after a resume, proves nothing.
+    """
+    series = log["policy/reference_kl"]
+    if len(series) < window_length(len(series)):
+        return None
+    before, after = float(np.median(series.values[:FIRST_ROWS])), float(np.median(series.values[FIRST_ROWS:]))
+    row = float(np.median(np.diff(series.steps)))
+    from_start = series.steps[0] <= 2 * row
+    if not from_start or before < rule.least_kl or not before / 2 < after < 2 * before:
+        return None
+    evidence = f"KL to the reference {before:.3g} nats in the first rounds already, {after:.3g} since then"
+    remedy = "compare the reference model and its chat template with the model that is trained"
+    return Finding("far from the reference", WARNING, evidence, remedy)

@@ -1,7 +1,7 @@
 """This module holds the check that asks whether the pass rate swings: whether it rises and falls again and again.
 
 One short fall is hard to tell from luck. Two in a row of the same length are easier to tell, since their average has
-less noise. This check knows no law of the curve, so it also sees swings that grow, which no damped oscillator explains.
+less noise. This check knows no law of the curve, so it also sees swings that grow.
 """
 
 from __future__ import annotations

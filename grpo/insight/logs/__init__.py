@@ -2,8 +2,8 @@
 
 run_log       that form: series of numbers by step, and the curve of rewards
 logs          this framework's runs; finished_runs loads several of them
-foreign_logs, foreign_names, foreign_rows   logs of other frameworks; their names of metrics; their files as rows
+foreign_logs, foreign_rows   logs of other frameworks; their files as rows
+foreign_names     their names of metrics and of settings
 foreign_files     TensorBoard's files and Parquet
 foreign_columns   numbers of rows as columns; the last run of several
-foreign_words     advice in the words of the framework that wrote a log
 """

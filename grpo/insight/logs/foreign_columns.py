@@ -39,17 +39,20 @@ class Columns:
     def __init__(self) -> None:
         self.steps = array("d")
         self._cells: dict[str, tuple[array[int], array[float]]] = {}
+        # The names of the last row, and their cells: most rows of a log have the same names.
+        self._names: tuple[str, ...] = ()
+        self._last: list[tuple[array[int], array[float]]] = []
 
     def add(self, step: float, numbers: Mapping[str, float]) -> None:
         """Adds a row."""
         index = len(self.steps)
         self.steps.append(step)
-        for name, value in numbers.items():
-            cells = self._cells.get(name)
-            if cells is None:
-                cells = self._cells[name] = array("q"), array("d")
-            cells[0].append(index)
-            cells[1].append(value)
+        if (names := tuple(numbers)) != self._names:
+            self._names = names
+            self._last = [self._cells.setdefault(name, (array("q"), array("d"))) for name in names]
+        for (rows, values), value in zip(self._last, numbers.values(), strict=True):
+            rows.append(index)
+            values.append(value)
 
     def before(self, step: float) -> Columns:
         """Returns columns without the rows from `step` on."""

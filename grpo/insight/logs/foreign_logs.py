@@ -18,9 +18,8 @@ from grpo.config import UserError
 from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.insight.diagnosis.reward_parts import SMOOTHED
 from grpo.insight.logs.foreign_columns import LARGEST, Column, series_of, translated
-from grpo.insight.logs.foreign_names import held_out_score, our_name
+from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_score, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
-from grpo.insight.logs.foreign_words import TRL, framework_of
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 
 PART = "reward/part/"

@@ -12,10 +12,9 @@ import numpy as np
 
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, refuse_several
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_values
-from grpo.config.runs_within import refuse_several
 from grpo.config.saved import from_dict
 from grpo.dynamics.history import history_of, lag, num_tried
 from grpo.dynamics.replay import round_seconds
@@ -143,7 +142,6 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         series=_series(rows),
         counts=[counts_of(row) for row in present_rows if row[COUNTS]],
         held_out=held_out,
-        momentum=config["learner"]["betas"][0],
         exponent=normalization["exponent"],
         mean_exponent=normalization.get("mean_exponent", 0.0),
         dialled=normalization.get("name", "dial") == "dial" and normalization.get("parts", "sum") == "sum",

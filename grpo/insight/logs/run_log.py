@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.dynamics.history import Counts, history_of_values, merged, noise_factor
-from grpo.dynamics.identify import Identification, identify
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import Counts, History, history_of_values
 
 Array = NDArray[np.float64]
 
@@ -33,8 +31,6 @@ class Series:
         return Series(self.steps[mask], self.values[mask])
 
 
-# Laws are fitted to at most this many points of a curve.
-MOST_FITTED = 2_000
 # A held-out curve needs at least this many evaluations.
 FEWEST_EVALUATIONS = 3
 # A curve of mean rewards needs at least this many rows.
@@ -71,9 +67,8 @@ class RunLog:
     counts      [rounds] (correct, group size) → number of groups, for each round; empty if the log has none
     held_out    pass rate on held-out problems
     held_out_error  standard error of one such evaluation, 0 if it is not known
-    momentum    μ, or Adam's β₁
     exponent, mean_exponent   the dials' α and β
-    dialled     whether advantages follow the dials (r − r̄)·σ^(−α)·r̄^(−β), so that α and β shape the curve
+    dialled     whether advantages follow the dials (r − r̄)·σ^(−α)·r̄^(−β)
     shared_std  whether one σ divides all groups of a step, so that α does not weigh the groups against each other
     learns_from_equal  whether groups of equal rewards give a gradient too, so that silent groups are no loss
     num_steps   optimizer steps that the run was to take
@@ -89,7 +84,6 @@ class RunLog:
     counts: Sequence[Counts] = ()
     held_out: Series = NOTHING
     held_out_error: float = 0.0
-    momentum: float = 0.9
     exponent: float = 1.0
     mean_exponent: float = 0.0
     dialled: bool = True
@@ -101,11 +95,6 @@ class RunLog:
     settings: Mapping[str, Any] = field(default_factory=dict)
     framework: str = "grpo"
     notes: Sequence[str] = ()
-
-    @property
-    def curve_dials(self) -> tuple[float | None, float]:
-        """Returns α and β for the laws of the mean curve. α is None where advantages do not follow the dials."""
-        return self.exponent if self.dialled else None, self.mean_exponent
 
     @property
     def group_dials(self) -> tuple[float, float] | None:
@@ -123,18 +112,6 @@ class RunLog:
             return None
         curve = history_of_values(self.held_out.steps, self.held_out.values, interval=0)
         return replace(curve, errors=np.maximum(curve.errors, self.held_out_error))
-
-    @cached_property
-    def identification(self) -> Identification | None:
-        """Returns the laws of the curve, fitted once for all reports, or None if there are too few rounds.
-
-        Of more than `MOST_FITTED` rounds neighbouring ones are merged, since fits take time in proportion.
-        """
-        curve = self.history
-        if len(curve) > MOST_FITTED:
-            # Merging rounds of correlated noise lowers their error by less than merging independent ones.
-            curve = replace(curve, errors=curve.errors * noise_factor(curve.values) ** 0.5)
-        return identify(merged(curve, MOST_FITTED), self.momentum, *self.curve_dials)
 
     @cached_property
     def judged(self) -> Judged:

@@ -78,7 +78,6 @@ class Variant:
                   which are estimated from the same counts; NaN without counts of right completions
     extreme       the share of the gradient from prompts with pass rates below .1 or above .9, predicted from the dials
                   and these difficulties; NaN under a normalization that has no dials
-    laws          law of the reward curve → the number of runs that it fitted best
     findings      finding of the diagnosis → the number of runs that have it
     """
 
@@ -92,7 +91,6 @@ class Variant:
     silent: float
     law: float
     extreme: float
-    laws: Mapping[str, int]
     findings: Mapping[str, int]
     against: Against | None = None
 
@@ -197,7 +195,6 @@ def _change(run: Run, names: Sequence[str]) -> list[float]:
 def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]], level: float) -> Variant:
     difficulty, silent, law = _silence(runs)
     logs = [read_log(run.folder) for run in runs]
-    identifications = [log.identification for log in logs if log.identification]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
@@ -216,7 +213,6 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
         silent=silent,
         law=law,
         extreme=_extreme(difficulty, logs[0]),
-        laws=Counter(identification.fits[0].law.name for identification in identifications),
         findings=findings,
     )
 

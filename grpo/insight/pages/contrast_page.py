@@ -77,7 +77,7 @@ def write_contrast(
         samples=samples(contrast),
         meanings=meanings(
             *(("pass@1", "percentage point") if contrast.yardstick.in_percent else ()),
-            *("held-out problems", "seed", "95 % interval", "p", "group", "silent group", "entropy", "law"),
+            *("held-out problems", "seed", "95 % interval", "p", "group", "silent group", "entropy"),
         ),
     )
     header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])

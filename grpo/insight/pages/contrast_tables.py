@@ -26,8 +26,7 @@ CAPTIONS = {
     "How the runs went": (
         "In a silent group all G completions have the same reward, so nothing is learned from it. If each prompt has "
         "the pass rate p, a share of p^G + (1−p)^G of the groups is silent. Where the gradient comes from is known for "
-        "the dials' normalization only. The law is the curve that fits the reward best; in brackets is the number of "
-        "runs."
+        "the dials' normalization only. In brackets is the number of runs."
     ),
     "Settings that differ": "All other keys are the same in all variants.",
 }
@@ -90,11 +89,11 @@ def by_quarter(contrast: Contrast) -> list[tuple[str, ...]]:
 
 def health(contrast: Contrast) -> list[tuple[str, ...]]:
     """Returns the table of how training went: silent groups observed and predicted, the gradient on extreme prompts,
-    entropy, length, the best law of the reward curve, and the diagnosis."""
+    entropy, length, and the diagnosis."""
     rows = [
         (
             *("variant", "silent groups", "predicted by p^G + (1−p)^G", "gradient from p < 0.1 or > 0.9"),
-            *("entropy, last quarter", "length, last quarter", "best law of the reward curve", "diagnosis"),
+            *("entropy, last quarter", "length, last quarter", "diagnosis"),
         )
     ]
     for variant in contrast.variants:
@@ -104,7 +103,6 @@ def health(contrast: Contrast) -> list[tuple[str, ...]]:
                 *("" if share != share else f"{share:.1%}" for share in (variant.silent, variant.law, variant.extreme)),
                 _late(variant, "policy/entropy", 2),
                 _late(variant, "completions/length_mean", 1),
-                _counted(variant.laws),
                 _counted(variant.findings) or "nothing found",
             )
         )

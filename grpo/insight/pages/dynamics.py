@@ -15,32 +15,28 @@ from grpo.config.saved import from_dict
 from grpo.config.start import run_name
 from grpo.config.validate import check_batch
 from grpo.dynamics.forecast import forecast
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS
 from grpo.dynamics.replay import agreement, replay, statistics_of
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.insight.diagnosis.diagnostics import diagnose, unchecked
 from grpo.insight.diagnosis.findings import Finding
-from grpo.insight.logs.foreign_words import in_words_of
+from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.logs import counts_of, read_log, read_plans, run_config
 from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages import page
 from grpo.insight.pages.dynamics_panels import Dynamics, panels
 from grpo.insight.pages.dynamics_tables import (
-    LAW_CAPTION,
-    LAW_COLUMNS,
     decisions_table,
     findings_table,
+    forecast_line,
     forecast_numbers,
     held_out_lines,
-    law_rows,
-    laws_table,
-    summary_lines,
     way_table,
 )
 from grpo.insight.pages.glossary import meanings
-from grpo.insight.pages.standing import nothing_found, standing_lines, unchecked_lines, verdict_lines
 from grpo.insight.pages.style import sheet
+from grpo.insight.pages.verdict import nothing_found, standing_lines, unchecked_lines, verdict_lines
 from grpo.telemetry.metrics import FIRST_COUNTS
 
 # A replay of the scheduler needs these metrics of each round.
@@ -52,7 +48,7 @@ SHEET_INCHES = (9.0, 3.1)
 
 
 def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
-    """Fits the laws of the reward curve to the log at `path`, and reports the fits, the forecast and the diagnosis.
+    """Reports the forecast and the diagnosis of the log at `path`.
 
     The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written beside the
     log as a picture and a page. `column` and `scale` are explained at `logs.read_log`.
@@ -60,8 +56,7 @@ def write_fit(path: Path, last_step: int | None = None, column: str | None = Non
     console = Terminal()
     analysis = analysed(read_log(path, column, scale), path, last_step)
     findings = advised(analysis.log)
-    console.print(laws_table(analysis.identification))
-    for line in (*analysis.log.notes, *summary_lines(analysis.identification, analysis.ahead)):
+    for line in (*analysis.log.notes, forecast_line(analysis.ahead)):
         console.print(line, soft_wrap=True)
     print_findings(findings, analysis.log, console)
     write_page(analysis, findings, path if path.is_dir() else path.parent, console)
@@ -72,7 +67,7 @@ def write_forecast(path: Path, last_step: int | None = None, column: str | None 
     console = Terminal()
     analysis = analysed(read_log(path, column, scale), path, last_step)
     held_out = held_out_lines(analysis.log, analysis.ahead.steps[-1])
-    for line in (*analysis.log.notes, *summary_lines(analysis.identification, analysis.ahead), *held_out):
+    for line in (*analysis.log.notes, forecast_line(analysis.ahead), *held_out):
         console.print(line, soft_wrap=True)
     console.print(way_table(analysis.ahead))
 
@@ -124,7 +119,7 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
-    """Fits the laws of the reward curve to a log, and forecasts the curve.
+    """Forecasts the reward curve of a log.
 
     Raises `UserError` when the log has no pass rate or too few rounds.
     """
@@ -134,8 +129,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         raise UserError(
             f"{path} has no pass rate to fit: name the column with column=NAME, and its scale with scale=NUMBER"
         )
-    identification = log.identification
-    if identification is None:
+    if len(log.history) < FEWEST_POINTS:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
             "(after a run went back to a checkpoint, only the rounds since then count)"
@@ -154,7 +148,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     if last_step:
         # What is told beside the forecast, as whether going on is worth it, is of the same steps.
         log = replace(log, num_steps=last_step)
-    return Dynamics(log, identification, forecast(log.history, last_step or log.horizon))
+    return Dynamics(log, forecast(log.history, last_step or log.horizon))
 
 
 def advised(log: RunLog) -> list[Finding]:
@@ -178,27 +172,16 @@ def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, co
         name=run_name(folder),
         verdict=[*map(page.sentence, lines)],
         mood=mood,
-        numbers=forecast_numbers(analysis.identification, analysis.ahead),
+        numbers=forecast_numbers(analysis.ahead),
         log=analysis.log,
         notes=[*map(page.sentence, analysis.log.notes)],
         rounds=f"{len(analysis.log.history):,}",
-        # The first line of the summary is the forecast, which stands on top.
-        summary=[
-            page.sentence(line)
-            for line in (
-                *summary_lines(analysis.identification, analysis.ahead)[1:],
-                *held_out_lines(analysis.log, analysis.ahead.steps[-1]),
-            )
-        ],
+        summary=[*map(page.sentence, held_out_lines(analysis.log, analysis.ahead.steps[-1]))],
         findings=findings,
         nothing=page.sentence(nothing_found(analysis.log)),
         pictures=page.pictures(drawings),
-        law_columns=LAW_COLUMNS,
-        law_caption=LAW_CAPTION,
-        laws=law_rows(analysis.identification),
         meanings=meanings(
-            *("pass rate", "percentage point", "round", "group", "silent group", "law", "τ"),
-            *(*LAW_COLUMNS[2:], "entropy"),
+            *("pass rate", "percentage point", "round", "group", "silent group", "τ", "entropy"),
         ),
     )
     console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)

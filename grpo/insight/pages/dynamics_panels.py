@@ -14,8 +14,7 @@ import numpy as np
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast
-from grpo.dynamics.history import Counts
-from grpo.dynamics.identify import Identification
+from grpo.dynamics.history import Counts, noise_factor
 from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages.style import (
@@ -47,22 +46,22 @@ EPOCHS = 6
 
 @dataclass(frozen=True, slots=True)
 class Dynamics:
-    """This class holds what the panels show: a run's log, the laws fitted to its reward curve, and the forecast."""
+    """This class holds what the panels show: a run's log and the forecast of its reward curve."""
 
     log: RunLog
-    identification: Identification
     ahead: Forecast
 
 
 def draw_reward(axes: Axes, analysis: Dynamics) -> str:
-    """Draws the pass rates of rounds, means of neighbouring rounds with standard errors, the best law, and the forecast
-    with its interval."""
-    best, ahead = analysis.identification.fits[0], analysis.ahead
-    history = best.history
-    # A round is drawn at the step by which the log numbers it. The law follows the policy, which is older.
+    """Draws the pass rates of rounds, means of neighbouring rounds with standard errors, and the forecast with its
+    interval."""
+    history, ahead = analysis.log.history, analysis.ahead
+    # A round is drawn at the step by which the log numbers it. The policy that sampled it is older.
     ends, shift = history.ends, float(history.delays[-1])
     parts = np.array_split(np.arange(len(history)), min(MEANS, len(history)))
-    weights = [history.errors[part] ** -2.0 for part in parts]
+    # Rounds of correlated noise know less together than independent ones.
+    scatter = history.errors * noise_factor(history.values) ** 0.5
+    weights = [scatter[part] ** -2.0 for part in parts]
     middles = [ends[part].mean() for part in parts]
     means = [np.average(history.values[part], weights=of_part) for part, of_part in zip(parts, weights, strict=True)]
     together = len(parts[0])
@@ -75,11 +74,6 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
                          label=name)  # fmt: skip
     told = zip((_steps(ends[part]) for part in parts), means, errors, strict=True)
     tell(bars, [(steps, f"{mean:.1%} ± {error:.1%}") for steps, mean, error in told])
-    steps = np.linspace(history.steps[0], history.steps[-1], 300)
-    held_values = [np.round(np.interp(steps, history.steps, values)) for values in (history.intervals, history.lags)]
-    shown_steps = np.interp(steps, history.steps, ends)
-    (curve,) = axes.plot(shown_steps, best.predict(steps, *held_values), color=BLUE, label=f"{best.law.name} law")
-    tell(curve, [(f"{step:,.0f}", f"{rate:.1%}") for step, rate in zip(*curve.get_data(), strict=True)])
     # The forecast ends with the policy after the last step, and begins where the measured rounds end.
     ahead_steps = ahead.steps + shift * np.linspace(1, 0, len(ahead.steps))
     axes.fill_between(ahead_steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
@@ -98,8 +92,8 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     axes.set_title("Pass rate in training, and where it goes")
     legend_below(axes)
     return (
-        "Points are rounds, or means of some, with their standard errors. The solid line is the law that fits best, "
-        "and the dashed line is the forecast. The shaded band holds 90 % of what may come."
+        "Points are rounds, or means of some, with their standard errors. The dashed line is the forecast. The shaded "
+        "band holds 90 % of what may come."
     )
 
 

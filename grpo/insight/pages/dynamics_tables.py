@@ -9,139 +9,30 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.dynamics.forecast import Forecast, forecast_held_out
-from grpo.dynamics.identify import Identification, LawFit
 from grpo.dynamics.replay import Proposal
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, paired
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.insight.pages.glossary import signed
-from grpo.insight.pages.style import plain
-from grpo.insight.pages.verdict import Number
+from grpo.insight.pages.verdict import Number, guess
 
-LAW_COLUMNS = ("law", "constants", "χ²/n", "R²", "misfit", "pattern", "weight")
-"""The columns of `laws_table`. Misfit is the p-value of χ², pattern the p-value of the residuals' correlation, and
-weight the Akaike weight."""
-LAW_CAPTION = "Each law is a curve with few constants, fitted to the rounds. The first one fits best."
-# A curve starts slowly, or levels off, if its first or last tenth is less than this share as steep as its steepest one.
-SLOW = 0.5
-# A curve swings if it goes back by more than this share of its range.
-SWING = 0.1
-# A law whose AICc exceeds the least by less than this has substantial support (Burnham & Anderson, 2002, section 2.6).
-TELLING_AICC = 2.0
 # A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
-# The laws' constants that are pass rates, and those that are optimizer steps. A time that is more than `FAR` times as
-# long as the run is not known any better than that.
-RATES, FAR = ("start", "plateau", "ceiling", "floor", "level"), 10
-TIMES = ("relaxation_steps", "time_steps", "width_steps", "middle_step")
-# A forecast contradicts a plateau if it ends by more than this, in pass rate, beyond the plateau's interval.
-BEYOND = 0.05
-NO_PLATEAU = "since the forecast does not end at the plateau of the law that fits best"
 COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
-def laws_table(identification: Identification) -> Table:
-    """Returns a table with a row per law, the best first: its constants, how well it fits, and its weight."""
-    table = Table(title="Laws of the reward curve", title_justify="left")
-    for name in LAW_COLUMNS:
-        words = name == "constants"
-        left = words or name == "law"
-        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not words)
-    for row in law_rows(identification):
-        table.add_row(*row)
-    return table
-
-
-def law_rows(identification: Identification) -> list[tuple[str, ...]]:
-    """Returns the cells of `laws_table`, a row per law, the best first."""
-    return [(*_law_row(fit), f"{identification.weights[fit.law.name]:.2f}") for fit in identification.fits]
-
-
-def _law_row(fit: LawFit) -> tuple[str, ...]:
-    reach = FAR * max(float(np.ptp(fit.history.steps)), 1.0)
-    constants = ", ".join(
-        f"{name.replace('_', ' ')} {_constant(name, value, reach)}" for name, value in fit.parameters.items()
-    )
-    ratio = f"{fit.chi_square:.0f}/{len(fit.history)}"
-    return fit.law.name, constants, ratio, f"{fit.r_squared:.2f}", f"{fit.misfit_p:.1g}", f"{fit.pattern_p:.1g}"
-
-
-def _constant(name: str, value: float, reach: float) -> str:
-    """Formats a constant of a law: rates in percent, and times up to `reach`, beyond which the run decides nothing."""
-    if name in RATES:
-        return f"{value:.1%}"
-    return f"beyond {plain(round(reach))}" if name in TIMES and abs(value) > reach else plain(value)
-
-
-def summary_lines(identification: Identification, ahead: Forecast) -> list[str]:
-    """Summarizes the forecast and the fit in sentences, the forecast first."""
-    lines = [
+def forecast_line(ahead: Forecast) -> str:
+    """Says in a sentence where the curve goes."""
+    return (
         f"forecast for step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} "
         f"[{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}], gain from now {ahead.gain.value:+.2f} "
         f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %), more than {WORTHWHILE:g} with probability "
-        f"{ahead.chance(WORTHWHILE):.0%}{guess(ahead)}",
-        _shape_line(identification, ahead),
-    ]
-    if identification.identified and identification.fits[0].law.name == "oscillator":
-        lines.append(
-            f"damping ratio ζ {identification.damping_ratio}, stiffness κ {identification.stiffness} per step (95 %)"
-        )
-    return lines
+        f"{ahead.chance(WORTHWHILE):.0%}{guess(ahead)}"
+    )
 
 
-def guess(ahead: Forecast) -> str:
-    """Says from where on a forecast lies further ahead than its log is long, in words that follow those of the
-    forecast, or "" if it nowhere does."""
-    if ahead.guess_from is None:
-        return ""
-    return f"; from step {ahead.guess_from:,.0f} on it reaches further ahead than the log is long and is mostly a guess"
-
-
-def _agree(identification: Identification, ahead: Forecast) -> bool:
-    """Tells whether the forecast neither goes beyond the plateau of the law nor excludes it, so that both may be told
-    side by side."""
-    plateau, end = identification.plateau, ahead.value[-1]
-    is_rising = plateau.value > identification.fits[0].history.values.mean()
-    beyond = end - plateau.high if is_rising else plateau.low - end
-    return bool(beyond <= BEYOND and ahead.low[-1] <= plateau.high and plateau.low <= ahead.high[-1])
-
-
-def _shape_line(identification: Identification, ahead: Forecast) -> str:
-    """Says what shape the curve has, or why its law is not identified."""
-    if not identification.identified:
-        return f"shape of the curve: {identification.reason}"
-    if not _agree(identification, ahead):
-        return f"shape of the curve: not clear yet, {NO_PLATEAU}"
-    _, shape = shape_of(identification.fits[0])
-    return f"shape of the curve: {shape} ({identification.reason}); the forecast does not rely on it"
-
-
-def shape_of(fit: LawFit) -> tuple[str, str]:
-    """Describes the shape of a fitted curve over the measured rounds, in a word or two and in a phrase.
-
-    The curve counts, not its law: a law with a slow start may be fitted to a run that is past it.
-    """
-    history, places = fit.history, np.linspace(0, len(fit.history) - 1, 11)
-    curve = fit.predict(history.steps, history.intervals, history.lags)
-    tenths = np.diff(np.interp(places, np.arange(len(history)), curve))
-    range_ = float(np.ptp(curve))
-    if range_ == 0:
-        return "level", "a level without a trend"
-    change = "rise" if curve[-1] > curve[0] else "fall"
-    way_back = float(np.abs(np.diff(curve)).sum()) - abs(float(curve[-1] - curve[0]))
-    if way_back > SWING * range_:
-        return "swings", f"a {change} that overshoots and swings back"
-    steepest = np.abs(tenths).max()
-    slow_start, levels_off = np.abs(tenths[[0, -1]]) < SLOW * steepest
-    if slow_start:
-        return "slow start", f"a slow start, then a faster {change}" + ", then a plateau" * bool(levels_off)
-    if levels_off:
-        return "slows down", f"a {change} that slows down towards a plateau"
-    return "straight", f"a nearly straight {change}"
-
-
-def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Number]:
-    """Returns the three numbers on top of the page: the forecast, the gain until then, and the shape of the curve."""
+def forecast_numbers(ahead: Forecast) -> list[Number]:
+    """Returns the two numbers on top of the page: the forecast, and the gain until then."""
     gain = ahead.gain
     return [
         Number(
@@ -155,28 +46,7 @@ def forecast_numbers(identification: Identification, ahead: Forecast) -> list[Nu
             f"90 % interval {signed(100 * gain.low)} to {signed(100 * gain.high)}; above {100 * WORTHWHILE:g} with "
             f"probability {ahead.chance(WORTHWHILE):.0%}",
         ),
-        _shape_number(identification, ahead),
     ]
-
-
-def _shape_number(identification: Identification, ahead: Forecast) -> Number:
-    """Returns the shape of the curve if the data decide it, and otherwise why they do not."""
-    best, as_well = identification.fits[0], _as_well(identification)
-    plateau, other_laws = identification.plateau, f", {' and '.join(as_well)} about as well" if as_well else ""
-    best_law = f"the {best.law.name} law fits best{other_laws}"
-    if not identification.identified:
-        return Number("shape of the curve", "not clear yet", f"{identification.reason.partition(': ')[2]}; {best_law}")
-    if not _agree(identification, ahead):
-        return Number("shape of the curve", "not clear yet", f"{NO_PLATEAU}; {best_law}")
-    word, phrase = shape_of(best)
-    level = f"it levels off at {plateau.value:.0%} (95 % interval {plateau.low:.0%} to {plateau.high:.0%})"
-    return Number("shape of the curve", word, f"{phrase}; {level}; {best_law}")
-
-
-def _as_well(identification: Identification) -> list[str]:
-    """Returns the names of the laws that fit about as well as the best one, best first."""
-    best, *others = identification.fits
-    return [fit.law.name for fit in others if fit.aicc - best.aicc < TELLING_AICC]
 
 
 def held_out_lines(log: RunLog, last_step: float) -> list[str]:

@@ -29,15 +29,7 @@ MEANINGS = {
         "The dials. The advantage divides by the spread of a group's rewards to the power α, and by their mean to the "
         "power β. GRPO has α = 1, Dr. GRPO α = 0."
     ),
-    "law": "A curve with few constants that is fitted to the pass rate, such as an exponential approach to a plateau.",
     "τ": "The refresh interval: optimizer steps on completions of one policy, before new ones are written.",
-    "μ": "The optimizer's momentum: how much of a step's direction stays for the next one.",
-    "κ": "The stiffness: how strongly the curve is pulled to its plateau, per optimizer step.",
-    "R²": "The share of the curve's variation that a law explains. 1 is all of it.",
-    "misfit": "The probability of so large a distance from the curve if the law were true. Below 0.05 it hardly is.",
-    "pattern": "The probability that neighbours would miss a true law on one side so often. Below 0.05 it is low.",
-    "weight": "How much the data prefer a law to the others (Akaike). All weights add up to 1.",
-    "χ²/n": "The squared distance from the curve in units of the noise, over the number of rounds. About n fits well.",
 }
 
 PHASES = {

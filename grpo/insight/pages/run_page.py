@@ -1,4 +1,7 @@
-"""This module writes the page of one run, which may be finished, interrupted, failed or still going on."""
+"""This module writes the page of one run, which may be finished, interrupted, failed or still going on.
+
+`write_report` adds tables and the paths of the files on the terminal, and curves as a picture.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,36 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig
-from grpo.config.folder import CONFIG_FILE, PAGE_FILE, SAMPLES_FILE
+from grpo.config.errors import require
+from grpo.config.folder import CONFIG_FILE, CURVES_FILE, METRICS_FILE, PAGE_FILE, REPORT_FILE, SAMPLES_FILE
 from grpo.config.saved import flat
 from grpo.config.start import run_name
-from grpo.dynamics.identify import FEWEST_POINTS
-from grpo.host.terminal import clean
+from grpo.dynamics.history import FEWEST_POINTS
+from grpo.evaluation.held_out import both_unjudged
+from grpo.host.environment import hidden_command
+from grpo.host.terminal import Terminal, clean
+from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
-from grpo.insight.logs.logs import run_config
+from grpo.insight.logs.logs import read_evaluations, read_log, run_config
 from grpo.insight.pages import page
 from grpo.insight.pages.course import how_often, resumed_at, resumptions_table, standing, unfinished
-from grpo.insight.pages.curves import Curves, panels_of
+from grpo.insight.pages.curves import Curves, panels_of, plot_run
+from grpo.insight.pages.dynamics import analysed, print_findings, write_page
 from grpo.insight.pages.glossary import meanings, setting
 from grpo.insight.pages.run_facts import about, run_facts
 from grpo.insight.pages.small_charts import small_charts
-from grpo.insight.pages.summary import conditions, summary_rows
+from grpo.insight.pages.summary import (
+    comparable,
+    conditions,
+    samples_table,
+    summary_rows,
+    summary_table,
+    write_markdown,
+)
 from grpo.insight.pages.verdict import BAD, judge
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.ending import FAILED, read_ending, read_resumptions
-from grpo.telemetry.json_lines import Row
+from grpo.telemetry.json_lines import Row, read_metrics
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
@@ -47,6 +62,7 @@ EACH_SIDE, EXCERPT = 4, 2000
 SCORES = {"pass_rate": ("right", "{:.1%}"), "reward_mean": ("mean reward", "{:.3f}")}
 SIZES = {"length_mean": ("mean length, tokens", "{:,.1f}"), "truncated_fraction": ("cut off", "{:.1%}")}
 BANDS = {"none": "none right", "some": "below half right", "most": "half or more right", "all": "all right"}
+NUM_SAMPLES = 4
 
 
 def write_run_page(
@@ -216,3 +232,43 @@ def _parts(
         ]
         lines.append([name, f"{total / len(rows):.1%}", *cells])
     return [[heading, "share of completions", *(title for title, _ in columns.values())], *lines]
+
+
+def write_report(output: Path, model_folder: Path | None, console: Terminal | None = None) -> None:
+    """Reports on the run in `output`: draws its curves, compares its first and last evaluation, and diagnoses it.
+
+    The report is printed, and written into `output`. `model_folder` is the folder of the exported model, if any.
+    """
+    console = console or Terminal()
+    metrics = read_metrics(output / METRICS_FILE)
+    evaluations, left_out = comparable(read_evaluations(output))
+    config = run_config(output) if (output / CONFIG_FILE).exists() else {}
+    heading = f"{run_name(output)}: {standing(output, metrics, config)}"
+    require(bool(metrics), f"{heading}; it has finished no round, so there is nothing to report on")
+    console.print(heading, soft_wrap=True)
+    for line in (*how_often(read_resumptions(output)), *left_out):
+        console.print(line, soft_wrap=True)
+    plot_run(metrics, evaluations, output / CURVES_FILE)
+    written_files = []
+    if len(evaluations) > 1:
+        before, after = evaluations[0], evaluations[-1]
+        rows = before["per_problem"], after["per_problem"]
+        console.print(samples_table(*rows, NUM_SAMPLES, both_unjudged(before, after)))
+        console.print(summary_table(before, after))
+        write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
+        written_files.append(f"text    {output / REPORT_FILE}")
+    log = read_log(output)
+    findings = diagnose(log)
+    for line in judge(metrics, evaluations, findings).lines:
+        console.print(line, soft_wrap=True)
+    # After only a few rounds, "no finding" would prove nothing, so it is not printed.
+    if findings or len(metrics) >= FEWEST_POINTS:
+        print_findings(findings, log, console)
+    # The curve may be shorter than the run, since it begins anew after the run went back to an earlier policy.
+    if len(log.history) >= FEWEST_POINTS:
+        write_page(analysed(log, output), findings, output, console)
+    page = write_run_page(output, metrics, evaluations, findings, left_out)
+    written_files += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
+    written_files += [f"model   {model_folder}  (loads in transformers and in vLLM)"] if model_folder else []
+    written_files += [f"command {command}" for command in [hidden_command()] if command]
+    console.print("\n".join(written_files), soft_wrap=True)

@@ -1,4 +1,6 @@
-"""This module implements `grpo dynamics whatif`: it predicts what a run would have done under other settings."""
+"""This module implements `grpo dynamics whatif`: it predicts what a run would have done under other settings, on
+the terminal and on a page.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,22 +19,24 @@ from rich.table import Table
 from grpo.config import UserError
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
-from grpo.config.learning_rate import learning_rate_factor
+from grpo.config.folder import WHATIF_PAGE_FILE, WHATIF_PLOT_FILE
+from grpo.config.optimizer import learning_rate_factor
 from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
+from grpo.config.start import run_name
 from grpo.config.sweep_words import grid, plain
-from grpo.dynamics.identify import FEWEST_POINTS
+from grpo.dynamics.history import FEWEST_POINTS
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.host.terminal import Terminal
 from grpo.insight.logs.finished_runs import differing_keys
 from grpo.insight.logs.logs import read_log, run_config
 from grpo.insight.logs.run_log import RunLog
-from grpo.insight.pages import page
-from grpo.insight.pages.glossary import compact, duration
+from grpo.insight.pages import page, style
+from grpo.insight.pages.glossary import compact, duration, meanings
+from grpo.insight.pages.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, sheet, tell
 from grpo.insight.pages.verdict import BAD, GOOD, UNSURE, Number
-from grpo.insight.pages.whatif_page import draw_courses, write_whatif_page
 from grpo.insight.plans.request import Budget
 from grpo.insight.plans.whatif import (
     GAINING,
@@ -45,6 +50,10 @@ from grpo.insight.plans.whatif import (
     stages_of,
     step_tokens,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 Array = NDArray[np.float64]
 
@@ -70,6 +79,14 @@ SUMMARY = {
     UNSURE: "None of these settings is sure to do better than the run's own.",
     BAD: "The run's own setting does better than each of these.",
 }
+CAPTION = (
+    "Each number is a median of predictions, with the interval of 90 % in brackets. “Steps” are the optimizer steps "
+    "that the budget pays for, and “silent” is the share of silent groups. “Tokens a step” compares the price of a "
+    "step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run ended."
+)
+COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
+COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
+SHEET_INCHES = (8.0, 4.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,14 +254,6 @@ def noise_lines(stages: Sequence[Stage]) -> list[str]:
     ]
 
 
-CAPTION = (
-    "Each number is a median of predictions, with the interval of 90 % in brackets. “Steps” are the optimizer steps "
-    "that the budget pays for, and “silent” is the share of silent groups. “Tokens a step” compares the price of a "
-    "step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run ended."
-)
-COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
-
-
 def table(rows: Sequence[Sequence[str]]) -> Table:
     """Returns the rows of `table_rows` as a table for the terminal."""
     answers_table = Table(title="What if", title_justify="left")
@@ -317,3 +326,42 @@ def interval(draws: Array, form: Callable[[float], str]) -> str:
     """Formats the median of draws and, on a second line, their 90 % interval, so that a table fits into 80 letters."""
     low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
     return f"{middle}\n[{low}, {high}]"
+
+
+def write_whatif_page(run: Path, folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
+    """Writes the picture and the page of a `run` into a folder, and returns their paths.
+
+    `draw` draws the curves, and `page_values` are the other values of `templates/whatif.html`.
+    """
+    sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
+    glossary_entries = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
+    values = {"name": run_name(run), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
+    page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **page_values)
+    return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
+
+
+def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
+    """Draws the measured pass rates, and predicted courses with 90 % intervals, until `amount` of `unit` is spent."""
+    from matplotlib.ticker import EngFormatter
+
+    same_course = next(iter(courses.values()))
+    # Steps are counted, so the curves have no points between two of them.
+    amounts = np.linspace(0, amount, 60)
+    amounts = np.unique(np.round(amounts)) if unit == "steps" else amounts
+    spent_amounts = np.interp(log.history.steps, same_course.steps, np.median(same_course.spent(unit), axis=0))
+    axes.plot(spent_amounts, log.history.values, ".", color="0.6", markersize=3, label="measured")
+    for color, (name, course) in zip(cycle(COLORS), courses.items(), strict=False):
+        rates = np.array([course.at(unit, spent_then)["rates"] for spent_then in amounts])
+        low, middle, high = np.quantile(rates, [0.05, 0.5, 0.95], axis=1)
+        axes.fill_between(amounts, low, high, color=color, alpha=0.12, linewidth=0)
+        (line,) = axes.plot(amounts, middle, color=color, label=name)
+        ends = zip(amounts, middle, low, high, strict=True)
+        tell(line, [(style.plain(x), f"{value:.1%} ({least:.1%} to {most:.1%})") for x, value, least, most in ends])
+    axes.set_xlabel(f"{unit} spent")
+    axes.set_ylabel("pass rate")
+    in_percent(axes)
+    axes.set_title("What each setting would have reached")
+    axes.set_xlim(0, amount)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    legend_below(axes)
+    return "Points are what the run measured. Lines are medians of predictions, and a shaded band holds 90 % of them."

@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
-from grpo.dynamics.history import noise_factor
-from grpo.dynamics.laws import History
+from grpo.dynamics.history import History, noise_factor
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, silent_share
 from grpo.dynamics.trend import follow
 from grpo.insight.logs.run_log import RunLog

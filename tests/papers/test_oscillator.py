@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from grpo.dynamics.oscillator import held_oscillator, oscillator, propagate
+from benchmarks.papers.oscillator import held_oscillator, oscillator, propagate
 
 
 def from_rest(times, ratio, frequency):

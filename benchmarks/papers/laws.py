@@ -22,47 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from grpo.dynamics.oscillator import held_coefficients, propagate
-from grpo.dynamics.sigma import objective
+from benchmarks.papers.oscillator import held_coefficients, propagate
+from benchmarks.papers.sigma_laws import objective
+from grpo.dynamics.history import History
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """A history is a measured reward curve, with one point for each round.
-
-    steps      [points] optimizer steps taken by the policy that sampled the round
-    values     [points] mean pass rate of the round
-    errors     [points] standard error of the pass rate
-    intervals  [points] refresh interval τ: the steps for which the round's samples are held
-    lags       [points] steps by which the round was sampled ahead
-    """
-
-    steps: Array
-    values: Array
-    errors: Array
-    intervals: Array
-    lags: Array
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    @property
-    def delays(self) -> Array:
-        """Returns how old the sampling policy is at the end of each round, in optimizer steps: τ + lag, [points]."""
-        return self.intervals + self.lags
-
-    @property
-    def ends(self) -> Array:
-        """Returns the optimizer step at the end of each round, by which logs number the rounds, [points]."""
-        return self.steps + self.delays
-
-    def until(self, step: float) -> History:
-        """Returns the points at or before `step`."""
-        mask = self.steps <= step
-        columns = self.steps, self.values, self.errors, self.intervals, self.lags
-        return History(*(column[mask] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)

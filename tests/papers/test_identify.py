@@ -1,19 +1,15 @@
 import tracemalloc
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.signal import lfilter
 from scipy.special import logit
 from scipy.stats import chi2
 
-from benchmarks.flat_curves import flat, lawful
-from grpo.dynamics import wander
-from grpo.dynamics.identify import _stiffness_doubt, fit_law, identify, laws
-from grpo.dynamics.laws import EXPONENTIAL, MIXTURE, History, gating_law, oscillator_law
-from grpo.types import Interval
+from benchmarks.papers.identify import fit_law, identify, laws
+from benchmarks.papers.laws import MIXTURE, gating_law, oscillator_law
+from grpo.dynamics.history import History
 from tests.dynamics.synthetic import measured, oscillating, sigmoid
 
 
@@ -24,7 +20,6 @@ def test_without_noise_the_constants_come_back():
     assert constants["start"] == pytest.approx(0.2, abs=2e-3)
     assert constants["plateau"] == pytest.approx(0.8, abs=2e-3)
     assert constants["stiffness"] == pytest.approx(0.008, rel=0.02)
-    assert fit.r_squared > 0.999
 
 
 def test_a_change_of_the_refresh_interval_in_the_middle_is_followed():
@@ -93,7 +88,6 @@ def test_the_mixture_law_is_exponentials_of_exponentially_distributed_rates():
     )
     identification = identify(measured(curve, prompts=256), 0.9)
     assert identification.fits[0].law.name == "mixture"
-    assert identification.plateau.low < 0.9 < identification.plateau.high
 
 
 def test_gating_is_told_from_a_single_exponential():
@@ -116,24 +110,7 @@ def test_grpos_gating_law_is_the_closed_form_of_power_law_saturation():
     assert predicted == pytest.approx(0.5 * (1 + u / np.sqrt(1 + u**2)), abs=1e-4)
 
 
-def test_nothing_is_claimed_of_a_curve_that_has_not_bent():
-    rising = measured(0.2 + 0.002 * np.arange(40))
-    identification = identify(rising, 0.9)
-    assert not identification.identified
-    assert identification.reason.startswith("not identified yet")
-    assert identification.fits[0].law.name == "line"
-    assert identify(rising.until(4), 0.9) is None
-
-
-def test_a_curve_that_has_levelled_off_is_identified():
-    identification = identify(measured(oscillating(150, stiffness=0.01)), 0.9)
-    assert identification.identified
-    assert identification.plateau.low < 0.8 < identification.plateau.high
-    assert identification.plateau.high - identification.plateau.low < 0.1
-    assert sum(identification.weights.values()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("law", laws(0.9, 1.0), ids=lambda law: law.name)
+@pytest.mark.parametrize("law", laws(0.9), ids=lambda law: law.name)
 def test_the_curves_of_many_draws_are_those_of_each_alone(law):
     """The draws mix damped, overdamped and unstable curves, under intervals and lags that change."""
     intervals = np.array([1.0] * 30 + [8.0] * 30 + [64.0] * 5)
@@ -165,61 +142,6 @@ def test_no_draw_leaves_the_likelihood_of_its_law():
             assert (chi_squares - fit.chi_square).max() <= chi2.isf(1e-4, len(fit.free)) + 1e-9
 
 
-@pytest.mark.slow
-def test_flat_curves_of_correlated_noise_are_not_identified():
-    """Three curves are drawn for each memory. An earlier version identified most of those whose memory is .6 or .8."""
-    claimed = []
-    for memory in (0.0, 0.3, 0.6, 0.8):
-        own = [lfilter([np.sqrt(1 - memory**2)], [1, -memory], np.random.default_rng(seed).standard_normal(200))
-               for seed in range(3)]  # fmt: skip
-        curves = [
-            History(np.arange(200.0), 0.5 + 0.05 * noise, np.full(200, 0.05), np.ones(200), np.zeros(200))
-            for noise in own
-        ]
-        claimed.append(sum(identify(curve, 0.9).identified for curve in curves))
-    assert claimed == [0, 0, 0, 0]
-
-
-def test_flat_curves_that_wander_are_not_identified_and_curves_of_a_law_that_wander_are():
-    """These flat curves once were identified, as one in eight is whose memory is .6 to .95."""
-    assert [identify(flat(seed)[0], 0.9).identified for seed in (23, 63, 111, 131, 147, 151)] == [False] * 6
-    assert [identify(lawful(seed)[0], 0.9).identified for seed in (1, 2, 4, 5, 6)] == [True] * 5
-
-
-def test_the_likelihood_of_a_wandering_curve_is_that_of_its_covariance():
-    """The filter's likelihood at the best of its grid is compared with normal densities of the full covariance."""
-    generator = np.random.default_rng(0)
-    errors = generator.uniform(0.05, 0.1, 25)
-    values = (
-        0.4 + 0.1 * lfilter([0.6], [1, -0.8], generator.standard_normal(25)) + errors * generator.standard_normal(25)
-    )
-    curves = np.array([np.full(25, 0.4), np.linspace(0.2, 0.6, 25)])
-    gaps = np.abs(np.arange(25)[:, None] - np.arange(25))
-    rows = np.stack([np.ones(25), np.linspace(-1, 1, 25)])
-    expected = np.full(4, np.inf)
-    for memory, size in product(wander.MEMORIES, wander.SIZES):
-        covariance = size * np.mean(errors**2) * memory**gaps + np.diag(errors**2)
-        root = np.linalg.cholesky(covariance)
-        value, line = (np.linalg.solve(root, column.T) for column in (values, rows))
-        left = [np.linalg.lstsq(line[:, :number], value)[1][0] for number in (1, 2)]
-        squares = [np.sum(np.linalg.solve(root, values - curve) ** 2) for curve in curves]
-        expected = np.minimum(expected, [*squares, *left] + np.linalg.slogdet(covariance)[1])
-    assert np.concatenate(wander.deviances(values, errors, curves)) == pytest.approx(expected)
-
-
-def test_the_wander_of_a_long_curve_is_that_of_its_blocks():
-    generator = np.random.default_rng(1)
-    values = 0.5 + 0.1 * generator.standard_normal(4000)
-    curve = np.full((1, 4000), 0.5)
-    blocks = values.reshape(400, 10).mean(axis=1)
-    for long, short in zip(
-        wander.deviances(values, np.full(4000, 0.1), curve),
-        wander.deviances(blocks, np.full(400, 0.1 / 10**0.5), curve[:, :400]),
-        strict=True,
-    ):
-        assert long == pytest.approx(short, rel=1e-3)
-
-
 def test_the_stiffness_stays_below_the_bound_of_training_without_staleness():
     """A wave without damping once was fitted by a stiffness of 10⁴ and more, with an inertia to match."""
     values = 0.5 + 0.2 * np.cos(np.arange(100) / 8)
@@ -227,34 +149,9 @@ def test_the_stiffness_stays_below_the_bound_of_training_without_staleness():
     identification = identify(wave, 0.9)
     assert identification.fit("oscillator").parameters["stiffness"] <= 2 * 1.9
     assert identification.stiffness.high <= 2 * 1.9 + 1e-9
-    assert not identification.identified
     law = oscillator_law(0.9)
     assert law.read(np.array([0.0, 0.0, 50.0, 0.0]))[2] == pytest.approx(3.8)
     assert law.read(np.array([0.0, 0.0, np.log(1e-4), 0.0]))[2] == pytest.approx(1e-4, rel=1e-4)
-
-
-def test_a_curve_of_an_unknown_stiffness_is_not_identified_as_the_oscillators():
-    assert _stiffness_doubt(Interval(0.002, 0.001, 0.004), 0.9) == ""
-    told = "its stiffness lies anywhere between 0.001 and 0.0041"
-    assert told in _stiffness_doubt(Interval(0.002, 0.001, 0.0041), 0.9)
-    # Training is unstable above 3.8, and a law goes no further.
-    assert _stiffness_doubt(Interval(3.7, 3.6, 3.8), 0.9)
-
-
-def test_a_curve_whose_residuals_show_a_pattern_is_not_identified():
-    steps = np.arange(200)
-    curve = 0.8 - 0.6 * np.exp(-steps / 30) + 0.04 * np.sin(steps / 6)
-    identification = identify(measured(curve, prompts=128), 0.9)
-    assert not identification.identified and "misses the curve by more than noise" in identification.reason
-    assert identify(measured(0.8 - 0.6 * np.exp(-steps / 30), prompts=128), 0.9).identified
-
-
-def test_a_wrong_law_shows_in_its_residuals():
-    history = measured(sigmoid(100, width=3.0), prompts=256)
-    wrong = fit_law(EXPONENTIAL, history)
-    assert wrong.misfit_p < 1e-6 and wrong.pattern_p < 1e-6
-    right = identify(history, 0.9).fit("sigmoid")
-    assert right.misfit_p > 0.01 and right.pattern_p > 0.01
 
 
 @pytest.mark.slow
@@ -273,7 +170,3 @@ def test_intervals_of_plateau_and_stiffness_cover_the_truth_as_often_as_they_say
             interval = fit.interval(lambda free, index=index: float(law.read(free)[index]))
             covered[name] += interval.low <= truth <= interval.high
     assert all(0.90 <= count / runs <= 0.99 for count in covered.values()), covered
-
-
-def test_without_dials_there_is_no_law_of_gating():
-    assert [law.name for law in laws(0.9, None)] == [law.name for law in laws(0.9, 1.0) if law.name != "gating"]
