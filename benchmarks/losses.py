@@ -132,8 +132,8 @@ def first_warning(rounds, with_cosines):
         if with_cosines:
             series[COSINE] = Series(history.ends, cosines[:end])
         log = RunLog(history, series)
-        told = [finding for check in (collapse, undoing) if (finding := check(log, RULE))]
-        if any(finding.severity != NOTE for finding in told):
+        findings = [finding for check in (collapse, undoing) if (finding := check(log, RULE))]
+        if any(finding.severity != NOTE for finding in findings):
             return true[:end].max() - true[end - 1]
     return None
 

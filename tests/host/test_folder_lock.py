@@ -114,11 +114,11 @@ def test_a_folder_in_which_a_folder_of_the_runs_is_a_link_is_refused(tmp_path, n
     run.mkdir()
     (run / name).symlink_to(victim, target_is_directory=True)
     with pytest.raises(UserError, match=f"run/{name} is a link, and nothing is written through links: put the folder"):
-        refuse_held(run)
+        refuse_locked(run)
     assert [*victim.iterdir()] == []
     (run / name).unlink()
     (run / name).mkdir()
-    refuse_held(run)
+    refuse_locked(run)
 
 
 def test_a_pipe_in_place_of_a_log_is_refused(tmp_path):
