@@ -29,7 +29,8 @@ from grpo.config import ObjectiveConfig
 from grpo.learner import attention, varlen
 from grpo.learner.flops import attended_pairs, flop_count
 from grpo.learner.policy import Policy
-from grpo.prove.bench import SIZES, config_of
+from grpo.prove.bench import config_of
+from grpo.prove.sizes import SIZES
 from grpo.types import Completion
 
 PEAK, ATTAINED, BANDWIDTH, LAUNCH = 989e12, 0.7, 3e12, 4e-6

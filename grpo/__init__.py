@@ -10,11 +10,12 @@ models              where a model's weights come from: the hub, a folder, or emb
 tasks               data sets, prompts and graders
 rollout             samplers (vLLM, transformers) and dynamic sampling
 algorithm           pure torch: the dial, ratio, objective, aggregation, KL, correction, packing
-dynamics            pure numpy and scipy: fits, forecasts and diagnoses a run, and chooses G and τ
+dynamics            pure numpy and scipy: measures what steps gain, forecasts a run, and chooses G and τ
 learner             training with DeepSpeed and transformers
 weight_sync         the only bridge from learner to sampler
 evaluation          pass rates on held-out problems
-telemetry, report   metrics, trackers, progress; plots and tables
+telemetry           metrics, trackers, progress
+insight             studies runs of any framework: logs, diagnosis, plans, pages
 run                 puts a training run together and runs it
 sweep, launch       several runs, and one run over several machines
 prove               measures whether what is installed is right and fast

@@ -34,9 +34,10 @@ def pytest_unconfigure(config):
 
 # Dearest first, so that the files that run side by side end together.
 LONG = (
-    *("test_lost_servers", "test_run", "test_servers", "test_prove", "test_model_classes", "test_learner"),
-    *("test_partition", "test_architectures", "test_solve_rates", "test_resume", "test_identify", "test_sweep"),
-    *("test_family_partition", "test_diagnostics", "test_contrast", "test_adaptive", "test_hydra", "test_whatif"),
+    *("test_lost_servers", "test_run", "test_servers", "test_learner", "test_model_classes", "test_prove"),
+    *("test_contrast", "test_partition", "test_diagnostics", "test_solve_rates", "test_resume", "test_architectures"),
+    *("test_hydra", "test_sweep", "test_family_partition", "test_dynamics", "test_forecast", "test_whatif"),
+    *("test_adaptive", "test_launch", "test_identify", "test_unread", "test_run_page", "test_verdicts"),
 )
 
 

@@ -15,6 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "grpo"
 FILES = sorted(ROOT.rglob("*.py"))
 
+# The first line of a file that is one of its own only since nothing heavy may be loaded with it.
+LIGHT = "# Light: imported before torch, or without it."
+
 # Room → rooms of grpo it may import from. The order is from the ground up.
 MAY_IMPORT = {
     "__init__": set(),
@@ -258,14 +261,25 @@ def test_a_run_is_put_together_in_one_place():
         assert {own for own, allowed in MAY_IMPORT.items() if entry in allowed} == callers
 
 
-def test_insight_loads_nothing_of_the_trainer():
-    """Whoever installs the light package has none of these."""
-    names = sorted(module(file) for file in FILES if room(file) == "insight")
+def loaded(names: list[str]) -> str:
+    """Returns which heavy packages a fresh process has after it has imported modules."""
     heavy = ("torch", "transformers", "deepspeed", "vllm", "datasets", "wandb", "pandas")
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     program += f"print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT.parent)
-    assert done.stdout == "[]\n", done.stderr
+    return done.stdout + done.stderr
+
+
+def test_insight_loads_nothing_of_the_trainer():
+    """Whoever installs the light package has none of these."""
+    assert loaded(sorted(module(file) for file in FILES if room(file) == "insight")) == "[]\n"
+
+
+def test_files_that_bear_the_mark_load_nothing_heavy():
+    """They are files of their own, beside others that do, since they are needed before torch or without it."""
+    light = sorted(module(file) for file in FILES if file.read_text().startswith(LIGHT))
+    assert len(light) == 9
+    assert loaded(light) == "[]\n"
 
 
 def test_learner_and_rollout_never_meet():

@@ -104,7 +104,7 @@ def oscillator_law(momentum: float) -> Law:
         return points
 
     def read(free: Array) -> Array:
-        return np.concatenate([expit(free[:2]), bounded(free[2:3]), np.exp(free[3:])])
+        return np.concatenate([expit(free[..., :2]), bounded(free[..., 2:3]), np.exp(free[..., 3:])], axis=-1)
 
     return Law("oscillator", ("start", "plateau", "stiffness", "inertia"), curve, guesses, read)
 
@@ -134,7 +134,7 @@ def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stif
 
 def _two_rates(free: Array) -> Array:
     """Returns a law's parameters, given the logits of two pass rates and the logarithms of the other parameters."""
-    return np.concatenate([expit(free[:2]), np.exp(free[2:])])
+    return np.concatenate([expit(free[..., :2]), np.exp(free[..., 2:])], axis=-1)
 
 
 def _three(function: Callable[[Array, Array, Array, Array], Array], name: str, names: tuple[str, ...]) -> Law:
@@ -205,9 +205,9 @@ def _sigmoid() -> Law:
         ]
 
     def read(free: Array) -> Array:
-        return np.concatenate([expit(free[:2]), np.exp(free[2:3]), free[3:]])
+        return np.concatenate([expit(free[..., :2]), np.exp(free[..., 2:3]), free[..., 3:]], axis=-1)
 
-    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, _two_rates)
+    return Law("sigmoid", ("floor", "plateau", "width_steps", "middle_step"), curve, guesses, read)
 
 
 SIGMOID = _sigmoid()

@@ -29,6 +29,7 @@ Value = TypeVar("Value")
 # No rank's work exceeds the mean by more than this share, unless its branches are too large to move.
 TOLERANCE = 0.02
 TreeCosts = tuple[float, tuple[float, ...]]
+"""The cost of a tree's prompt, and of each of its branches. If a tree is cut in two, each piece pays for the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,6 @@ class Piece:
     home: int
     tree: int
     branches: tuple[int, ...]
-
-
-"""The cost of a tree's prompt, and of each of its branches. If a tree is cut in two, each piece pays for the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
-from grpo.prove.bench import SIZES, check_size, words_of
 from grpo.prove.facts import Fact, Report
+from grpo.prove.sizes import SIZES, check_size, words_of
 
 if TYPE_CHECKING:
     from grpo.prove.bench import Bench

@@ -75,6 +75,7 @@ _STEP = re.compile(r"step-(\d+)")
 _RANDOM_STATE = re.compile(r"rng-(\d+)\.pt")
 _COMPLETIONS = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 SHOWN = 3
+"""A message names this many of the newest runs."""
 
 
 def step_name(step: int) -> str:
@@ -142,9 +143,6 @@ def completions_in(folder: Path) -> list[tuple[Path, int]]:
     """Returns the files of completions in a run's `completions` folder, each with its step."""
     path_matches = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
     return [(path, int(match[1])) for path, match in path_matches if match]
-
-
-"""A message names this many of the newest runs."""
 
 
 def is_run(folder: Path) -> bool:

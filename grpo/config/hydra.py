@@ -41,6 +41,8 @@ def register() -> None:
     """Registers `TrainConfig` as the schema that `configs/train.yaml` starts from, and `${start:}`."""
     ConfigStore.instance().store(name="schema", node=TrainConfig)
     OmegaConf.register_new_resolver("start", start, replace=True)
+    # Hydra copies the whole store before it composes, and copies again what it takes from it.
+    ConfigStore.__deepcopy__ = lambda store, _: store
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +39,7 @@ def load(file: Path | IO[str]) -> Any:
         few = "*" not in text or _count(yaml.compose(text, yaml.SafeLoader), {}) <= MOST
         require(few, f"{name} cannot be read: its aliases (*NAME) repeat values until there are more than {MOST:,}")
         _refuse_other_bases(name, text)
-        return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
+        return deepcopy(_read(text))
     except OSError as error:
         # OmegaConf says so of a single number or truth value.
         if not str(error).startswith("Invalid loaded object type"):
@@ -48,6 +50,12 @@ def load(file: Path | IO[str]) -> Any:
     # A ValueError is one of text that is not UTF-8, or of a number of thousands of digits.
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
         raise UserError(f"{name} cannot be read: {_without_marks(str(error))}") from error
+
+
+@lru_cache(maxsize=128)
+def _read(text: str) -> Any:
+    # Each cell of a sweep is composed of the same files.
+    return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
 
 
 def _refuse_other_bases(name: str, text: str) -> None:

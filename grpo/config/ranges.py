@@ -90,6 +90,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
 }
 IMPORTED = ("normalization.name", "objective.name", "objective.aggregation.level", "objective.kl.estimator")
+"""These keys take the import path ``"package.module:function"`` of a function besides their choices."""
 POSITIVE = (
     "num_steps",
     "dynamics.group_size",
@@ -235,9 +236,6 @@ def _numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
                 yield from _numbers(item, f"{key}[].")
             elif isinstance(item, int | float) and not isinstance(item, bool):
                 yield key, item
-
-
-"""These keys take the import path ``"package.module:function"`` of a function besides their choices."""
 
 
 def value_at(config: Any, path: str) -> Any:

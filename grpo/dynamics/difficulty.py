@@ -62,13 +62,13 @@ def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float 
     correct, tried = np.array([pair for pair, _ in pairs]).T
     numbers = np.array([number for _, number in pairs], float)
     likelihood = stats.binom.pmf(correct[:, None], tried[:, None], GRID)
-    previous_score = -np.inf
+    previous_score, total = -np.inf, numbers.sum()
     for _ in range(max_iterations):
         evidence = likelihood @ weights
-        score = numbers @ np.log(evidence) / numbers.sum()
+        score = numbers @ np.log(evidence) / total
         if score - previous_score < tolerance:
             break
         previous_score = score
         expected_counts = weights * ((numbers / evidence) @ likelihood)
-        weights = (expected_counts + PRIOR_PROMPTS / len(GRID)) / (numbers.sum() + PRIOR_PROMPTS)
+        weights = (expected_counts + PRIOR_PROMPTS / len(GRID)) / (total + PRIOR_PROMPTS)
     return Difficulty(GRID, weights)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # These curricula change how hard the prompts are while a run goes on.
 CHANGING = ("anneal", "online")
 LARGEST = 1.0
+"""The coefficient never grows above this."""
 
 
 class FixedScheduler:
@@ -179,9 +180,6 @@ def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
     if config.objective.entropy_target:
         scheduler = EntropyControl(scheduler, config.objective.entropy_target, config.objective.entropy_step)
     return LimitedScheduler(scheduler, {unit: limit for unit, limit in asdict(config.limits).items() if limit})
-
-
-"""The coefficient never grows above this."""
 
 
 class EntropyControl(Generic[State]):

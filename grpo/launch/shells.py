@@ -31,6 +31,7 @@ SHOW_SECONDS = 0.1
 SILENT_SECONDS = 60.0
 BEAT_SECONDS = SILENT_SECONDS / 6
 LAST_PORT = 32_000
+"""Ports above this are given to outgoing connections (see /proc/sys/net/ipv4/ip_local_port_range)."""
 
 
 class RunningSeat:
@@ -137,9 +138,6 @@ def _srun(host: str, command: list[str]) -> list[str]:
 
 
 SHELLS: dict[str, Callable[[str, list[str]], list[str]]] = {"here": _here, "ssh": _ssh, "srun": _srun}
-
-
-"""Ports above this are given to outgoing connections (see /proc/sys/net/ipv4/ip_local_port_range)."""
 
 
 def with_reserved_ports(config: TrainConfig, machines: Sequence[Machine]) -> tuple[TrainConfig, list[ReservedPort]]:

@@ -48,11 +48,13 @@ from grpo.types.plain import rebuilt
 # The converted checkpoint lies in a folder of its own, because DeepSpeed also writes beside it.
 WHOLE = "whole"
 RECORDS = [LossScaler, ZeroStageEnum, fragment_address]
+"""DeepSpeed's checkpoints contain objects of these classes, which hold numbers and nothing else."""
 # DeepSpeed gives these names to shards of an optimizer for bfloat16, and to weights that are not sharded.
 OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
 # The folder of the shards within a checkpoint's folder.
 SHARDS = "learner"
 Attempt = Callable[..., None]
+"""Calls a function with the given arguments, unless an earlier call has failed."""
 
 
 def load_resharded(
@@ -118,9 +120,6 @@ def _convert(shards: Path, whole: Path) -> None:
     )
     with redirect_stderr(io.StringIO()):
         convert(arguments)
-
-
-"""DeepSpeed's checkpoints contain objects of these classes, which hold numbers and nothing else."""
 
 
 @contextmanager
@@ -211,9 +210,6 @@ def _layout_by_file_names(shards: Path, own_layout: Layout) -> Layout:
     precision = "bfloat16" if names[0].startswith(OF_BFLOAT16) else "float32"
     stage = min(own_layout.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
     return replace(own_layout, ranks=len(names), zero_stage=stage, precision=precision, optimizer=ADAMW)
-
-
-"""Calls a function with the given arguments, unless an earlier call has failed."""
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+# Light: imported before torch, or without it.
 """This module turns a `ModelConfig` into a local directory, or says in one line why that failed.
 
 It also changes a model's settings, in a folder of links to the model's files with another config.json.

@@ -9,7 +9,7 @@ lost_server   a server killed in the middle of a weight transfer (`servers`)
 sampling      speed of the sampler (`sampler`)
 
 Shared by these:
-bench         a model of random weights with the engines that run it, its possible sizes, and the memory that it takes
+bench, sizes  a model of random weights with the engines that run it and the memory that it takes; its possible sizes
 facts         measured numbers with their expected bounds
 own_process, worker   measurements in separate processes
 

@@ -1,13 +1,8 @@
 """The bench holds what the parts of a proof share: a model of random weights, and the engines that run it.
 
-It also measures peak memory between two calls, on a GPU or a CPU.
-
-It also fits a proof into a GPU's free memory, before any engine starts there.
-
-A proof that needs more would end in the middle with a CUDA error. The learner's rows are shortened where that
+It also measures peak memory between two calls, and fits a proof into a GPU's free memory before any engine starts. A
+proof that needs more would end in the middle with a CUDA error. The learner's rows are shortened where that
 suffices, unless their length was given. Otherwise the part is skipped, and its line says how much memory it needs.
-
-It also holds the sizes of model and round that a proof can measure, and the overrides of its runs.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +22,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
-from grpo.config import TrainConfig, UserError
+from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import GIB, ModelShape, memory_estimate
 from grpo.host import device_memory, ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
+from grpo.prove.sizes import SIZES, Shape, check_size, words_of
 from grpo.run.preparing import with_precision
 from grpo.run.tables import shape_of
 from grpo.telemetry.hardware import peak_memory
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
 
 ROWS = "learner.micro_batch_tokens"
 OFFLOAD = "learner.offload_optimizer=true"
-Shape = tuple[int, int, int, int, int, int]
 
 
 def config_of(shape: Shape, **special: Any) -> Qwen2Config:
@@ -285,43 +280,3 @@ def lacking(config: TrainConfig, shape: ModelShape, room: Room, steps: bool) -> 
     fits = needed(lighter) <= room.free_gib and (rows or not steps)
     advice = OFFLOAD if fits else "a smaller size"
     return f"needs {needed(config):.0f} GiB of a GPU, of which {room.free_gib:.0f} are free: try {advice}"
-
-
-"""A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """A size is a model's shape and a round's: prompts, completions per prompt, tokens of a prompt and a completion."""
-
-    shape: Shape
-    prompts: int
-    group_size: int
-    prompt_tokens: int
-    completion_tokens: int
-
-
-SIZES = {
-    "tiny": Size((128, 2, 4, 2, 256, 512), 4, 4, 24, 24),
-    "1.5b": Size((1536, 28, 12, 2, 8960, 151_936), 32, 8, 200, 800),
-    "7b": Size((3584, 28, 28, 4, 18_944, 152_064), 32, 8, 200, 800),
-}
-
-
-def check_size(name: str) -> None:
-    """Raises UserError for an unknown size."""
-    if name not in SIZES:
-        raise UserError(f"size={name} is unknown: choose one of {', '.join(SIZES)}")
-
-
-def words_of(size: Size, model: Path, overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides of a run of this size with the model in the folder `model`; `overrides` come last."""
-    longest = size.prompt_tokens + size.completion_tokens
-    return [
-        *("model=huggingface", f"model.path={model}", "task=tiny_arithmetic", "normalization=dr_grpo"),
-        *(f"dynamics.prompts_per_step={size.prompts}", f"dynamics.group_size={size.group_size}"),
-        *(f"task.prompt.max_tokens={size.prompt_tokens}", f"model.max_length={longest}"),
-        f"rollout.sampling.max_tokens={size.completion_tokens}",
-        *("evaluation.num_problems=0", "checkpoint.every_rounds=0", "checkpoint.export=false"),
-        *("learner.skip_silent_groups=false", *overrides),
-    ]

@@ -1,3 +1,4 @@
+# Light: imported before torch, or without it.
 """This module checks the names of vLLM's arguments before a model is loaded, and without importing vLLM.
 
 An engine would refuse an unknown name only after the learner has loaded its model. The import of vLLM takes seconds,

@@ -1,3 +1,4 @@
+# Light: imported before torch, or without it.
 """This module is the middleware of a vLLM server: it asks for the run's key, lets one run at a time use the server, and
 measures how full the KV cache was.
 

@@ -1,3 +1,4 @@
+# Light: imported before torch, or without it.
 """This module checks a configuration for a command in a second or two, before torch and the engines are imported."""
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants
 
 BLOCK = 32
+"""A fitted `model.max_length` is a multiple of this, the smallest block of vLLM's cache, where the model allows it."""
 
 
 class Prepared(NamedTuple):
@@ -140,9 +141,6 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         if not tells_apart(scored):
             console.print(SAME, soft_wrap=True)
     return 0
-
-
-"""A fitted `model.max_length` is a multiple of this, the smallest block of vLLM's cache, where the model allows it."""
 
 
 def room_for_prompts(config: TrainConfig, path: Path) -> int:

@@ -1,3 +1,4 @@
+# Light: imported before torch, or without it.
 """This module runs the cells of a sweep, each in a process of its own, several of them side by side."""
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ _SECRET = re.compile(r"(?i)(key|token|secret|passw(or)?d|credentials?)$")
 MAX_MESSAGE = 200
 LARGEST = 1e6
 _parts: dict[str, Part] = {}
+"""The reward's parts, in a worker process only. `start_worker` sets them."""
 MARK = "GRPO_GRADING_WORKER"
+"""This environment variable holds the process id of the worker that has started a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,6 @@ class Failure:
         if self.outcome == RAISED:
             return "nothing is learned from their groups, so let the function return 0 where it means 0"
         return "they get no reward"
-
-
-"""The reward's parts, in a worker process only. `start_worker` sets them."""
 
 
 def start_worker(
@@ -241,9 +240,6 @@ def _raised(name: str, error: BaseException) -> Failure:
     # A part of ours raises for what the completion says, so that its completion is wrong.
     outcome = "failed" if name in REWARDS else RAISED
     return Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True, outcome=outcome)
-
-
-"""This environment variable holds the process id of the worker that has started a program."""
 
 
 def lead_group() -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Indices = NDArray["int"]
 
 BLOCK = 64
+"""In every block of this many positions, each set has its share of the block, rounded up or down."""
 
 
 class PromptStream:
@@ -125,9 +126,6 @@ def dealt(lengths: Sequence[float], ranks: int, first: int = 0) -> list[int]:
             dealt_to[place] = rank
             loads[rank] += lengths[place]
     return dealt_to
-
-
-"""In every block of this many positions, each set has its share of the block, rounded up or down."""
 
 
 class Mixture:

@@ -95,6 +95,7 @@ def test_a_job_that_slurm_starts_again_is_refused_in_a_folder_that_is_named_by_i
         run(["experiment=tiny"])
 
 
+@pytest.mark.slow
 def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
     process = launch(tmp_path, DEAF, FAIL)
     _, said = process.communicate(timeout=60)

@@ -3,12 +3,13 @@
 import json
 import sys
 from contextlib import redirect_stderr
+from pathlib import Path
 
 import pytest
 
 from grpo.cli import main
 from grpo.config import UserError
-from grpo.host import alive
+from grpo.host import alive, environment
 from grpo.telemetry.ending import FAILED, Ending, write_ending
 from grpo.trainer import Result
 from tests.insight.runs import write_run
@@ -71,6 +72,8 @@ def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp
 def test_signs_of_life_come_before_the_report_and_not_within_it(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "x", rounds=3)
     monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.0, 0.01, 0.02, 0.03))
+    # Where the shell does not find grpo, one more line says how to call it.
+    monkeypatch.setattr(environment, "GIVEN_PATH", str(Path(sys.executable).parent))
     with redirect_stderr(sys.stdout):
         assert main(["report", str(tmp_path / "x")]) == 0
     lines = capsys.readouterr().out.splitlines()

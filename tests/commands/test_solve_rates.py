@@ -174,6 +174,7 @@ def test_silence_and_gradient_are_those_of_the_difficulties_behind_the_counts():
     assert hard[:2].sum() == pytest.approx(0.9125 / 1.4625, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
     counts = Counter({0: 10, 3: 20, 6: 15, 8: 5})
     table = [

@@ -78,7 +78,7 @@ def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_grou
     scheduler = SCHEDULERS["adaptive"](made, 1)
     plan, state = scheduler.init()
     generator = np.random.default_rng(0)
-    for group_size in [16, 4] * 6 + [8] * 4:
+    for step, group_size in enumerate([16, 4] * 6 + [8] * 4, start=1):
         asked = replace(plan, group_size=group_size, prompts_per_step=10)
         means = {"policy/ratio": Mean(1.0, 1.0), "policy/ratio_squared": Mean(1.0, 1.0)}
         tried = 10 * group_size
@@ -87,7 +87,8 @@ def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_grou
         tokens = 10 * (1 + group_size)
         seconds = {"round": 30.0 + 0.1 * tokens, "sync": 0.0}
         counts = {(group_size // 2, group_size): 10}
-        statistics = RoundStatistics(0, 1, asked, means, counts, seconds, (StepReport(1, True, 1.0, 1e-3, 1e9, {}),))
+        reports = (StepReport(step, True, 1.0, 1e-3, 1e9, {}),)
+        statistics = RoundStatistics(step, step, asked, means, counts, seconds, reports)
         decision = scheduler.next(asked, statistics, state)
         state = decision.state
     assert decision.plan.group_size == size
@@ -219,10 +220,16 @@ def test_after_a_loss_the_configured_prompts_come_back_where_fewer_were_chosen(r
     assert reasons[7].endswith("prompts 8→16") == (fewest == 16)
 
 
+@pytest.fixture(scope="module")
+def stopped():
+    """Returns a run that its forecast ends, and the scheduler's decisions."""
+    world, _, decisions = trained(SCHEDULERS["adaptive"](config(stop_gain=0.1, stop_min_steps=30), 1), rounds=190)
+    return world, decisions
+
+
 @pytest.mark.slow
-def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason():
-    rules = config(stop_gain=0.1, stop_min_steps=30)
-    _, _, decisions = trained(SCHEDULERS["adaptive"](rules, 1), rounds=190)
+def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason(stopped):
+    _, decisions = stopped
     last = decisions[-1].verdict
     assert last.stop
     assert re.match(
@@ -284,9 +291,8 @@ def test_a_resumed_run_keeps_its_plan_unless_it_is_configured_with_another():
 
 
 @pytest.mark.slow
-def test_a_run_that_its_forecast_ended_goes_on_when_there_is_more_to_reach_and_only_then():
-    rules = config(stop_gain=0.1, stop_min_steps=30)
-    world, _, decisions = trained(SCHEDULERS["adaptive"](rules, 1), rounds=190)
+def test_a_run_that_its_forecast_ended_goes_on_when_there_is_more_to_reach_and_only_then(stopped):
+    rules, (world, decisions) = config(stop_gain=0.1, stop_min_steps=30), stopped
     last = decisions[-1]
     assert SCHEDULERS["adaptive"](rules, 1).judge(world.step, last.state) == last.verdict
     # Nothing counts as little enough now.

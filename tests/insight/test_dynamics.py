@@ -75,6 +75,7 @@ def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
     assert "mostly a guess" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_told_beside_a_forecast_is_of_the_same_steps(tmp_path, capsys):
     """The run stands, and so little is to be gained soon. Nobody knows that of twenty times as many steps."""
     rows = [{"step": step, "pass_rate": 0.97 + 0.01 * (-1) ** step} for step in range(1, 61)]
@@ -288,6 +289,7 @@ def test_a_plan_refuses_what_is_no_range_of_group_sizes(tmp_path, capsys, words)
     assert "are no range of group sizes: give at least 2, and at most 16,384" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
     path = tmp_path / "solve_rates.jsonl"
     row = {"llama8b_solve_rate": 0.9, "solve_rate_samples": 16, "prompt_tokens": 20, "completion_tokens": 60.0}

@@ -127,6 +127,7 @@ def test_evaluations_that_asked_something_else_are_not_compared():
         judge(metrics(0.2, 0.4), [before, evaluation(2, [0.75] * 29) | {"problems": 30}])
 
 
+@pytest.mark.slow
 def test_of_a_run_resumed_with_other_problems_those_evaluations_are_compared_that_can_be(tmp_path, capsys):
     def asked(step, sums):
         result = evaluation(step, [0.5] * len(sums))

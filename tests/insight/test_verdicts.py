@@ -220,6 +220,7 @@ def test_steps_that_harm_are_told_with_their_sum_and_where_it_began():
     assert "half of learner.learning_rate" in finding.remedy
 
 
+@pytest.mark.slow
 def test_steps_whose_products_are_luck_or_help_are_not_told_at_any_round():
     told = sum(
         any(step_signs.harm(stepping(mean, 200, seed)[:end]).evidence > np.log(100) for end in range(6, 200, 3))

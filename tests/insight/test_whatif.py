@@ -59,6 +59,7 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     assert "Assumed: all settings learn along the same curve" in page and "<h2>Words on this page</h2>" in page
 
 
+@pytest.mark.slow
 def test_a_schedule_has_come_as_far_as_that_of_the_run_when_the_budget_is_spent(run):
     """The rate fell to 0 over the run's 60 steps. The same settings again follow it. With half of the tokens per step,
     twice as many steps have the same rates in turn, so the policy travels twice as far at its slower pace."""
@@ -144,6 +145,7 @@ def test_a_price_of_noise_that_is_not_measured_is_told(run):
     assert noise_lines([replace(stage, heat=(0.0, 0.5)) for stage in stages]) == []
 
 
+@pytest.mark.slow
 def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
     assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4", "steps=37"]) == 0
     charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())

@@ -44,6 +44,7 @@ def test_where_one_is_taken_the_run_has_others(taken, config, capsys):
     assert capsys.readouterr().err.startswith(f"grpo: port {taken} is taken, perhaps by another run")
 
 
+@pytest.mark.slow
 def test_runs_that_are_launched_at_the_same_moment_have_ports_of_their_own(config):
     """A run holds its ports from the moment it chooses them, long before its servers listen."""
 

@@ -18,6 +18,7 @@ def identity_numbers():
     return ours(identity.reproduce())
 
 
+@pytest.mark.slow
 def test_big_math_numbers_on_the_stand_in(identity_numbers):
     """The expected numbers are as printed: 59/44/32/23/17 % silent, 59/43/30 % subsampled, extreme mass 13.9 → 24.7 %,
     medium 22.8 → 17.5 %."""

@@ -6,7 +6,8 @@ import torch
 from grpo.config.memory_estimate import ModelShape
 from grpo.host import device_memory, ranks
 from grpo.prove import exchange, sampling
-from grpo.prove.bench import SIZES, Bench, Room, config_of, fitting_rows, lacking, refreshing_gib
+from grpo.prove.bench import Bench, Room, config_of, fitting_rows, lacking, refreshing_gib
+from grpo.prove.sizes import SIZES
 from grpo.run.tables import shape_of
 
 WORDS = ["learner.precision=bfloat16", "rollout.precision=bfloat16"]

@@ -7,7 +7,7 @@ from grpo.config import ModelConfig
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import memory_estimate, offloaded_bytes
 from grpo.prove import bench
-from grpo.prove.bench import SIZES
+from grpo.prove.sizes import SIZES
 from grpo.run.tables import model_shape, shape_of
 
 

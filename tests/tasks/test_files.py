@@ -125,16 +125,18 @@ def test_a_name_with_blanks_is_hinted_at_in_quotes(write_rows):
 
 
 def test_rows_that_do_not_fit_into_memory_are_one_line(tmp_path):
-    """The file has 2 KiB and unpacks to 30 cells of 64 MiB."""
+    """The file has less than 64 KiB and unpacks to 8 cells of 64 MiB, where 384 MiB are left."""
     pyarrow.parquet.write_table(
-        pyarrow.table({"problem": ["x" * 2**26] * 30}), tmp_path / "bomb.parquet", compression="gzip"
+        pyarrow.table({"problem": ["x" * 2**26] * 8}), tmp_path / "bomb.parquet", compression="zstd"
     )
+    assert (tmp_path / "bomb.parquet").stat().st_size < 2**16
     code = (
-        "import resource, sys, pathlib\n"
+        "import pathlib, psutil, resource, sys\n"
         "import pyarrow.parquet\n"
         "from grpo.config import UserError\n"
         "from grpo.tasks.files import read_rows\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "most = psutil.Process().memory_info().vms + 384 * 2**20\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
         "try: read_rows(pathlib.Path(sys.argv[1]), 'task.data.path')\n"
         "except UserError as error: print(error)\n"
     )

@@ -86,6 +86,8 @@ EXCLUDED = {
         *("wandering", "underdamped", "steps undo each other"),
     ),
 }
+"""Each finding maps to findings that are mere consequences of it, or deny it. Their remedies would be useless, or
+opposite to its own."""
 Settings = Mapping[str, Any]
 # A choice of several keys, or a word for one → whether it is set already.
 SET: dict[str, Callable[[Settings], bool]] = {
@@ -129,10 +131,6 @@ def unchecked(log: RunLog) -> dict[str, str]:
         name: next((need for need in needs if not is_logged(need)), None) for name, (_, needs) in CHECKS.items()
     }
     return {name: need.replace("|", " or ") for name, need in missing_need.items() if need}
-
-
-"""Each finding maps to findings that are mere consequences of it, or deny it. Their remedies would be useless, or
-opposite to its own."""
 
 
 def compatible(findings: Iterable[Finding]) -> list[Finding]:

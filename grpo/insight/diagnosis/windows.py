@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from grpo.types import Interval
 
@@ -53,9 +53,7 @@ class Windows:
             mean -= float(earlier.mean())
             freedom *= (variances + earlier_variances) ** 2 / np.maximum(variances**2 + earlier_variances**2, 1e-300)
             variances = variances + earlier_variances
-        half_width = float(
-            self._weights @ (np.sqrt(variances) * stats.t.ppf(0.5 + CONFIDENCE / 2, np.maximum(freedom, 1)))
-        )
+        half_width = float(self._weights @ (np.sqrt(variances) * stdtrit(np.maximum(freedom, 1), 0.5 + CONFIDENCE / 2)))
         return Interval(mean, mean - half_width, mean + half_width)
 
     @cached_property
@@ -70,7 +68,7 @@ class Windows:
         # A window that does not scatter at all tells nothing of the correlation.
         least = 1e-9 * float(np.var(self._values)) + 1e-300
         score = np.log(1 - CORRELATIONS)
-        for scatter, information in map(_scatter, windows):
+        for scatter, information in zip(*_scatter(windows), strict=True):
             if scatter.min() > least:
                 score += 0.5 * np.log((1 - CORRELATIONS**2) / information) - 0.5 * (length - 2) * np.log(scatter)
         weights = np.exp(score - score.max())
@@ -78,30 +76,34 @@ class Windows:
 
     def _variances(self, window: Array) -> Array:
         """Returns the variance of a window's mean [correlations]."""
-        scatter, _ = _scatter(window)
+        [scatter], _ = _scatter(window[None])
         r, number = CORRELATIONS, len(window)
         # The mean of n values scatters more by 1 + 2·Σ(1 − k/n)·r^k, over the distances k of two values.
         correlation_factor = 1 + 2 * r / (1 - r) * (1 - (1 - r**number) / (number * (1 - r)))
         return scatter / max(number - 2, 1) / (1 - r**2) * correlation_factor / number
 
 
-def _scatter(window: Array) -> tuple[Array, Array]:
-    """Fits a line to a window at each correlation. Returns the sum of squares of its AR(1) innovations, and the
-    determinant of the line's information, [correlations] each.
+def _scatter(windows: Array) -> tuple[Array, Array]:
+    """Fits a line to each window [windows, values] at each correlation. Returns the sums of squares of the AR(1)
+    innovations, and the determinants of the lines' information, [windows, correlations] each.
 
     The first value and the innovations v_t − r·v_{t−1} of the others are independent and have one variance. So sums of
     their products are polynomials in r, whose coefficients are sums over the window.
     """
-    time = np.linspace(-1, 1, len(window))
+    time = np.linspace(-1, 1, windows.shape[1])
     # A line that is taken off changes no residual. What is left is small, so hardly any digit is lost.
-    slope = np.sum(time * window) / np.sum(time**2)
-    columns = np.stack([window - window.mean() - slope * time, np.ones_like(time), time])
-    later, earlier, first = columns[:, 1:], columns[:, :-1], columns[:, :1]
-    crossed = later @ earlier.T
-    r = CORRELATIONS[:, None, None]
-    products = (
-        (1 - r**2) * (first @ first.T) + later @ later.T - r * (crossed + crossed.T) + r**2 * (earlier @ earlier.T)
+    slopes = np.sum(time * windows, axis=1, keepdims=True) / np.sum(time**2)
+    residuals = windows - windows.mean(axis=1, keepdims=True) - slopes * time
+    columns = np.stack(np.broadcast_arrays(residuals, np.ones_like(time), time), axis=1)
+    later, earlier, first = columns[:, :, 1:], columns[:, :, :-1], columns[:, :, :1]
+    squares = [part @ part.transpose(0, 2, 1) for part in (first, later, earlier)]
+    crossed = later @ earlier.transpose(0, 2, 1)
+    # A further axis holds the correlations.
+    of_first, of_later, of_earlier, of_both = (
+        sums[:, None] for sums in (*squares, crossed + crossed.transpose(0, 2, 1))
     )
-    information, shared = products[:, 1:, 1:], products[:, 1:, 0]
-    explained = np.einsum("ci,ci->c", shared, np.linalg.solve(information, shared[:, :, None])[:, :, 0])
-    return np.maximum(products[:, 0, 0] - explained, 0.0), np.linalg.det(information)
+    r = CORRELATIONS[:, None, None]
+    products = (1 - r**2) * of_first + of_later - r * of_both + r**2 * of_earlier
+    information, shared = products[..., 1:, 1:], products[..., 1:, 0]
+    explained = np.einsum("wci,wci->wc", shared, np.linalg.solve(information, shared[..., None])[..., 0])
+    return np.maximum(products[..., 0, 0] - explained, 0.0), np.linalg.det(information)

@@ -76,9 +76,10 @@ def picture(draw: Callable[[Axes], str], inches: tuple[float, float] = PANEL_INC
 
 def _make_room(figure: Figure, axes: Axes) -> None:
     """Makes a chart higher by what its legend needs beyond two lines, so that the curves keep their height."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     if legend := axes.get_legend():
-        figure.draw_without_rendering()
-        inches = legend.get_window_extent().height / figure.dpi
+        inches = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height / figure.dpi
         figure.set_figheight(figure.get_figheight() + max(0.0, inches - LEGEND_INCHES))
 
 
