@@ -43,7 +43,7 @@ def test_pass_and_majority_are_counted_over_problems():
     assert summary["mean_reward"] == 0.5
 
 
-def test_an_evaluation_without_answers_is_scored_and_told_by_its_mean_reward():
+def test_an_evaluation_without_answers_is_scored_and_described_by_its_mean_reward():
     def result(answer, rewards, correct):
         facts = {"answer": answer, "total": 4, "majority": False, "tokens": 40, "truncated": 1}
         rows = [facts | {"correct": correct, "reward": reward} for reward in rewards]
@@ -120,7 +120,7 @@ def test_a_suite_is_put_to_the_model_as_the_runs_own_prompts_are():
     [asked] = compose_suite(compose_config(words))
     assert (asked.prompt.chat, asked.prompt.chat_template_kwargs) == (False, {"enable_thinking": False})
     assert "boxed" in asked.prompt.template
-    # Of several sets it has what is the same in all of them.
+    # It takes from several sets what is the same in all of them.
     sets = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=arithmetic"]
     both = [word.replace("task.", f"task.sets.{name}.", 1) for name in "ab" for word in spoken]
     [asked] = compose_suite(compose_config([words[0], *sets, *both, "task.sets.b.prompt.chat=true"]))

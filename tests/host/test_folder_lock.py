@@ -38,7 +38,7 @@ def holder(tmp_path):
     os.kill(child, signal.SIGKILL)
 
 
-def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp_path):
+def test_a_second_run_is_refused_on_every_rank_with_the_name_of_the_first(holder, tmp_path):
     def begin(collective):
         with locked(tmp_path, collective):
             return "begun"
@@ -50,11 +50,11 @@ def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp
     assert [str(error) for error in on_ranks(2, begin)] == [expected] * 2
     with pytest.raises(UserError, match="still goes on"):
         refuse_locked(tmp_path)
-    # Who only reads is not kept out.
+    # The lock lets readers in.
     assert (tmp_path / "run.lock").read_text() == f"process {holder.pid} on {socket.gethostname()}\n"
 
 
-def test_who_may_only_read_a_folder_is_told_whether_its_run_goes_on(holder, tmp_path, monkeypatch):
+def test_a_reader_without_the_right_to_write_sees_whether_a_run_goes_on(holder, tmp_path, monkeypatch):
     lock = tmp_path / "run.lock"
     content, opened = lock.read_text(), Path.open
 

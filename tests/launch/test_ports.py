@@ -49,8 +49,8 @@ def test_runs_that_are_launched_at_the_same_moment_have_ports_of_their_own(confi
     """A run holds its ports from the moment it chooses them, long before its servers listen."""
 
     def chosen():
-        own_config, held = with_reserved_ports(config, [HERE] * 3)
-        return own_config.hardware.first_port, held
+        own_config, reserved = with_reserved_ports(config, [HERE] * 3)
+        return own_config.hardware.first_port, reserved
 
     launches = [Forked(chosen) for _ in range(20)]
     first_ports = [int(re.match(r"\((\d+),", launch.answer())[1]) for launch in launches]
@@ -71,10 +71,10 @@ def test_with_other_machines_it_is_one_line(config):
         with_reserved_ports(config, [HERE, HERE, THERE])
 
 
-def test_what_others_listen_on_is_not_looked_at_here(config):
+def test_ports_of_other_machines_are_not_checked_here(config):
     with socket.create_server((LOOPBACK, 14000 + SERVER_PORTS)):
-        chosen, held = with_reserved_ports(config, [HERE, HERE, THERE])
-    assert (chosen, [port.port for port in held]) == (config, [14000])
+        chosen, reserved = with_reserved_ports(config, [HERE, HERE, THERE])
+    assert (chosen, [port.port for port in reserved]) == (config, [14000])
 
 
 def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
@@ -84,8 +84,8 @@ def test_without_machines_no_port_is_taken_and_the_seats_tell_what_is_missing():
 
 def test_free_ports_are_found_at_an_address_of_ipv6(config):
     here = Machine("a", "::1")
-    chosen, held = with_reserved_ports(config, [here] * 3)
+    chosen, reserved = with_reserved_ports(config, [here] * 3)
     assert chosen.hardware.first_port == 14000
     with pytest.raises(OSError, match="in use"):
         ReservedPort("::1", 14000)
-    assert [port.port for port in held] == [14000, 14100, 14101]
+    assert [port.port for port in reserved] == [14000, 14100, 14101]

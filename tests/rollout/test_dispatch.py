@@ -105,7 +105,7 @@ def test_no_more_than_so_many_are_with_one_server():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", ["error", "hang", "drop"])
-def test_what_a_lost_server_leaves_behind_is_drawn_by_another(failure):
+def test_requests_that_a_lost_server_leaves_behind_go_to_another(failure):
     async def fails(payload, before):
         if before < 6:
             return await well(payload, before)
@@ -122,7 +122,7 @@ def test_what_a_lost_server_leaves_behind_is_drawn_by_another(failure):
     assert max(Counter(seed_of(payload) for payload in asked).values()) == 1
 
 
-def test_with_no_server_left_whoever_waits_is_told():
+def test_requests_that_wait_fail_when_no_server_is_left():
     async def dies(payload, before):
         return web.Response(status=503)
 
@@ -133,7 +133,7 @@ def test_with_no_server_left_whoever_waits_is_told():
     assert [replica.alive for replica in servers] == [False, False]
 
 
-def test_a_request_that_is_refused_is_the_users_to_mend():
+def test_a_refused_request_is_an_error_of_the_user():
     async def refuses(payload, before):
         return web.Response(status=400, text="max_tokens is too large")
 
@@ -141,7 +141,7 @@ def test_a_request_that_is_refused_is_the_users_to_mend():
         draw(REQUESTS, replicas(url), at_once=8)
 
 
-def test_what_one_server_refuses_is_drawn_by_another():
+def test_a_request_that_one_server_refuses_goes_to_another():
     async def refuses(payload, before):
         return web.Response(status=401, text="another key") if before == 5 else await well(payload, before)
 
@@ -151,7 +151,7 @@ def test_what_one_server_refuses_is_drawn_by_another():
     assert [replica.alive for replica in servers] == [False, True]
 
 
-def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
+def test_requests_that_two_servers_lose_at_the_same_moment_are_not_forgotten():
     """Work can move to a server that is lost before it begins. It then goes on to the third."""
 
     async def refuses(payload, before):
@@ -187,7 +187,7 @@ class Scripted:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_what_goes_to_another_server_is_settled_by_that_one_only(lost):
+def test_a_request_that_moves_to_another_server_is_settled_by_that_one_only(lost):
     """A server is lost at the very moment at which it answers another prompt with nonsense."""
 
     def fails(seed):

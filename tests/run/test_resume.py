@@ -90,7 +90,7 @@ def test_an_adaptive_schedulers_state_is_checked_by_its_types(config, capsys):
     assert "scheduler.counts[0] must be a list of 3, not [1, 2]" in capsys.readouterr().err
 
 
-def test_a_plan_beyond_the_present_limits_begins_anew_and_is_told(config, capsys):
+def test_a_plan_beyond_the_present_limits_begins_anew_and_is_reported(config, capsys):
     config.dynamics.name, config.dynamics.adaptive.largest_group = "adaptive", 10**9
     inner = {"longest": 8}
 
