@@ -111,7 +111,7 @@ class Trend:
     weights     [settings] posterior probabilities of the settings
     mean        [settings, 3] level, slope of the first rise, and slope that wanders, at the last block
     covariance  [settings, 3, 3] of these
-    held        [settings] highest level that the curve surely held (see `SURE`)
+    kept_level  [settings] highest level that the curve surely held (see `SURE`)
     now         step of the last block
     span        optimizer steps of one span
     error       median standard error of a round's pass rate, before the setting's factor on its variance

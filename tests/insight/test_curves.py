@@ -108,7 +108,7 @@ def test_several_sources_have_a_curve_each():
 def test_a_cache_that_sufficed_is_said_to_have():
     rounds = [{"step": 1, "rollout/cache_peak_fraction": 0.5, "rollout/preemptions": 0.0}]
     axes = Figure().add_subplot()
-    assert draw_cache(axes, Curves(rounds, [])) == "The cache was never full, so no completion was interrupted."
+    assert draw_cache(axes, Curves(rounds, [])) == "The cache had room for all completions, so none was interrupted."
 
 
 def test_a_run_without_rounds_says_so(tmp_path):

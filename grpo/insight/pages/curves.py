@@ -252,7 +252,7 @@ def draw_cache(axes: Axes, run: Curves) -> str:
     over_steps(axes, run, "share of the cache in use")
     count = sum(run.series("rollout/preemptions")[1])
     if not count:
-        return "The cache was never full, so no completion was interrupted."
+        return "The cache had room for all completions, so none was interrupted."
     return (
         f"The cache was full, so {count:,.0f} completions were interrupted and computed anew. If these are many, "
         "raise rollout.gpu_memory_fraction or rollout.kv_cache_gib."
