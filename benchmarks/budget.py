@@ -2,10 +2,10 @@
 
     python benchmarks/budget.py [ROUNDS]      (40 by default; a minute)
 
-Each round has 64 prompts whose pass rates are the stand-in for Big-Math (`papers.bernoulli.big_math_like`), and
-as many completions with equal as with ragged groups. Gradient: the mean of σ^(2−α), which is the length of the expected
-gradient in units of Δs. Noise: the mean of σ^(2−2α)/n, the variance of each prompt's estimate. Both are printed for
-ragged groups, relative to equal ones.
+Each round has 64 prompts whose pass rates are the stand-in for Big-Math (`papers.bernoulli.big_math_like`), and equal
+groups have the same number of completions in all as ragged ones. Gradient: the mean of σ^(2−α), which is the length of
+the expected gradient in units of Δs. Noise: the mean of σ^(2−2α)/n, the variance of each prompt's estimate. Both are
+printed for ragged groups, relative to equal ones.
 """
 
 import sys

@@ -19,7 +19,7 @@ from benchmarks.practice_healthy import ALSO_TRUE, HEALTHY
 from benchmarks.synthetic_logs import FAILURES, healthy, still
 from grpo.insight.diagnosis.diagnostics import diagnose
 
-# What is said of a run that is solved, on its plateau or without progress lately is right there.
+# These findings are true of the healthy runs: they are solved, on their plateau, or without progress lately.
 TRUE = {"problems solved", "on the plateau", "no gain lately"}
 
 
@@ -36,7 +36,7 @@ def names(job):
     return {finding.name for finding in diagnose(logged(make(seed)))}
 
 
-def told_of(kinds, runs, first_seed):
+def findings_of(kinds, runs, first_seed):
     """Diagnoses `runs` runs of each kind. Returns name of the kind → for each run, the set of its findings' names."""
     jobs = [(make, first_seed + seed) for make in kinds.values() for seed in range(runs)]
     with ProcessPoolExecutor(2) as pool:
@@ -48,41 +48,41 @@ def shares(said, runs):
     return ", ".join(f"{name} {number / runs:.0%}" for name, number in Counter(said).most_common())
 
 
-def print_failures(title, told, wanted):
+def print_failures(title, found, wanted):
     """Prints the share of hits on each failure, and what else was found. `wanted` maps a failure to the findings that
     count as hits."""
     table = Table("failure", "hits", "also found", title=title)
-    for kind, said in told.items():
+    for kind, said in found.items():
         hits = sum(bool(names & wanted[kind]) for names in said) / len(said)
         others = shares((name for names in said for name in names - wanted[kind]), len(said))
         table.add_row(kind, f"{hits:.0%}", others)
     Console().print(table)
 
 
-def print_alarms(title, told, true):
+def print_alarms(title, found, true):
     """Prints the share of healthy runs with a false alarm. `true` maps a kind to the findings that are right for it."""
     table = Table("kind", "false alarms", "all that was said", title=title)
-    for kind, said in told.items():
+    for kind, said in found.items():
         wrong = sum(bool(names - true[kind]) for names in said) / len(said)
         table.add_row(kind, f"{wrong:.1%}", shares((name for names in said for name in names), len(said)))
     Console().print(table)
 
 
 def main(num_healthy=300, num_failing=50):
-    quiet = told_of({"healthy": healthy, "still": still}, num_healthy, 0)
+    quiet = findings_of({"healthy": healthy, "still": still}, num_healthy, 0)
     print_alarms(f"{num_healthy} runs each", quiet, {"healthy": TRUE, "still": TRUE | {"nothing learned"}})
-    told = told_of({name: partial(failing, name) for name in FAILURES}, num_failing, 0)
+    found = findings_of({name: partial(failing, name) for name in FAILURES}, num_failing, 0)
     wanted = {name: set(name.strip().split("|")) for name in FAILURES}
-    print_failures(f"Simulated failures, {num_failing} of each", told, wanted)
+    print_failures(f"Simulated failures, {num_failing} of each", found, wanted)
 
 
 def in_practice(runs=100):
     wanted = {fail.__name__: names for fail, names in FAILING.items()}
-    told = told_of({fail.__name__: fail for fail in FAILING}, runs, 20_000)
-    print_failures(f"Failures of practice, {runs} of each", told, wanted)
-    told = told_of({make.__name__: make for make in HEALTHY}, runs, 30_000)
+    found = findings_of({fail.__name__: fail for fail in FAILING}, runs, 20_000)
+    print_failures(f"Failures of practice, {runs} of each", found, wanted)
+    found = findings_of({make.__name__: make for make in HEALTHY}, runs, 30_000)
     true = {make.__name__: TRUE | ALSO_TRUE.get(make, set()) for make in HEALTHY}
-    print_alarms(f"Healthy runs of practice, {runs} of each", told, true)
+    print_alarms(f"Healthy runs of practice, {runs} of each", found, true)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,9 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
     }
     rows = []
     for group in track(scored, "groups"):
-        (correct, tried), told = group.count, group.group.prompt.problem.metadata
-        row = {"correct": correct, "tried": tried, "prior": [told["solve_rate_correct"], told["solve_rate_samples"]]}
+        (correct, tried), metadata = group.count, group.group.prompt.problem.metadata
+        prior = [metadata["solve_rate_correct"], metadata["solve_rate_samples"]]
+        row = {"correct": correct, "tried": tried, "prior": prior}
         for alpha, make in makers.items():
             silent = correct in (0, tried)
             reports = [] if silent else [learner.step(batch) for batch in make(learner.add_logprobs([[group]]), plan)]
@@ -122,8 +123,8 @@ def main(rates: str, output: str, count: str = "96", size: str = "16") -> None:
     if not Path(output).exists():
         Path(output).write_text(json.dumps(measure(Path(rates), int(count), int(size))))
     rows = json.loads(Path(output).read_text())
-    told = map(json.loads, Path(rates).read_text().splitlines())
-    everything = np.array([(rate["solve_rate_correct"], rate["solve_rate_samples"]) for rate in told], float)
+    known = map(json.loads, Path(rates).read_text().splitlines())
+    everything = np.array([(rate["solve_rate_correct"], rate["solve_rate_samples"]) for rate in known], float)
     Console(width=150).print(by_difficulty(rows, everything))
     hard = np.array(
         [

@@ -21,7 +21,7 @@ from grpo.dynamics.history import pass_rate
 
 ROUNDS, COLLAPSE = 300, 150
 PERSISTENCE = 0.7
-# Of the Beta distribution: prompts are from nearly certain to nearly hopeless.
+# The Beta distribution of prompts has this concentration: they are from nearly certain to nearly hopeless.
 CONCENTRATION = 2.0
 MEANS = {"rising .15 → .85": None, "standing at .5": 0.5, "standing at .85": 0.85}
 

@@ -132,8 +132,8 @@ def first_warning(rounds, with_cosines):
         if with_cosines:
             series[COSINE] = Series(history.ends, cosines[:end])
         log = RunLog(history, series)
-        told = [finding for check in (collapse, undoing) if (finding := check(log, RULE))]
-        if any(finding.severity != NOTE for finding in told):
+        findings = [finding for check in (collapse, undoing) if (finding := check(log, RULE))]
+        if any(finding.severity != NOTE for finding in findings):
             return true[:end].max() - true[end - 1]
     return None
 
@@ -189,9 +189,11 @@ def real(folder):
                     break
             acts.append(at)
         ends = range(20, len(rows) + 1, 10)
-        told = next((f"{rows[end - 1]['step']:.0f}" for end in ends if undoing(log_of(rows[:end], config), RULE)), "–")
+        first_report = next(
+            (f"{rows[end - 1]['step']:.0f}" for end in ends if undoing(log_of(rows[:end], config), RULE)), "–"
+        )
         eighths = " ".join(f"{np.mean([rate for rate, _, _ in part]):.2f}" for part in np.array_split(facts, 8))
-        table.add_row(path.name, eighths, *acts, told)
+        table.add_row(path.name, eighths, *acts, first_report)
     Console(width=140).print(table)
 
 

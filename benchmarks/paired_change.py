@@ -67,7 +67,7 @@ def main(evaluations: int) -> None:
     for (mean, size), gain, count, tries in product(PASS_RATES, GAINS, PROBLEMS, TRIES):
         generator = np.random.default_rng(0)
         true = gain / 2 * (1 - mean)
-        found, held, moved = dict.fromkeys(METHODS, 0), dict.fromkeys(METHODS, 0), 0
+        found, covered, moved = dict.fromkeys(METHODS, 0), dict.fromkeys(METHODS, 0), 0
         for _ in range(evaluations):
             before, after = (
                 generator.binomial(tries, side) / tries for side in rates(generator, count, mean, size, gain)
@@ -77,8 +77,8 @@ def main(evaluations: int) -> None:
             for name, method in METHODS.items():
                 low, high, is_found = method(before, after)
                 found[name] += is_found
-                held[name] += has_moved and low <= true <= high
-        cells = "".join(f"{found[name] / evaluations:9.1%} {held[name] / max(moved, 1):6.1%}" for name in METHODS)
+                covered[name] += has_moved and low <= true <= high
+        cells = "".join(f"{found[name] / evaluations:9.1%} {covered[name] / max(moved, 1):6.1%}" for name in METHODS)
         print(f"{mean:4.2f}  {gain:4.1f}  {count:8}  {tries:5} {cells}", flush=True)
 
 

@@ -148,5 +148,5 @@ HEALTHY = (
     *(thinking_grows, dip_at_restart, reward_rescaled, entropy_bonus, saturated, seldom_logged, swings_fade),
     no_kl_term,
 )
-# What may be said of a healthy run of a kind besides what `diagnosis.TRUE` allows of all.
+# Findings that are true of a healthy kind of run, besides those of `diagnosis.TRUE`, which may be true of all.
 ALSO_TRUE = {swings_fade: {"underdamped", "setback"}}

@@ -89,7 +89,7 @@ def outcome(model_type: str, dtype: torch.dtype) -> tuple[str, str]:
             return "refused", f"{type(error).__name__}: {str(error)[:150]}"
         if unlike := differing(sent, receiver.weight_checksums()):
             return "refused", f"checksums of {len(unlike)} differ: {unlike[0]}"
-        there, wanted = held(engine), held(expected)
+        there, wanted = tensors_of(engine), tensors_of(expected)
         wrong = [name for name, tensor in wanted.items() if not torch.equal(there[name], tensor)]
         if wrong:
             known = asleep and set(wrong) <= set(lost)
@@ -103,7 +103,7 @@ def _spoil(engine: nn.Module) -> None:
     in main memory there too. A norm without a weight has ones that nothing reads."""
     buffers = dict(engine.named_buffers())
     unread = {f"{name}.weight" for name, module in engine.named_modules() if not getattr(module, "has_weight", True)}
-    for name, tensor in held(engine).items():
+    for name, tensor in tensors_of(engine).items():
         if name not in {*buffers, *unread} and not name.endswith(ON_HOST):
             tensor.fill_(torch.nan if tensor.is_floating_point() else 77)
 
@@ -155,7 +155,7 @@ def loaded(folder: str, dtype: torch.dtype) -> tuple[nn.Module, object]:
     return engine, config.model_config
 
 
-def held(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Returns all tensors of a vLLM model, by name: weights, buffers, and other attributes of its modules and their
     kernels."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())

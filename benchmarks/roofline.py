@@ -36,7 +36,7 @@ from grpo.types import Completion
 PEAK, ATTAINED, BANDWIDTH, LAUNCH = 989e12, 0.7, 3e12, 4e-6
 PROMPT, COMPLETIONS, LENGTH = 192, 8, 1000
 PACKAGE = f"{Path(grpo.__file__).parent}/"
-# These read as many rows of their first tensor as they write.
+# These read one row of their first tensor for each row that they write.
 LOOKUPS = ("embedding", "gather", "index", "index_select")
 PRODUCTS = ("mm", "addmm", "bmm")
 # A GPU has a kernel for this norm; without data torch would compute it step by step.
@@ -129,7 +129,7 @@ def policy_of(size, checkpointing):
 def main(size="1.5b", trees="2", way=""):
     policy, micro = policy_of(size, way == "checkpointing"), row_of(int(trees))
     counted = Counted(sum(map(attended_pairs, micro.trees)))
-    # What is chosen on a GPU: its kernel of attention, and products of bfloat16 that are kept in float32.
+    # A GPU chooses these: its kernel of attention, and products of bfloat16 that are kept in float32.
     product = patch.object(
         LogitRule, "_product", lambda rule, left, right: torch.mm(left, right.T, out_dtype=torch.float32)
     )

@@ -25,7 +25,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 4
 WIDE |= dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
 
 
-# What vLLM reads of a config and transformers does not.
+# vLLM reads these settings of a config, and transformers does not.
 READ_BY_VLLM = {
     "LFM2": {"conv_dim": 128, "block_dim": 128, "block_ff_dim": 128},
     "Mamba 2": {"intermediate_size": 256},

@@ -139,7 +139,7 @@ class Watched:
         for line in self.process.stderr:
             self.lines.append((time.monotonic(), line.strip()))
 
-    def told(self, text):
+    def second_of(self, text):
         """Returns the second at which a line with this text came, or None if none has come."""
         return next((second for second, line in self.lines if text in line), None)
 
@@ -160,11 +160,11 @@ class Watched:
 def measure(fault, folder):
     run = Watched(fault, folder)
     try:
-        if not run.wait_until(lambda: run.told(STRUCK)):
+        if not run.wait_until(lambda: run.second_of(STRUCK)):
             raise RuntimeError("\n".join(line for _, line in run.lines[-20:]))
-        struck = run.told(STRUCK)
+        struck = run.second_of(STRUCK)
         if fault.returns:
-            run.wait_until(lambda: run.told("is back"))
+            run.wait_until(lambda: run.second_of("is back"))
         else:
             run.wait_until(lambda: time.monotonic() > struck + 2 * PAUSE_SECONDS)
         reached = run.step
@@ -175,8 +175,8 @@ def measure(fault, folder):
         run.process.kill()
 
     def seconds_until(text):
-        told = run.told(text)
-        return None if told is None else round(told - struck, 1)
+        second = run.second_of(text)
+        return None if second is None else round(second - struck, 1)
 
     steps = [row["step"] for row in rows(run.output / "metrics.jsonl")]
     asked = [prompt_id for _, ids in stream(run.output) for prompt_id in ids]

@@ -19,7 +19,7 @@ from scipy import stats
 from grpo.tasks.sources import read_rows
 from grpo.telemetry.json_lines import read_metrics
 
-# Correct completions before training, of as many as were drawn: from, to.
+# Correct completions before training, of all that were drawn: from, to.
 BINS = ((0, 0), (1, 1), (2, 3), (4, 10**9))
 
 

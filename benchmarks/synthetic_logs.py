@@ -202,7 +202,7 @@ def spiking_rarely(curves):
     curves["norm"][chosen] *= 80
 
 
-# What is to be found → what makes it so. Where a bar stands, either name is right; a space makes a second case of one.
+# Right finding → function that makes such a run. Where a bar stands, either name is right; a space makes a second case.
 FAILURES = {
     "reward hacking or overfitting": hacked,
     "reward part gamed": gamed,

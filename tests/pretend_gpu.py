@@ -122,7 +122,7 @@ def _check_devices(operation: Any, tensors: Sequence[Tensor]) -> None:
     numbers of the CPU."""
     indexed = operation in _INDEXED and isinstance(tensors[0], OnGpu)
     if indexed:
-        # What is written there besides the tensor itself is the last argument.
+        # The last argument is what is written there, besides the tensor itself.
         tensors = [tensors[0], *tensors[-1:]] if operation is not aten.index.Tensor else tensors[:1]
     elsewhere = [tensor for tensor in tensors if not isinstance(tensor, OnGpu)]
     if operation in _COPIES or len(elsewhere) in (0, len(tensors)):

@@ -19,7 +19,7 @@ def test_a_script_can_be_read_and_its_limits_end_within_a_call(script):
     assert f"airgapped/{script.name}" in (FOLDER / "README.md").read_text() or script.name == "steps.sh"
 
 
-def test_a_step_that_fails_is_told_and_does_not_stop_the_next(tmp_path):
+def test_a_step_that_fails_is_reported_and_does_not_stop_the_next(tmp_path):
     lines = ["source benchmarks/airgapped/steps.sh", "step first 9 false", "step second 9 echo fine", "exit $failed"]
     environment = {"OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
@@ -64,7 +64,7 @@ def test_a_step_whose_time_is_over_leaves_nothing_that_runs(tmp_path):
     assert not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
-def test_what_is_packed_is_what_the_project_pins_where_it_pins_it():
+def test_packed_versions_are_those_that_the_project_pins():
     """All pins agree except vLLM's, whose version differs for a GPU without network: see the folder's README."""
     pinned = dict(
         line.split("==")

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "interfaces": {"types"},
     "measure": {"types", "interfaces"},
     "loop": {"types", "interfaces", "measure"},
-    # What every room may need of a run's settings and of the machine.
+    # Every room may need these: a run's settings, and the machine.
     "config": set(),
     "host": {"config", "interfaces"},
     # The parts.
@@ -41,14 +41,14 @@ MAY_IMPORT = {
     "telemetry": {"types", "config", "interfaces", "host"},
     # The other wing studies runs, whoever trained them. It has no part of the trainer but the readers of its files.
     "insight": {"types", "config", "host", "evaluation", "telemetry", "dynamics"},
-    # What puts a run together, and what starts several.
+    # These put a run together, and start several.
     "run": {
         *("types", "interfaces", "measure", "loop", "config", "host", "algorithm", "dynamics", "tasks", "models"),
         *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "insight"),
     },
     "sweep": {"config", "host", "telemetry"},
     "launch": {"config", "host"},
-    # What puts the engines of a run together to measure them.
+    # This puts the engines of a run together to measure them.
     "prove": {
         *("types", "interfaces", "config", "host", "algorithm", "models", "weight_sync", "rollout", "learner"),
         *("telemetry", "run"),
@@ -62,8 +62,8 @@ MAY_IMPORT = {
     "cli": {"config", "host", "run"},
 }
 
-# Room → rooms whose classes it may name in annotations too, under `if TYPE_CHECKING`. Whoever uses such a room alone
-# imports nothing more.
+# Room → rooms whose classes it may name in annotations too, under `if TYPE_CHECKING`. A program that uses such a room
+# alone imports nothing more.
 MAY_ANNOTATE = {
     "interfaces": {"config"},
     "algorithm": {"config"},
@@ -96,7 +96,7 @@ HIDDEN = {
     *("deepspeed", "peft", "datasets", "math_verify", "reasoning_gym", "pebble", "wandb", "mlflow"),
     *("tensorboard", "matplotlib", "jinja2", "hydra", "omegaconf"),
 }
-# Who puts a run together, and who may call it. `cli` imports the commands by name.
+# These put a run together or may call it. `cli` imports the commands by name.
 CALLERS = {
     "cli": set(),
     "commands": set(),
@@ -171,11 +171,11 @@ def test_annotations_name_only_what_the_design_allows():
         ("types", "if TYPE_CHECKING:\n    import torch", set()),
     ],
 )
-def test_what_may_not_be_imported_would_be_found(own, source, caught):
+def test_a_forbidden_import_would_be_found(own, source, caught):
     assert forbidden(own, source) == caught
 
 
-def test_every_room_is_told_of_and_no_other():
+def test_every_room_is_described_and_no_other():
     rooms = {room(file) for file in FILES}
     assert set(MAY_IMPORT) == rooms
     assert set(MAY_NAME) <= rooms
@@ -185,7 +185,7 @@ def test_nothing_is_allowed_that_no_file_needs():
     modules = {own: set() for own in MAY_IMPORT}
     for file in FILES:
         modules[room(file)] |= imports(file.read_text())
-    # Of the trackers, `_package` imports mlflow by its name.
+    # `_package` in the trackers imports mlflow by its name.
     modules["telemetry"].add("mlflow")
     rooms = {own: {name.split(".")[1] for name in names if "grpo." in name} for own, names in modules.items()}
     packages = {own: {name.split(".")[0] for name in names} for own, names in modules.items()}
@@ -238,7 +238,7 @@ def test_a_heavy_package_is_named_in_one_room_only():
 
 
 def test_every_package_that_is_imported_is_declared():
-    """Whoever installs the package gets all that it imports, the wings each with their own."""
+    """An installation gets all that the package imports, the wings each with their own."""
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     known = {"hydra-core": "hydra", "pyyaml": "yaml", "mlflow-skinny": "mlflow"}
@@ -271,7 +271,7 @@ def loaded(names: list[str]) -> str:
 
 
 def test_insight_loads_nothing_of_the_trainer():
-    """Whoever installs the light package has none of these."""
+    """The light package installs none of these."""
     assert loaded(sorted(module(file) for file in FILES if room(file) == "insight")) == "[]\n"
 
 

@@ -106,7 +106,7 @@ def test_help_is_given_wherever_it_is_asked_for(words, capsys):
 
 
 @pytest.mark.parametrize("words", [["--version"], ["-V"], ["version"]])
-def test_the_version_is_told(words, capsys):
+def test_grpo_prints_its_version(words, capsys):
     assert main(words) == 0
     assert capsys.readouterr().out == f"grpo {grpo.__version__}\n"
 
@@ -154,15 +154,15 @@ def test_a_word_that_cannot_be_read_is_one_line(words, message, capsys):
 )
 def test_a_suite_and_an_entry_of_a_list_are_checked_before_anything_is_called_valid(words, message, capsys):
     assert main(words) == WRONG_USE
-    told = capsys.readouterr().err
-    assert message in told and "valid" not in told
+    shown = capsys.readouterr().err
+    assert message in shown and "valid" not in shown
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "solve-rates"])
 @pytest.mark.parametrize(
     ("path", "message"), [("", "task.data.path is empty"), ("nowhere.csv", "there is no file 'nowhere.csv'")]
 )
-def test_what_cannot_work_is_told_before_anything_heavy_is_imported(command, path, message, capsys, monkeypatch):
+def test_wrong_settings_are_refused_before_anything_heavy_is_imported(command, path, message, capsys, monkeypatch):
     monkeypatch.setattr("grpo.cli._module", lambda name: pytest.fail(f"{name} was imported"))
     assert main([command, "task=file", f"task.data.path={path}"]) == WRONG_USE
     assert message in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_the_doctor_looks_at_everything_that_a_run_needs(capsys, package):
         (["task.reward.parts=[{name: 'no_such_module:reward'}]"], "no_such_module"),
     ],
 )
-def test_what_a_person_gets_wrong_is_one_line_before_the_engines_start(overrides, message, tmp_path, capsys):
+def test_a_mistake_of_a_person_is_one_line_before_the_engines_start(overrides, message, tmp_path, capsys):
     if message == "device=cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert main(["train", *SMALL, f"output_dir={tmp_path}/run", *overrides]) == WRONG_USE

@@ -57,7 +57,7 @@ class Launched:
         log = self.output / "logs" / "learner-0.log"
         while log.read_text().count(text) < times:
             assert self.process.poll() is None, self.process.stdout.read()[-3000:]
-            assert time.monotonic() < deadline, f"{text!r} was not told: {log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"{text!r} is not in the log: {log.read_text()[-3000:]}"
             time.sleep(0.1)
 
     @property
@@ -104,7 +104,7 @@ def troubled(tmp_path_factory):
         hung = run.engine(0)
         slow_down(hung, lambda: run.step >= 16)
         hung.suspend()
-        # What others do needs the processor more than a run that waits for half a minute, or for a server that starts.
+        # The run only waits now, for half a minute or for a server that starts, so other tests may have the processor.
         resting.touch()
         run.wait_for("was lost")
         # On a slow machine `grpo serve` may have noticed first, and started it again.

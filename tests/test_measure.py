@@ -61,7 +61,7 @@ REPORTS = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_could_not_be_graded_counts_as_neither_right_nor_wrong(ranks):
+def test_an_ungraded_completion_counts_as_neither_right_nor_wrong(ranks):
     groups = during_an_outage(3)
     # The second of two ranks has the only group that was graded.
     shares = (
@@ -96,11 +96,11 @@ def test_a_round_of_which_nothing_could_be_graded_has_no_pass_rate_and_no_reward
     assert statistics.reward_counts == {}
     metrics = flatten(statistics)
     assert metrics["completions/unanswered_fraction"] == 1.0 and metrics["completions/num_sampled"] == 8.0
-    told = ("pass_rate", "reward/", "groups/silent", "groups/all_")
-    assert not [name for name in metrics if name.startswith(told)]
+    by_pass_rate = ("pass_rate", "reward/", "groups/silent", "groups/all_")
+    assert not [name for name in metrics if name.startswith(by_pass_rate)]
 
 
-def test_of_a_group_that_could_not_be_graded_the_first_completions_do_not_count_either():
+def test_first_completions_of_an_ungraded_group_do_not_count_either():
     assert first_correct_counts(replace(during_an_outage(3), asked_first=2)) == {(1, 2): 1}
 
 
@@ -123,7 +123,7 @@ def test_seconds_are_the_mean_over_ranks():
     assert mean_seconds([{"sample": 2.0}, {"sample": 4.0, "save": 1.0}]) == {"sample": 3.0, "save": 0.5}
 
 
-def test_the_busiest_ranks_share_of_the_sampling_is_told():
+def test_the_busiest_ranks_share_of_the_sampling_is_reported():
     collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     reports = [StepReport(7, True, 2.0, 1e-3, 1e12, {})]
 
@@ -204,7 +204,7 @@ def test_the_pass_rate_of_ragged_groups_is_that_of_the_completions_asked_for_fir
 
 
 def test_a_policy_that_stops_asking_speaking_prompts_reports_the_true_rate():
-    """Of each prompt's 4 + 12 completions the 12 go to silent prompts only. The rate of all counts would be off by
+    """Each prompt gets 4 completions, and silent prompts alone get 12 more. The rate of all counts would be off by
     ¾pq((1 − p)³ − p³), which is .046 at p = .09."""
     generator = np.random.default_rng(0)
     rates = np.full(40_000, 0.09)

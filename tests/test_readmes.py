@@ -88,7 +88,7 @@ def test_every_sweep_is_understood(file):
             compose_config([*plain(of_runs), *last])
 
 
-def test_every_benchmark_is_told_of():
+def test_every_benchmark_is_described():
     scripts = [path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
     scripts += (ROOT / "benchmarks").glob("*.sh")
     table = (ROOT / "benchmarks" / "README.md").read_text()

@@ -384,7 +384,7 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
     assert first["reward/mean"] == alone["reward/mean"]
     assert first["completions/length_mean"] == alone["completions/length_mean"]
     assert first["throughput/learn_tflops"] > 0 and first["mismatch/mean_abs"] < 1e-5
-    # Of the second step, when the policy has left the reference.
+    # The second step is in it, at which the policy has left the reference.
     assert first["policy/reference_kl"] > 0
     assert (output / "curves.png").exists()
     # Evaluated before the first step: held-out problems, greedily too, and a suite.
@@ -393,26 +393,26 @@ def test_two_ranks_ask_the_prompts_of_one_and_draw_the_same_samples(finished, tm
 
 def test_a_tracker_that_cannot_be_reached_ends_all_ranks_with_one_line_before_the_engines_start(tmp_path):
     done = two_ranks(*SMALL, f"output_dir={tmp_path}", "tracking.mlflow=http://127.0.0.1:9")
-    told = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
-    assert done.returncode == 1 and len(told) == 1, done.stderr[-3000:]
-    assert told[0].startswith("grpo: MLflow at http://127.0.0.1:9 did not start")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
+    assert done.returncode == 1 and len(lines) == 1, done.stderr[-3000:]
+    assert lines[0].startswith("grpo: MLflow at http://127.0.0.1:9 did not start")
     assert "Traceback" not in done.stderr.partition("torch/distributed")[0]
     # Nothing of a learner or a sampler: the run's folder has only what says which code it is, and that it failed.
     assert {path.name for path in tmp_path.iterdir()} <= {"run.lock", "code.json", "code.patch", "end.json"}
 
 
-def test_what_the_first_rank_cannot_read_ends_all_ranks_with_one_line(finished, tmp_path):
+def test_a_file_that_the_first_rank_cannot_read_ends_all_ranks_with_one_line(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "run")
     damaged = tmp_path / "run" / "evaluations.jsonl"
     damaged.write_text("{\n" + damaged.read_text())
     resumed = [*ROUNDS, "num_steps=14", f"output_dir={tmp_path}/run", "checkpoint.resume=true"]
     done = two_ranks(*SMALL, *resumed, "rollout.engine=transformers")
-    told = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
-    assert told == [f"grpo: line 1 of {damaged} is not JSON: delete that line"], done.stderr[-3000:]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("grpo: ")]
+    assert lines == [f"grpo: line 1 of {damaged} is not JSON: delete that line"], done.stderr[-3000:]
     assert "gloo" not in done.stderr.lower() and "RuntimeError" not in done.stderr
 
 
-def test_seconds_are_told_once_and_belong_to_what_took_them(tmp_path):
+def test_seconds_are_reported_once_and_belong_to_the_work_that_took_them(tmp_path):
     words = [*SMALL, "rollout.engine=transformers", "evaluation.every_rounds=1", "checkpoint.every_rounds=1"]
     done = two_ranks(*words, f"output_dir={tmp_path}", "limits.samples=32")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -183,7 +183,7 @@ def test_the_data_of_a_run_are_not_replaced_by_those_of_another(tmp_path):
 
 
 @pytest.mark.usefixtures("fresh_process")
-def test_what_a_notebook_cannot_do_is_one_line(tmp_path):
+def test_a_setting_that_a_notebook_cannot_have_is_one_line(tmp_path):
     trainer = Trainer("experiment=tiny", "rollout=vllm_server", f"output_dir={tmp_path}/run")
 
     async def cell():
@@ -195,7 +195,7 @@ def test_what_a_notebook_cannot_do_is_one_line(tmp_path):
         threads.submit(trainer.train).result()
 
 
-def test_a_script_without_a_main_guard_is_told_by_the_process_that_imports_it(monkeypatch):
+def test_a_script_without_a_main_guard_is_named_by_the_process_that_imports_it(monkeypatch):
     trainer = Trainer("experiment=tiny")
     monkeypatch.setattr(multiprocessing.current_process(), "name", "SpawnProcess-1")
     with pytest.raises(SystemExit, match='has to call train.. below `if __name__ == "__main__":`'):

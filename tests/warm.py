@@ -1,8 +1,8 @@
 """This module starts programs fast: one process imports heavy packages once, and forks for each program.
 
-A learner and vLLM take a quarter of a minute to import, ten times what a step of the tiny model takes. What is started
-here is the same program in a process of its own, with its arguments, environment, standard streams, signals and exit
-code. A run in process, one on two ranks, servers and launchers are also started as a person does.
+A learner and vLLM take a quarter of a minute to import, ten times what a step of the tiny model takes. Each program
+that it starts is the same program in a process of its own, with its arguments, environment, standard streams, signals
+and exit code. A run in process, one on two ranks, servers and launchers are also started as a person does.
 
     python -m tests.warm serve SOCKET            started by conftest.py; ends with its standard input
     python tests/warm.py run IMPORTS COMMAND...  what torchrun starts for each rank (see `ranks`)
@@ -36,7 +36,7 @@ SOCKET = "GRPO_TESTS_WARM"
 # DeepSpeed imports the second to see whether it is the optimizer's, and torch's compiler with it.
 LEARNER = ("grpo.learner.learner", "deepspeed.runtime.zero.muon.muon_optimizer")
 TRAIN = (*LEARNER, "grpo.run.session", "grpo.rollout.transformers_sampler", "grpo.rollout.vllm_sampler")
-# What engines import only as they start.
+# Engines import these only as they start.
 TRAIN += ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "torch._inductor.compile_fx", "pebble")
 TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot")
 # A server's program and its engine's.
@@ -160,8 +160,8 @@ def start_server() -> subprocess.Popen:
     into the environment."""
     folder = tempfile.mkdtemp(prefix="grpo-warm-")
     os.environ[SOCKET] = f"{folder}/socket"
-    # Threads of the learner and of vLLM are as many as when it was imported. vLLM compiles one function, which counts
-    # ranks of tokens: the servers and the runs that start cold do that too.
+    # The learner and vLLM keep the number of threads that they were imported with. vLLM compiles one function, which
+    # counts ranks of tokens: the servers and the runs that start cold do that too.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     words = [sys.executable, "-m", "tests.warm", "serve", os.environ[SOCKET]]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -194,7 +194,7 @@ def _serve(path: str) -> dict:
         request = json.loads(message)
         for name in request["imports"]:
             import_module(name)
-        # What is there is not looked at again, neither here nor in what is forked, not even where vLLM ends.
+        # The collector skips present objects from here on, also in forked processes, and even where vLLM ends.
         gc.freeze()
         gc.unfreeze = lambda: None
         if os.fork() == 0:
@@ -306,9 +306,9 @@ def _rank(imports: str, command: Sequence[str]) -> None:
     code = process.wait()
     if code:
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        told = f" after it was sent {', '.join(passed)}" if passed else ""
+        after = f" after it was sent {', '.join(passed)}" if passed else ""
         rank = os.environ.get("RANK", "")
-        print(f"rank {rank}, process {process.pid}, ended by {how}{told} at {time.time():.3f}", file=sys.stderr)
+        print(f"rank {rank}, process {process.pid}, ended by {how}{after} at {time.time():.3f}", file=sys.stderr)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

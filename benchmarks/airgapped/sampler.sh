@@ -3,8 +3,8 @@
 source benchmarks/airgapped/steps.sh
 unpack "$@" || exit
 about
-# The smallest first, without graphs: whatever is wrong is told by a short log. A run of an earlier call would be in the
-# way.
+# The smallest comes first, without graphs, so that a short log shows what is wrong. A run of an earlier call would be
+# in the way.
 rm -rf "$WORK/colocated"
 step colocated 120 "$PYTHON" -m grpo.cli train experiment=tiny "device=$DEVICE" num_steps=3 evaluation.num_problems=0 \
   checkpoint.export=false rollout.gpu_memory_fraction=0.2 rollout.enforce_eager=true \

@@ -1,4 +1,4 @@
-# What the scripts beside this one share; each of them sources it from the repository's root.
+# The scripts beside this one share these functions; each sources them from the repository's root.
 # OUT is the folder for logs and numbers, SITE the one for packages that the machine lacks, PYTHON the machine's own.
 # CALL_SECONDS is how long a call may take; the limits of its steps, written for 480, are shares of it.
 # `planned` adds up the shares of the steps so far.

@@ -71,7 +71,7 @@ def redrawn(rates: Array, group_size: int, generator: np.random.Generator) -> tu
 def refilled(rates: Array, group_size: int, generator: np.random.Generator) -> tuple[Array, Array, int]:
     """Implements DAPO as published (arXiv:2503.14476): silent groups are replaced by groups of *other* prompts.
 
-    A step then moves as many groups as there are prompts. A prompt that was drawn twice moves twice.
+    A step then moves one group per prompt. A prompt that was drawn twice moves twice.
     """
     first = sigma(rates, group_size, generator)
     gains, num_groups, tries = first.copy(), int((first > 0).sum()), len(rates) * group_size

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.papers.identify import fit_law
 from benchmarks.papers.laws import oscillator_law
-from benchmarks.papers.oscillator import held_oscillator, propagate
+from benchmarks.papers.oscillator import propagate, sampled_oscillator
 from grpo.dynamics.history import History
 
 MOMENTUM, TRIED = 0.9, 128
@@ -23,7 +23,7 @@ def curve_of(rounds, seed):
     generator = np.random.default_rng(1000 + seed)
     start, plateau = generator.uniform(0.1, 0.4), generator.uniform(0.5, 0.75)
     stiffness = (1 - MOMENTUM) / (generator.uniform(0.1, 0.35) * rounds + 1)
-    model, steps = held_oscillator(MOMENTUM, stiffness, 1), np.arange(float(rounds))
+    model, steps = sampled_oscillator(MOMENTUM, stiffness, 1), np.arange(float(rounds))
     rates = plateau + (start - plateau) * propagate(steps, 1.0, 0.0, model.damping_ratio, model.frequency)[0]
     values = np.random.default_rng(seed).binomial(TRIED, rates) / TRIED
     errors = np.sqrt(np.maximum(rates * (1 - rates), 0.01) / TRIED)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from benchmarks.papers.oscillator import held_coefficients, propagate
+from benchmarks.papers.oscillator import propagate, sampled_coefficients
 from benchmarks.papers.sigma_laws import objective
 from grpo.dynamics.history import History
 
@@ -78,9 +78,9 @@ def oscillator_law(momentum: float) -> Law:
     """Returns the oscillator law at known momentum μ.
 
     The free parameters are logit P₀, logit P*, log κ and log M₀, where M₀ is the inertia in M = M₀ + ½κ·E[a²], and a
-    the age of a round's samples (`held_oscillator`). With μ known, C = (1−μ) − κ·E[a]. The model says M₀ = (1+μ)/2. The
-    fit leaves M₀ free because the fitted damping ratio ζ depends on it. κ stays below `largest_stiffness`; where κ is
-    small, its free parameter is its logarithm.
+    the age of a round's samples (`sampled_oscillator`). With μ known, C = (1−μ) − κ·E[a]. The model says M₀ = (1+μ)/2.
+    The fit leaves M₀ free because the fitted damping ratio ζ depends on it. κ stays below `largest_stiffness`; where κ
+    is small, its free parameter is its logarithm.
     """
     most = largest_stiffness(momentum)
 
@@ -119,7 +119,7 @@ def _distance(steps: Array, intervals: Array, lags: Array, momentum: float, stif
     position, velocity, since = np.ones_like(stiffness), np.zeros_like(stiffness), 0.0
     edges = [0, *(np.flatnonzero((np.diff(intervals) != 0) | (np.diff(lags) != 0)) + 1), len(steps)]
     for first, last in pairwise(edges):
-        mass, damping = held_coefficients(momentum, stiffness, intervals[first], lags[first])
+        mass, damping = sampled_coefficients(momentum, stiffness, intervals[first], lags[first])
         mass = mass - (1 + momentum) / 2 + inertia
         frequency = np.sqrt(stiffness / mass)
         ratio = damping / (2 * np.sqrt(stiffness * mass))

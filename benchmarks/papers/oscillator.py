@@ -54,8 +54,8 @@ def oscillator(momentum: float, stiffness: float, lag: float) -> Oscillator:
     )
 
 
-def held_oscillator(momentum: float, stiffness: float, interval: float, lag: float = 0.0) -> Oscillator:
-    """Returns the model for a gradient that is held for `interval` steps, as in training: sample and hold.
+def sampled_oscillator(momentum: float, stiffness: float, interval: float, lag: float = 0.0) -> Oscillator:
+    """Returns the model of sample and hold: a gradient stays the same for `interval` steps, as in training.
 
     The samples' age a is `lag` … `lag` + τ−1 steps, each equally often. So the expansion in the module's docstring,
     averaged over a, has E[a] = lag + (τ−1)/2 instead of τ, and E[a²] = E[a]² + (τ²−1)/12 instead of τ². At τ = 1
@@ -64,12 +64,12 @@ def held_oscillator(momentum: float, stiffness: float, interval: float, lag: flo
     >>> held_oscillator(0.9, 0.004, 1) == oscillator(0.9, 0.004, 0)
     True
     """
-    mass, damping = held_coefficients(momentum, stiffness, interval, lag)
+    mass, damping = sampled_coefficients(momentum, stiffness, interval, lag)
     return Oscillator(mass, damping, stiffness)
 
 
-def held_coefficients(momentum: float, stiffness: Any, interval: float, lag: float = 0) -> tuple[Any, Any]:
-    """Returns mass and damping of `held_oscillator`, for one stiffness or an array of them."""
+def sampled_coefficients(momentum: float, stiffness: Any, interval: float, lag: float = 0) -> tuple[Any, Any]:
+    """Returns mass and damping of `sampled_oscillator`, for one stiffness or an array of them."""
     age = lag + (interval - 1) / 2
     square = age**2 + (interval**2 - 1) / 12
     return (1 + momentum) / 2 + stiffness * square / 2, (1 - momentum) - stiffness * age

@@ -3,7 +3,7 @@
 The package reads no files and logs nothing. Ranks agree on batches through the `Collective` that they are given; the
 loss itself makes no distributed call and never waits for the device.
 
-What a step learns from:
+Input of a step:
 normalization   rewards → advantages: the dial
 batches         groups of one round → batches of its optimizer steps
 packing         groups → packed rows

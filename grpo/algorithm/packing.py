@@ -97,8 +97,8 @@ def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, r
 def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared") -> list[list[LooseTree]]:
     """Puts trees into rows of at most `row_tokens` tokens, by first-fit decreasing. A larger tree gets a row alone.
 
-    Under `ONE_A_ROW` every tree counts as many tokens as the longest tree in its row, which is the first, because all
-    trees of a row are padded to that length when the row is computed.
+    Under `ONE_A_ROW` every tree counts the tokens of the longest tree in its row, which is the first, because all trees
+    of a row are padded to that length when the row is computed.
     """
     rows: list[list[LooseTree]] = []
     lengths: list[int] = []

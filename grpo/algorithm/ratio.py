@@ -12,8 +12,8 @@ def per_sequence_mean(values: Tensor, sequence_index: Tensor) -> Tensor:
     """Averages `values` [targets] over each completion, and returns the mean at each of its tokens [targets]."""
     if not values.numel():
         return values
-    # There is room for as many sums as tokens. The number of completions would do, but only the device knows it, and
-    # the host would wait.
+    # There is room for a sum per token. The number of completions would do, but only the device knows it, and the host
+    # would wait.
     count = len(values)
     totals = values.new_zeros(count).index_add(0, sequence_index, values)
     lengths = values.new_zeros(count).index_add(0, sequence_index, values.detach().new_ones(values.shape))

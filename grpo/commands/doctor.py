@@ -35,7 +35,7 @@ OLDEST_DRIVERS = {12: 525, 13: 580}
 
 
 DRIVER, SMI_SECONDS = "NVIDIA driver", 60
-MEND_DRIVER = (
+DRIVER_REMEDY = (
     "no GPU works without it: reboot (after an update the old driver stays loaded); if that does not help, "
     "install the driver again; in a container, look at the host's driver"
 )
@@ -176,12 +176,12 @@ def _driver(cuda: str | None) -> Check | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Check(DRIVER, f"nvidia-smi cannot be run: {error.strerror}", MEND_DRIVER)
+        return Check(DRIVER, f"nvidia-smi cannot be run: {error.strerror}", DRIVER_REMEDY)
     except subprocess.TimeoutExpired:
-        return Check(DRIVER, f"nvidia-smi does not answer within {SMI_SECONDS} seconds", MEND_DRIVER)
+        return Check(DRIVER, f"nvidia-smi does not answer within {SMI_SECONDS} seconds", DRIVER_REMEDY)
     first = next((line.strip() for line in (process.stdout + process.stderr).splitlines() if line.strip()), "")
     if process.returncode or not first[:1].isdigit():
-        return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {process.returncode}'}", MEND_DRIVER)
+        return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {process.returncode}'}", DRIVER_REMEDY)
     return Check(DRIVER, first, driver_remedy(first, cuda))
 
 
@@ -202,11 +202,11 @@ def _unseen(num_gpus: int, driver: Check | None) -> Check:
         there = f"none that torch sees, of {num_gpus} that nvidia-smi sees" if num_gpus else "none that torch sees"
         return Check("GPUs", there, "see the driver above" if driver else "")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    mend = "restart the container or the machine; if that does not help, install torch and driver again"
+    remedy = "restart the container or the machine; if that does not help, install torch and driver again"
     return Check(
         "GPUs",
         f"none that torch sees, of {num_gpus} that nvidia-smi sees",
-        mend if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r} hides them: unset or correct it",
+        remedy if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r} hides them: unset or correct it",
     )
 
 

@@ -197,12 +197,12 @@ def _pass_rates(path: Path, column: str) -> PassRates:
     """Reads the pass rates for a plan. Raises `UserError` for a run, or a folder of runs, with what reads them."""
     from grpo.tasks.solve_rates import read_solve_rates
 
-    mend = "plan takes a file of pass rates, which `grpo solve-rates` writes"
-    require(not is_run(path), f"{path} is a run, and {mend}: `grpo dynamics whatif {path}` predicts it otherwise set")
+    advice = "plan takes a file of pass rates, which `grpo solve-rates` writes"
+    require(not is_run(path), f"{path} is a run, and {advice}: `grpo dynamics whatif {path}` predicts it otherwise set")
     try:
         return read_solve_rates(path, column)
     except UserError:
-        refuse_several(path, f"; `grpo dynamics whatif` reads a run, and {mend}")
+        refuse_several(path, f"; `grpo dynamics whatif` reads a run, and {advice}")
         raise
 
 

@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
     (place, directory), adapter = places, options.get("adapter", False)
     to_export(place, directory, adapter)
     with working("writing the model"):
-        # Its imports take seconds, so what is wrong with the words or the folders is told before.
+        # This import takes seconds, so wrong words and folders are reported before.
         from grpo.run.exporting import export_checkpoint
 
         trust = options.get(TRUST, False)

@@ -21,15 +21,15 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.config.start import START_VARIABLE, only_here, start
 from grpo.config.validate import validate
 from grpo.host.disk import write_whole
-from grpo.host.folder_lock import refuse_held
+from grpo.host.folder_lock import refuse_locked
 from grpo.host.imports import safe_path
 from grpo.host.output import outlasting
-from grpo.host.ports import HELD_VARIABLE
+from grpo.host.ports import RESERVED_VARIABLE
 from grpo.host.signals import StopRequest
 from grpo.host.terminal import facts_table
 from grpo.launch.machines import machines_of
 from grpo.launch.seats import LEARNER, seat_table, seats_of
-from grpo.launch.shells import Held, with_held_ports
+from grpo.launch.shells import RunningSeat, with_reserved_ports
 from grpo.launch.supervise import wait
 
 
@@ -51,27 +51,27 @@ def run(words: Sequence[str]) -> int:
             "or choose another hardware.shell"
         )
     machines = machines_of(list(hardware.hosts), hardware.shell, hardware.learner_nodes + hardware.server_nodes)
-    # The ports are held as long as `held` lives, which is until the run's end.
-    config, held = (config, []) if config.dry_run else with_held_ports(config, machines)
+    # `reserved` holds the ports as long as it lives, which is until the run's end.
+    config, reserved = (config, []) if config.dry_run else with_reserved_ports(config, machines)
     seats = seats_of(config, words, machines)
     Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
     if config.dry_run:
         return 0
     print(f"{config.output_dir} will hold what the run writes", flush=True)
-    refuse_held(Path(config.output_dir))
+    refuse_locked(Path(config.output_dir))
     logs = Path(config.output_dir) / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
     write_whole(logs.parent / LAUNCHER_FILE, f"{os.getpid()} {socket.gethostname()}\n")
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
     environment = safe_path() | {KEY_VARIABLE: key, START_VARIABLE: start()}
-    here = {HELD_VARIABLE: " ".join(str(held_port.port) for held_port in held)}
+    here = {RESERVED_VARIABLE: " ".join(str(port.port) for port in reserved)}
     stop, processes = StopRequest(), []
     with outlasting():
         try:
             for seat in seats:
                 is_shown = seat.role == LEARNER and seat.index == 0
                 variables = environment | here if seat.machine.is_here else environment
-                processes.append(Held(seat, hardware.shell, variables, logs / f"{seat.name}.log", is_shown))
+                processes.append(RunningSeat(seat, hardware.shell, variables, logs / f"{seat.name}.log", is_shown))
             return wait(processes, stop)
         finally:
             for process in processes:

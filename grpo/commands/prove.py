@@ -77,7 +77,7 @@ def run(words: Sequence[str] = ()) -> int:
     from grpo.prove.record import write_record
     from grpo.telemetry.ending import write_code
 
-    # What runs in processes of its own comes before engines take this one's memory.
+    # Measurements in separate processes come first, before engines take this one's memory.
     parts = {
         "attention": [computation.attention],
         "learner": [computation.gradients, computation.whole_step, learning.learner],
@@ -101,7 +101,7 @@ def run(words: Sequence[str] = ()) -> int:
     reports: list[Report] = []
     for report in _measured(measures, bench):
         reports.append(report)
-        # What is ended before its time leaves what it has measured.
+        # A proof that is ended before its time leaves its record so far.
         write_record(folder, about, reports)
     reports += [Report([Fact(name, "all of it", None, needs="needs vLLM")]) for name in names if name not in runnable]
     record = write_record(folder, about, reports)

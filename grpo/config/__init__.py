@@ -26,7 +26,7 @@ unread             words that have no effect
 credentials, pass_through    keys and passwords; settings for vLLM, DeepSpeed and transformers
 errors             UserError and its kinds
 
-What follows from a configuration:
+Computed from a configuration:
 memory_estimate    batch table and memory
 placement          which GPUs learn and which serve
 optimizer          which optimizer learns, its own settings, and the learning rate of each step

@@ -196,7 +196,7 @@ VALUES = {
     "importance_sampling_level": {"sequence": "objective=gspo"},
 }
 
-# What there is instead of a key → the words of which it is true.
+# Advice instead of a key → the words that get this advice.
 INSTEAD = {
     "`grpo export RUN DIRECTORY upload=USER/NAME` sends a model to the hub": (
         "push_to_hub hub_model_id hub_strategy hub_private_repo upload"

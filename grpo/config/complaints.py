@@ -18,7 +18,7 @@ from grpo.config.run import TrainConfig
 
 SECTION = "keys and values, {KEY: VALUE}"
 LIST = "a list, [a,b]"
-# What follows + or ~ in a word: names, joined by dots in a key, by slashes in a group, by @ before a place.
+# Names follow + or ~ in a word, joined by dots in a key, by slashes in a group, by @ before a place.
 _KEY = re.compile(r"~?[A-Za-z_][\w-]*([./@][\w-]+)*", re.ASCII)
 # A value in quotes or brackets, and what follows its end.
 _ENDED = re.compile(r"""("[^"]*"|'[^']*'|\[[^][]*\]|\{[^{}]*\})(.+)""", re.DOTALL)

@@ -42,7 +42,7 @@ def refuse_credentials(config: TrainConfig) -> None:
         setting = name.rpartition(".")[2]
         found = (pattern.search(text) for pattern in (_IN_QUERY, _IN_FRONT, _IN_TEXT))
         if text and (_SETTING.fullmatch(setting) or any(found)):
-            advice = next(mend for suffix, mend in _INSTEAD.items() if name.endswith(suffix))
+            advice = next(remedy for suffix, remedy in _INSTEAD.items() if name.endswith(suffix))
             raise UserError(
                 f"{name} holds a key or a password, which a run would write down with its settings: {advice}"
             )

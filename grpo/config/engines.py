@@ -155,7 +155,7 @@ class RolloutConfig:
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
     # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides. A cache that has room for few
-    # completions at a time makes sampling slow, and is told before the first round.
+    # completions at a time makes sampling slow; the run then says so before its first round.
     kv_cache_gib: float = 1.0
     # vLLM in the learner's process may use this share of a GPU's memory for weights, KV cache and activations (vLLM:
     # gpu_memory_utilization). Servers have rollout.servers.gpu_memory_fraction.

@@ -75,7 +75,7 @@ def chosen_optimizer(learner: LearnerConfig) -> Optimizer:
         fits = type(value) in (int, float) and value >= 0 if number else isinstance(value, bool)
         what_fits = "a number of at least 0" if number else "true or false"
         require(fits, f"{key}.params.{setting}={value} must be {what_fits}")
-    # DeepSpeed's Adam decays weights as AdamW does, unless it is told not to.
+    # DeepSpeed's Adam decays weights as AdamW does, unless `adam_w_mode` is false.
     if name == "Adam" and settings.pop("adam_w_mode", True):
         name = ADAMW
     return Optimizer(name, settings)

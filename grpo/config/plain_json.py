@@ -33,15 +33,15 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     return value
 
 
-def read_object(file: Path, mend: str = "") -> dict[str, Any]:
-    """Reads a file that holds one JSON object. Raises UserError, which ends with `mend`, for any other file."""
+def read_object(file: Path, remedy: str = "") -> dict[str, Any]:
+    """Reads a file that holds one JSON object. Raises UserError, which ends with `remedy`, for any other file."""
     # A pipe or a device in its place would be read for ever.
-    require(file.is_file() or not file.exists(), f"{file} is damaged: it is no plain file{mend}")
+    require(file.is_file() or not file.exists(), f"{file} is damaged: it is no plain file{remedy}")
     try:
         value = parse_json(file.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({first_line(error)}){mend}") from error
-    require(isinstance(value, dict), f"{file} is damaged: it holds no JSON object{mend}")
+        raise UserError(f"{file} is damaged ({first_line(error)}){remedy}") from error
+    require(isinstance(value, dict), f"{file} is damaged: it holds no JSON object{remedy}")
     return value
 
 

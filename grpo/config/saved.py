@@ -207,8 +207,8 @@ def _left_by(run: Path) -> Path:
 
 def _of_checkpoint(model: ModelConfig, checkpoint: Path) -> ModelConfig:
     earlier_model = read_config(checkpoint).model
-    mend = f"`grpo export {checkpoint} DIRECTORY` makes one model of it, then give model.path=DIRECTORY"
-    lora = _agreed(model.lora, earlier_model.lora, checkpoint, mend)
+    remedy = f"`grpo export {checkpoint} DIRECTORY` makes one model of it, then give model.path=DIRECTORY"
+    lora = _agreed(model.lora, earlier_model.lora, checkpoint, remedy)
     return replace(
         earlier_model,
         start=str(checkpoint),
@@ -258,7 +258,7 @@ def _base(settings: Mapping[str, Any], folder: Path) -> str:
     return str(name)
 
 
-def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, mend: str) -> LoraConfig:
+def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, remedy: str) -> LoraConfig:
     """Returns `earlier_lora`, the adapters of `place`. Raises UserError where `model.lora` configures others."""
     what_it_has = (
         f"adapters of rank {earlier_lora.rank}, alpha {earlier_lora.alpha:g} on {earlier_lora.target_modules}"
@@ -268,7 +268,7 @@ def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, mend:
     require(
         asked_lora in (LoraConfig(), earlier_lora),
         f"model.lora asks for rank {asked_lora.rank}, alpha {asked_lora.alpha:g} on {asked_lora.target_modules}, but "
-        f"{place} has {what_it_has}: leave out model.lora to go on with that; for other adapters, {mend}",
+        f"{place} has {what_it_has}: leave out model.lora to go on with that; for other adapters, {remedy}",
     )
     return earlier_lora
 

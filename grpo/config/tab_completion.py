@@ -62,7 +62,7 @@ def _values(key: str, directory: Path) -> list[str]:
 
 
 def _keys(typed: str, directory: Path) -> set[str]:
-    """Returns all groups, and all keys, each cut after as many dotted parts as `typed` has."""
+    """Returns all groups, and all keys, each cut after the number of dotted parts that `typed` has."""
     groups = {f"{path.name}=" for path in directory.iterdir() if path.is_dir() and path.name != "sweep"}
     depth = typed.count(".")
     keys = set()

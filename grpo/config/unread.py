@@ -23,7 +23,7 @@ class Rule(NamedTuple):
 
     keys: tuple[str, ...]
     read: Callable[[TrainConfig], object]
-    mend: str
+    remedy: str
 
 
 def _under(section: str, names: str) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def unread(words: Iterable[str], config: TrainConfig) -> dict[str, str]:
         for key in _typed(word, changed):
             rule = next((rule for rule in RULES if key.startswith(rule.keys) and not rule.read(config)), None)
             if rule:
-                messages.setdefault(word, f"{key}={changed[key]} has no effect here: {rule.mend}, or leave it out")
+                messages.setdefault(word, f"{key}={changed[key]} has no effect here: {rule.remedy}, or leave it out")
     return messages
 
 

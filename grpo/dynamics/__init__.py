@@ -9,7 +9,7 @@ Where a reward curve goes:
 history                  counts → curve with standard errors
 trend, forecast          the curve's trend, and the forecast that follows it
 
-What the next round does:
+Choices for the next round:
 scheduler                builds the configured scheduler, with limits and the entropy bonus around it
 adaptive, adaptive_state `dynamics=adaptive`, when it stops, and what it remembers
 refresh_interval, guard  the choice of the refresh interval; the reaction to unstable training

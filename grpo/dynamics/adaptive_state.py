@@ -56,7 +56,7 @@ class AdaptiveState:
     rounds_below  number of decisions in a row whose forecast gain was too small
     products      products of steps with later gradients, and what they were expected to be
     waited        number of rounds since the last decision
-    told          whether the run has been told that its learning rate is at fault
+    told          whether a line has said that the learning rate is at fault
     fewest        fewest prompts per step that are still tried; 0 before the guard has acted
     """
 

@@ -121,6 +121,6 @@ def _never_narrower(low: Array, high: Array) -> tuple[Array, Array]:
     """
     lacking = np.maximum.accumulate(high - low) - (high - low)
     low, high = low - lacking / 2, high + lacking / 2
-    # What leaves [0, 1] at one end is added at the other.
+    # The part that leaves [0, 1] at one end is added at the other.
     over, under = np.maximum(high - 1, 0.0), np.maximum(-low, 0.0)
     return low - over + under, high - over + under

@@ -54,7 +54,7 @@ class BatchRule:
     changes_rate: bool = False
 
     def prompts(self, now: int, size: int) -> tuple[int, ...]:
-        """Returns the numbers of prompts that may follow `now`, with groups of `size`: half, as many or twice as many.
+        """Returns the numbers of prompts that may follow `now`, with groups of `size`: half, the same or twice.
 
         If all of these are out of bounds, as after a resume with other bounds, it returns `now` moved into the bounds.
         With `samples`, it returns only the number of prompts that `samples` completions make up.

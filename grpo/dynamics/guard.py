@@ -131,7 +131,7 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     if best is None or smooth > best:
         best, best_error, best_step = smooth, facts.error, facts.step
     elif not causes:
-        # What fades towards the mean of many rounds becomes as certain as that mean.
+        # A best that fades towards the mean of many rounds becomes as certain as that mean.
         best += rule.forgetting * (smooth - best)
         best_error -= rule.forgetting * best_error
     after = GuardState(best, best_error, best_step, smooth, bad, since, state.cuts, False, rates, cosines)

@@ -97,7 +97,7 @@ def may_plan(config: TrainConfig, plan: RoundPlan) -> bool:
     limits = {
         plan.group_size: max(first.group_size, largest),
         plan.refresh_interval: max(first.refresh_interval, longest),
-        # Ranks, of which there are at most as many as first prompts, may have rounded these up.
+        # Ranks may have rounded these up. There are no more ranks than first prompts.
         plan.prompts_per_step: max(first.prompts_per_step, most) + first.prompts_per_step,
         plan.passes: first.passes,
     }

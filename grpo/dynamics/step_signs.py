@@ -47,7 +47,7 @@ def harm(cosines: Array) -> Harm | None:
         return None
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (cosines, cosines**2))
     starts = starts_of(len(cosines))
-    # What is expected of the noise comes from the cosines before a start, so that it cannot follow those after it.
+    # The expected noise comes from the cosines before a start, so that it cannot follow those after it.
     prior = np.maximum(EXPECTED * squares[starts] / starts, 1e-300)
     total, variance = sums[-1] - sums[starts], squares[-1] - squares[starts]
     z = total / np.sqrt(variance + prior)

@@ -4,8 +4,8 @@
     rise(t + d) = φ·rise(t)         slope(t + d) = Φ·slope(t) + noise         φ = exp(−d/θ), Φ = exp(−d/Θ)
 
 The level is the logit of the pass rate. It is moved by a first rise, which only fades, and by a slope that begins at 0.
-Level and slope wander at random, by amounts estimated from the curve. Were rise and slope one, a run that rose fast at
-first could not be seen to decline slowly later, since its slope would have to fade as fast as its rise. Time is counted
+Level and slope wander at random, by amounts estimated from the curve. Were rise and slope one, the model would miss the
+slow decline of a run that rose fast at first, since its slope would have to fade as fast as its rise. Time is counted
 in spans: one span is the measured part of the curve, or `FEWEST_ROUNDS` rounds where that is longer. So a forecast one
 span ahead is about as uncertain for a short run as for a long one.
 
@@ -111,7 +111,7 @@ class Trend:
     weights     [settings] posterior probabilities of the settings
     mean        [settings, 3] level, slope of the first rise, and slope that wanders, at the last block
     covariance  [settings, 3, 3] of these
-    held        [settings] highest level that the curve surely held (see `SURE`)
+    kept_level  [settings] highest level that the curve surely held (see `SURE`)
     now         step of the last block
     span        optimizer steps of one span
     error       median standard error of a round's pass rate, before the setting's factor on its variance
@@ -123,7 +123,7 @@ class Trend:
     weights: Array
     mean: Array
     covariance: Array
-    held: Array
+    kept_level: Array
     now: float
     span: float
     error: float
@@ -150,7 +150,7 @@ class Trend:
         states = self.mean[setting_indices] + np.einsum("nij,nj->ni", root, generator.standard_normal((size, 3)))
         start, rise, slope = states.T
         damping, level_wander, slope_wander, _, noise = SETTINGS[:, setting_indices]
-        level, loss = start, np.maximum(self.held[setting_indices] - start, 0.0)
+        level, loss = start, np.maximum(self.kept_level[setting_indices] - start, 0.0)
         now, rates, likely = 0.0, [], []
         for ahead in np.minimum((np.asarray(steps, float) - self.now) / self.span, FARTHEST_AHEAD):
             pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
@@ -180,7 +180,7 @@ def follow(history: History, span: float | None = None) -> Trend:
     mean = np.stack([np.zeros_like(first_slope), LEAN * first_slope, np.zeros_like(first_slope)], axis=1)
     covariance = np.zeros((len(first_slope), 3, 3))
     covariance[:, 0, 0], covariance[:, 1, 1] = FIRST_LEVEL**2, first_slope**2
-    score, held = LOG_PRIOR.copy(), np.full(len(LOG_PRIOR), -np.inf)
+    score, kept_level = LOG_PRIOR.copy(), np.full(len(LOG_PRIOR), -np.inf)
     gaps = np.diff(steps, prepend=steps[0]) / span
     recency = np.exp((steps - steps[-1]) / span / MEMORY)
     farthest = np.where(np.arange(len(steps)) < len(steps) - NEWEST, FARTHEST, np.inf)
@@ -192,11 +192,11 @@ def follow(history: History, span: float | None = None) -> Trend:
         gain = covariance[:, :, 0] / total[:, None]
         mean = mean + gain * miss[:, None]
         covariance = covariance - gain[:, :, None] * covariance[:, None, 0, :]
-        held = np.maximum(held, mean[:, 0] - SURE * np.sqrt(covariance[:, 0, 0]))
+        kept_level = np.maximum(kept_level, mean[:, 0] - SURE * np.sqrt(covariance[:, 0, 0]))
     weights = np.exp(score - score.max())
     error = float(np.median(errors))
     last = float(values[-1]), float(uncertain[-1])
-    return Trend(weights / weights.sum(), mean, covariance, held, float(steps[-1]), span, error, pace, *last)
+    return Trend(weights / weights.sum(), mean, covariance, kept_level, float(steps[-1]), span, error, pace, *last)
 
 
 def fall_probability(falls: Array) -> Array:

@@ -34,9 +34,9 @@ def evaluate(
     fraction; and a row per problem with its first completion. For problems of several sources, `sources` holds these
     numbers by source.
 
-    Of `problems` that were asked, `ungraded` could not be graded by no fault of the completions. They are left out of
-    all other numbers, and their rows are in `ungraded_problems`. If no problem could be graded, there are no other
-    numbers (see `is_graded`).
+    `problems` is the number of problems that were asked, and `ungraded` the number of those whose grading failed for a
+    reason outside their completions. These are left out of all other numbers, and their rows are in
+    `ungraded_problems`. If no problem could be graded, there are no other numbers (see `is_graded`).
     """
     share = task.held_out_prompts(evaluation.num_problems)[collective.rank :: collective.world_size]
     settings = drawn_as(evaluation, sampling)
@@ -165,7 +165,7 @@ def score(result: Mapping[str, Any]) -> float | None:
     return sum(sets) / len(sets) if sets else own
 
 
-def told(result: Mapping[str, Any]) -> list[str]:
+def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Describes an evaluation in lines for the terminal: pass@1, what could not be graded, and if any, greedy decoding,
     its sources and suite."""
     ungraded = result.get("ungraded", 0)

@@ -15,7 +15,7 @@ from grpo.host.terminal import say
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-TOLD_AFTER = (2.0, *range(10, 60, 10))
+FIRST_MOMENTS = (2.0, *range(10, 60, 10))
 """A sign of life comes after each of these seconds, and from one minute on every `LATER` seconds."""
 LATER = 30.0
 A_MINUTE = 60.0
@@ -32,7 +32,7 @@ def working(what: str, tell: Callable[[str], None] = say, seldom: bool = False) 
     if ranks.rank():
         yield
         return
-    moments = count(A_MINUTE, A_MINUTE) if seldom else chain(TOLD_AFTER, count(60.0, LATER))
+    moments = count(A_MINUTE, A_MINUTE) if seldom else chain(FIRST_MOMENTS, count(60.0, LATER))
     speaker = threading.Thread(target=_speak, args=(what, tell, over, moments), daemon=True)
     speaker.start()
     try:

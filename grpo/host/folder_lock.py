@@ -33,7 +33,7 @@ CONTINUED = (LOCK_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FI
 
 
 @contextmanager
-def held(folder: Path, collective: Collective) -> Iterator[None]:
+def locked(folder: Path, collective: Collective) -> Iterator[None]:
     """Locks the folder for the duration of the context; the first rank's process holds the lock.
 
     Called by all ranks together. Raises `UserError` on every rank when another run holds the lock.
@@ -53,7 +53,7 @@ def held(folder: Path, collective: Collective) -> Iterator[None]:
             file.close()
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Says whether a run of another process holds the folder's lock. Needs no right to write there."""
     with suppress(OSError), (folder / LOCK_FILE).open("rb") as file:
         try:
@@ -63,7 +63,7 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def refuse_held(folder: Path) -> None:
+def refuse_locked(folder: Path) -> None:
     """Raises `UserError` when a run holds the folder's lock."""
     _taken(folder).close()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from grpo.config.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# What `pip install` is given. The index knows another package as `grpo`.
+# `pip install` needs this name. The index knows another package as `grpo`.
 DISTRIBUTION = "grpo-dynamics"
 
 

@@ -1,7 +1,7 @@
 """This module holds ports of this machine for servers that begin to listen only after many seconds of imports.
 
-A held port is given neither to another process that holds ports, of whatever user, nor to a program that asks for any
-free one. The server itself can listen there. A hold ends with the process that has it, even if that is killed.
+A reserved port is given neither to another process that holds ports, of whatever user, nor to a program that asks for
+any free one. The server itself can listen there. A hold ends with the process that has it, even if that is killed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import ExitStack, closing
 from grpo.config.errors import UserError
 from grpo.host.network import family_of
 
-HELD_VARIABLE = "GRPO_HELD_PORTS"
+RESERVED_VARIABLE = "GRPO_HELD_PORTS"
 """This environment variable names ports, with spaces between, that the process which started this one holds for it."""
 
 
-class HeldPort:
-    """A held port is a socket that is bound and does not listen, and a lock. Servers bind beside such a socket, since
-    they set SO_REUSEADDR as it does. The lock keeps other holders away."""
+class ReservedPort:
+    """A reserved port is a socket that is bound and does not listen, and a lock. Servers bind beside such a socket,
+    since they set SO_REUSEADDR as it does. The lock keeps other holders away."""
 
     def __init__(self, host: str, port: int = 0):
         """Holds `port` at `host`, an address of this machine. Port 0 stands for any free one. Raises `OSError`."""
@@ -34,7 +34,7 @@ class HeldPort:
             self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._bound.bind((host, port))
             self.port: int = self._bound.getsockname()[1]
-            if str(self.port) not in os.environ.get(HELD_VARIABLE, "").split():
+            if str(self.port) not in os.environ.get(RESERVED_VARIABLE, "").split():
                 self._lock.bind(f"\0grpo holds {host} {self.port}")
         except OSError:
             self.close()
@@ -46,28 +46,28 @@ class HeldPort:
         self._lock.close()
 
 
-def held_ports(addresses: Iterable[tuple[str, int]]) -> list[HeldPort]:
+def reserve_ports(addresses: Iterable[tuple[str, int]]) -> list[ReservedPort]:
     """Holds ports, given as (host, port), all of them or none. Raises `OSError`, whose `filename` is the first port
     that cannot be held."""
-    with ExitStack() as held:
+    with ExitStack() as reserved:
         ports = []
         for host, port in addresses:
             try:
-                ports.append(held.enter_context(closing(HeldPort(host, port))))
+                ports.append(reserved.enter_context(closing(ReservedPort(host, port))))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(port)) from error
-        held.pop_all()
+        reserved.pop_all()
         return ports
 
 
-def require_held(host: str, ports: Iterable[int], key: str) -> list[HeldPort]:
+def require_ports(host: str, ports: Iterable[int], key: str) -> list[ReservedPort]:
     """Holds the ports of servers. Raises `UserError` when this machine has no interface with the address `host`, or
     something else holds a port or listens there.
 
     `key` is the section of the configuration that holds `host` and `port`.
     """
     try:
-        return held_ports((host, port) for port in ports)
+        return reserve_ports((host, port) for port in ports)
     except OSError as error:
         taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         raise UserError(

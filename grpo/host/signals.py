@@ -70,7 +70,7 @@ class StopRequest:
         if number == signal.SIGHUP:
             _leave_terminal()
         if self._message:
-            # Whoever reads stderr may have got the signal too and be gone, and the run may be printing right now.
+            # The reader of stderr may have got the signal too and be gone, and the run may be printing right now.
             with suppress(OSError, RuntimeError):
                 print(self._message, file=sys.stderr)
             self._first_request.set()

@@ -135,7 +135,7 @@ class Terminal(Console):
         try:
             yield
         finally:
-            # What was captured is rendered already.
+            # The captured text is rendered already.
             self.file.write(self.end_capture())
             self.file.flush()
 

@@ -64,11 +64,11 @@ def main(arguments: list[str]) -> int:
     environment = json.loads(orders.readline() or b"{}")
     folders = {name: _private_folder() for name, value in environment.items() if value == PRIVATE}
     # The outer process holds the writing end, and nobody else does, so the pipe ends when that process ends.
-    outer_lives, held = os.pipe()
+    outer_lives, write_end = os.pipe()
     if inner := os.fork():
         code = _guard(inner)
     else:
-        os.close(held)
+        os.close(write_end)
         code = _run(command, environment | folders, grace, Starter(orders, silent, outer_lives))
     # Ranks whose torchrun was killed may still be saving. After a success no process has anything left to do.
     _kill(psutil.wait_procs(_started(), timeout=grace if code else min(grace, IDLE_SECONDS))[1])
@@ -88,7 +88,7 @@ def _guard(inner: int) -> int:
 
 def _run(command: list[str], variables: Mapping[str, str], grace: float, starter: Starter) -> int:
     """Runs the command as the inner process and returns its exit code."""
-    # Whoever kills the process group of the outer process does not reach this one.
+    # A signal to the process group of the outer process does not reach this one.
     os.setsid()
     _adopt_orphans()
     child = subprocess.Popen(

@@ -20,7 +20,7 @@ from pathlib import Path
 from grpo.config import TrainConfig, UserError
 from grpo.host.disk import open_own
 from grpo.host.imports import safe_path
-from grpo.host.ports import HeldPort, held_ports
+from grpo.host.ports import ReservedPort, reserve_ports
 from grpo.host.terminal import say
 from grpo.host.tether import KILL, STOP
 from grpo.launch.machines import Machine
@@ -34,8 +34,8 @@ LAST_PORT = 32_000
 """Ports above this are given to outgoing connections (see /proc/sys/net/ipv4/ip_local_port_range)."""
 
 
-class Held:
-    """A held seat is a seat's running process. It ends on `close`, and also when this process ends.
+class RunningSeat:
+    """This is a seat's running process. It ends on `close`, and also when this process ends.
 
     Its output goes to `log`, from byte `begin` on, and also to the terminal if it is `shown`.
     """
@@ -131,7 +131,7 @@ def _ssh(host: str, command: list[str]) -> list[str]:
 
 def _srun(host: str, command: list[str]) -> list[str]:
     """Returns the srun command that runs `command` on `host` as a step of the Slurm job."""
-    # A step gets only one core unless it is told how many the job has on the machine.
+    # A step gets only one core unless srun knows how many the job has on the machine.
     cores = os.environ.get("SLURM_CPUS_ON_NODE", "1")
     step = ["--nodes=1", "--ntasks=1", f"--cpus-per-task={cores}", f"--nodelist={host}", "--overlap", "--cpu-bind=none"]
     return ["srun", "--quiet", *step, *command]
@@ -140,7 +140,7 @@ def _srun(host: str, command: list[str]) -> list[str]:
 SHELLS: dict[str, Callable[[str, list[str]], list[str]]] = {"here": _here, "ssh": _ssh, "srun": _srun}
 
 
-def with_held_ports(config: TrainConfig, machines: Sequence[Machine]) -> tuple[TrainConfig, list[HeldPort]]:
+def with_reserved_ports(config: TrainConfig, machines: Sequence[Machine]) -> tuple[TrainConfig, list[ReservedPort]]:
     """Holds the run's ports on this machine. Returns them with the config, which has another `hardware.first_port` if
     one of the ports is taken.
 
@@ -151,7 +151,7 @@ def with_held_ports(config: TrainConfig, machines: Sequence[Machine]) -> tuple[T
     taken = ""
     for start in (first, *range(first + width, LAST_PORT, width)):
         try:
-            held = held_ports(_ports_here(config, machines, start))
+            reserved = reserve_ports(_ports_here(config, machines, start))
         except OSError as error:
             if not all(machine.is_here for machine in machines):
                 raise UserError(
@@ -162,7 +162,7 @@ def with_held_ports(config: TrainConfig, machines: Sequence[Machine]) -> tuple[T
             continue
         if start != first:
             say(f"grpo: port {taken} is taken, perhaps by another run: this run uses the ports from {start} on")
-        return replace(config, hardware=replace(config.hardware, first_port=start)), held
+        return replace(config, hardware=replace(config.hardware, first_port=start)), reserved
     raise UserError(f"all ports from {first} on are taken: change hardware.first_port")
 
 

@@ -11,12 +11,12 @@ from grpo.host.output import unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.why_ended import last_word
 from grpo.launch.seats import LEARNER
-from grpo.launch.shells import Held
+from grpo.launch.shells import RunningSeat
 
 POLL_SECONDS = 0.2
 
 
-def wait(held: Sequence[Held], stop: StopRequest) -> int:
+def wait(running: Sequence[RunningSeat], stop: StopRequest) -> int:
     """Waits until all learners have ended. Returns the exit code of the run.
 
     When a learner fails, the others are killed, since they would wait for it. When the last server ends, all learners
@@ -24,11 +24,11 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
     because someone asked one of its processes. A first request to `stop` is passed on to the learners; a
     second one kills them. At the end a message repeats what ended the run, or which learner could not save.
     """
-    learners = [part for part in held if part.seat.role == LEARNER]
-    servers = [part for part in held if part.seat.role != LEARNER]
+    learners = [part for part in running if part.seat.role == LEARNER]
+    servers = [part for part in running if part.seat.role != LEARNER]
     num_requests, last_server = 0, None
     while True:
-        codes = {part: part.process.poll() for part in held}
+        codes = {part: part.process.poll() for part in running}
         # A launcher whose output nobody reads any more stops as `grpo train` does.
         if (requests := max(stop.count, int(unread()))) > num_requests:
             num_requests = requests
@@ -63,8 +63,8 @@ def wait(held: Sequence[Held], stop: StopRequest) -> int:
         time.sleep(POLL_SECONDS)
 
 
-def _tell(ended: Held) -> None:
-    """Prints how a seat ended, with the last line of its log. A line that says what to mend comes first."""
+def _tell(ended: RunningSeat) -> None:
+    """Prints how a seat ended, with the last line of its log. A line that says what to correct comes first."""
     code, why = ended.wait(), last_word(ended.log, ended.begin)
     where = f"{ended.seat.name} on {ended.seat.machine.name} ended with {code}"
     print(f"grpo: {why} ({where})" if code == WRONG_USE else f"grpo: {where}: {why}", file=sys.stderr)

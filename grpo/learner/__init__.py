@@ -19,7 +19,7 @@ collective          sums over ranks
 offloading          states that leave the device while a sampler works there
 flops               the floating-point operations that a model needs
 
-What is written and read again:
+Files that are written and read again:
 weights, export     weights gathered bucket by bucket; a Hugging Face directory
 resharding          a checkpoint's shards: written, described, read by other ranks and in another precision
 """

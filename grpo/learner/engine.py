@@ -81,8 +81,8 @@ def end_distributed() -> None:
 
 
 def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
-    """Returns DeepSpeed's configuration. Its batch sizes are nominal: micro-batches hold as many tokens as fit, and
-    `managed_gradient_accumulation: false` lets each step have its own number of micro-batches."""
+    """Returns DeepSpeed's configuration. Its batch sizes are nominal: the size of a micro-batch depends on how many
+    tokens fit, and `managed_gradient_accumulation: false` lets each step have its own number of micro-batches."""
     stage = max(1, learner.zero_stage)
     zero: dict[str, Any] = {
         "stage": stage,

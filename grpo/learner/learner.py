@@ -193,8 +193,8 @@ class DeepSpeedLearner:
         means |= products.means(gradient_norm, self._products.path_steps)
         means["policy/loss"] = Mean(whole_loss, 1)
         if not batch.old_known:
-            # The current policy stood in for that of the round's start. What it has learned since is not a mismatch
-            # between the engines.
+            # The current policy stood in for that of the round's start, so its steps since then would count as a
+            # mismatch between the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
         if self._config.model.lora.rank:
             means["lora/merge_error"] = Mean(self._merge_loss.value, 1)

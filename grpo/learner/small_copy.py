@@ -29,7 +29,7 @@ _GROUPS = ("n_group", "num_expert_group")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 # Settings that limit attention to some earlier tokens, besides those named "window": its reach, and blocks it chooses.
 _REACH = ("attention_chunk_size", "local_attention", "index_block_size")
-# Positions from which on a model computes otherwise, each as many times as this (Llama 4).
+# A model computes otherwise from these positions on, and again at each multiple (Llama 4).
 _FROM = ("floor_scale",)
 # The number of single tokens (index_topk) stays: `loading.check_positions` refuses lengths at which they are chosen.
 _CHOSEN = ("index_topk_blocks",)

@@ -21,7 +21,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from grpo.learner.group_logprobs import sent
 
-# torch 2.11 takes fewer heads of keys than of queries without being told.
+# torch 2.11 takes fewer heads of keys than of queries without a flag.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 # Widest heads that the kernel computes gradients of: on data-centre GPUs, and on others.
 WIDEST, WIDEST_ELSEWHERE = 256, 192

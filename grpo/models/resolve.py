@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 OWN_CODE = "it brings its own code; if you trust that, set model.trust_remote_code=true"
-"""This is said of models and tokenizers that transformers loads only with `trust_remote_code`."""
+"""Models and tokenizers that transformers loads only with `trust_remote_code` are refused with these words."""
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
 # These hold the same weights in other layouts, which would only double the download.

@@ -31,7 +31,7 @@ def check_upload(name: str) -> None:
 
     if name.count("/") != 1:
         raise UserError(f"upload={name} must be a user or an organization and a name, like upload=me/my-model")
-    _, who = _told(name, lambda: (validate_repo_id(name), HfApi().whoami()))
+    _, who = _explaining(name, lambda: (validate_repo_id(name), HfApi().whoami()))
     owners = [who["name"], *(organization["name"] for organization in who.get("orgs", ()))]
     if name.partition("/")[0] not in owners:
         raise UserError(
@@ -52,10 +52,10 @@ def upload(folder: Path, name: str, public: bool = False) -> str:
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="A model trained by grpo")
         return str(address)
 
-    return _told(name, send)
+    return _explaining(name, send)
 
 
-def _told(name: str, action: Callable[[], Result]) -> Result:
+def _explaining(name: str, action: Callable[[], Result]) -> Result:
     """Returns what `action` returns. Raises UserError with one line where the hub refuses, or cannot be reached or
     used."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
@@ -116,8 +116,8 @@ def check_base(saved: WeightsIdentity | None, present: WeightsIdentity, checkpoi
     if not saved or sorted(saved.sha256.values()) == sorted(present.sha256.values()):
         return
     revision = saved.revision
-    mend = f"model and model.revision={revision}" if revision else "model"
+    settings = f"model and model.revision={revision}" if revision else "model"
     raise UserError(
         f"the adapters in {checkpoint} were trained on {saved.path}{f' at {revision}' if revision else ''}, but "
-        f"{present.path} now holds other weights: set {mend} as before, or give a copy of it as model.path"
+        f"{present.path} now holds other weights: set {settings} as before, or give a copy of it as model.path"
     )

@@ -8,12 +8,12 @@ link, far_end       the weight channel, and the program at its other end (`sync`
 lost_server   a server killed in the middle of a weight transfer (`servers`)
 sampling      speed of the sampler (`sampler`)
 
-What they share:
+Shared by these:
 bench, sizes  a model of random weights with the engines that run it and the memory that it takes; its possible sizes
 facts         measured numbers with their expected bounds
 own_process, worker   measurements in separate processes
 
-What follows:
+After these:
 record        `prove.json`, and the machine's constants in it
 settings      the settings that the machine asks for
 """

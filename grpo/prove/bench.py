@@ -109,7 +109,7 @@ class Bench:
         with torch.random.fork_rng(devices=[]), torch.device(self.device):
             torch.manual_seed(0)
             model = Qwen2ForCausalLM(config)
-        # What an interrupted proof has begun to write must not be taken for a model.
+        # Files of an interrupted proof must not be taken for a model.
         writing = self.path.with_name(f".writing-{self.path.name}")
         shutil.rmtree(writing, ignore_errors=True)
         self.tokenizer.save_pretrained(writing)
@@ -211,7 +211,7 @@ def peak_gib(device: torch.device) -> float:
     return peak_memory()["memory/peak_rss_gib"]
 
 
-def held_gib(device: torch.device) -> float:
+def allocated_gib(device: torch.device) -> float:
     """Returns the memory that is held now in GiB, and resets the peak."""
     reset_peak(device)
     return peak_gib(device)
@@ -220,17 +220,17 @@ def held_gib(device: torch.device) -> float:
 def peak_of_tensors_gib(action: Callable[[], Any], device: torch.device) -> float:
     """Returns the peak memory of the tensors that `action` makes on the device, in GiB."""
     if device.type == "cuda":
-        held_before = held_gib(device)
+        allocated_before = allocated_gib(device)
         action()
-        return peak_gib(device) - held_before
+        return peak_gib(device) - allocated_before
     # A process takes more memory than its tensors, so their allocations are counted. Memory from before may be freed.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         action()
-    held_bytes = peak = 0
+    live_bytes = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held_bytes += event.nbytes()
-            peak = max(peak, held_bytes)
+            live_bytes += event.nbytes()
+            peak = max(peak, live_bytes)
     return peak / GIB
 
 

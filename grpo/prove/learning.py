@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
 from grpo.host import device_memory
-from grpo.prove.bench import Bench, held_gib, peak_gib, peak_of_tensors_gib, reset_peak
+from grpo.prove.bench import Bench, allocated_gib, peak_gib, peak_of_tensors_gib, reset_peak
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import measured_apart
 from grpo.telemetry.hardware import peak_tflops
@@ -85,8 +85,8 @@ def learning(bench: Bench) -> Report:
     """Measures speed and memory of optimizer steps on a round of made-up completions. Collective."""
     bench.build()
     device, reports = bench.device, []
-    held_before = held_gib(device)
-    device_gib = device_memory.device_gib(bench.config) or device_memory.available_gib(bench.config) + held_before
+    allocated_before = allocated_gib(device)
+    device_gib = device_memory.device_gib(bench.config) or device_memory.available_gib(bench.config) + allocated_before
 
     def two_steps() -> None:
         """Takes two steps, because the second one comes with the optimizer's moments."""
@@ -94,7 +94,7 @@ def learning(bench: Bench) -> Report:
         reset_peak(device)
         reports.extend(bench.learner.step(batch) for _ in range(2))
 
-    peak_memory, at_rest = peak_of_tensors_gib(two_steps, device), held_gib(device)
+    peak_memory, at_rest = peak_of_tensors_gib(two_steps, device), allocated_gib(device)
     engine, batch = bench.learner, bench.batch(bench.made_up())
     own_tokens = sum(len(micro.token_ids) for micro in batch.micro_batches)
     [tokens] = engine.collective.sum([own_tokens])

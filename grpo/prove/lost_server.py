@@ -110,7 +110,7 @@ def lose(run: Run, start_seconds: float) -> Report:
         num_back = run.round()
     seconds_gone = time.perf_counter() - start
     rounds_meanwhile = run.rounds - rounds_before
-    # What came back also samples.
+    # Servers that came back also sample.
     at_the_end = run.round() if num_back else num_back
     return Report(
         [

@@ -104,11 +104,11 @@ def _placed(constants: MachineConstants, basis: Basis) -> list[Setting]:
         if seconds_of_both < WORTH_SERVERS * in_turns:
             return _beside(gpus, serving, f"{shown(seconds_of_both)} s a round, and {shown(in_turns)} s in turns")
     share = max(STEP, math.floor(room / basis.device_gib / STEP + ROUNDING) * STEP)
-    memory_held = f"the learner holds {basis.at_rest_gib:.1f} of {basis.device_gib:.1f} GiB between steps"
+    memory_taken = f"the learner holds {basis.at_rest_gib:.1f} of {basis.device_gib:.1f} GiB between steps"
     reason = (
-        memory_held
+        memory_taken
         if fits
-        else f"{memory_held}, too much for a sampler: use a smaller model or learner.offload_optimizer=true"
+        else f"{memory_taken}, too much for a sampler: use a smaller model or learner.offload_optimizer=true"
     )
     place = [Setting("rollout=vllm", "the GPU samples and learns in turns")]
     if gpus > 1:

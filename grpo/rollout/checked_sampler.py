@@ -16,20 +16,20 @@ def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], voca
     """Raises UserError for groups that a policy of `vocabulary` tokens cannot have sampled from `prompts`, and Diverged
     for log-probabilities that are not finite."""
     if len(groups) != len(prompts):
-        raise UserError(f"the sampler answered {len(prompts)} prompts with {len(groups)} groups: {_MEND_ENGINE}")
+        raise UserError(f"the sampler answered {len(prompts)} prompts with {len(groups)} groups: {_CHECK_ENGINE}")
     for prompt, group in zip(prompts, groups, strict=True):
         if not group.completions:
-            raise UserError(f"the sampler gave no completion of prompt {prompt.prompt_id!r}: {_MEND_ENGINE}")
+            raise UserError(f"the sampler gave no completion of prompt {prompt.prompt_id!r}: {_CHECK_ENGINE}")
         for number, completion in enumerate(group.completions):
             what_has = f"the sampler's completion {number} of prompt {prompt.prompt_id!r} has"
             if complaint := _wrong(completion, vocabulary):
                 raise UserError(f"{what_has} {complaint}")
             if odd_logprobs := [logprob for logprob in completion.sampler_logprobs if not math.isfinite(logprob)]:
-                raise Diverged(f"{what_has} the log-probability {odd_logprobs[0]}: {_MEND_NUMBERS}")
+                raise Diverged(f"{what_has} the log-probability {odd_logprobs[0]}: {_CHECK_NUMBERS}")
 
 
-_MEND_ENGINE = "is its vLLM one that `grpo doctor` approves of, and does rollout.servers.urls name this run's servers?"
-_MEND_NUMBERS = (
+_CHECK_ENGINE = "is its vLLM one that `grpo doctor` approves of, and does rollout.servers.urls name this run's servers?"
+_CHECK_NUMBERS = (
     "its weights have diverged, rollout.precision is too low for them, or the engine cannot do here what "
     "rollout.engine_args asks; lower learner.learning_rate, set rollout.precision=float32, or leave out "
     "rollout.engine_args"
@@ -39,10 +39,10 @@ _MEND_NUMBERS = (
 def _wrong(completion: Completion, vocabulary: int) -> str | None:
     tokens, logprobs = completion.token_ids, completion.sampler_logprobs
     if len(tokens) != len(logprobs):
-        return f"{len(logprobs)} log-probabilities for {len(tokens)} tokens: {_MEND_ENGINE}"
+        return f"{len(logprobs)} log-probabilities for {len(tokens)} tokens: {_CHECK_ENGINE}"
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
         odd_token = next(token for token in tokens if not 0 <= token < vocabulary)
-        return f"token {odd_token}, and the model has tokens 0 to {vocabulary - 1}: {_MEND_ENGINE}"
+        return f"token {odd_token}, and the model has tokens 0 to {vocabulary - 1}: {_CHECK_ENGINE}"
     return None
 
 

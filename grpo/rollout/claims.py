@@ -34,7 +34,7 @@ WAIT_SECONDS = 1.0
 # These entries of a model's config.json say nothing of what it computes.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 VERSION, ENGINE, LENGTH = "the version of grpo", "the version of vLLM", "model.max_length"
-# What "auto" stands for depends on the machine.
+# "auto" stands for different values on different machines.
 BY_MACHINE = ("rollout.precision", "model.head_precision")
 # These arguments of vLLM may differ between machines. They choose how memory and time are spent, how a server is
 # reached and what it may download, but not what is computed. All others have to be those of the run.
@@ -83,12 +83,12 @@ async def claim(replica: Replica, ours: Mapping[str, Any]) -> Mapping[str, Any]:
 async def claim_all(replicas: Sequence[Replica], ours: Mapping[str, Any]) -> None:
     """Claims all servers at a run's start. Waits until the claim of a run that was killed has ended.
 
-    A run that cannot have all servers keeps none while it waits. Of two runs that start at once, one then gets all:
-    both ask in the order of the URLs, and where each knows the servers by other URLs, both wait for random times. If it
-    raises an error, no server stays claimed.
+    A run that cannot have all servers keeps none while it waits. If two runs start at once, one of them gets all: both
+    claim in the order of the URLs, and both wait for random times, which helps if they know the servers by different
+    URLs. If it raises an error, no server stays claimed.
     """
     deadline = asyncio.get_running_loop().time() + LEASE_SECONDS + BEAT_SECONDS
-    told = False
+    announced = False
     while True:
         try:
             theirs = await _claim_in_order(replicas, ours)
@@ -96,12 +96,12 @@ async def claim_all(replicas: Sequence[Replica], ours: Mapping[str, Any]) -> Non
         except Claimed as taken:
             if asyncio.get_running_loop().time() > deadline:
                 raise
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 say(f"grpo: the vLLM server at {taken.url} is another run's; waiting to see whether that run has ended")
         # The generator is not the run's, whose random numbers would depend on how often it waited.
         await asyncio.sleep(WAIT_SECONDS * Random().uniform(0.5, 1.5))
-    if remark := told_versions(ours, theirs):
+    if remark := remark_on_versions(ours, theirs):
         say(f"grpo: {remark}")
 
 
@@ -182,7 +182,7 @@ def require_same(url: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
     """Raises UserError when the server at `url` runs another model or version of grpo than this run, in another
     precision or with other arguments of vLLM, or takes shorter sequences.
 
-    Another vLLM is no reason (see `told_versions`).
+    Another vLLM is no reason (see `remark_on_versions`).
     """
     names = [name for name in dict.fromkeys([*ours, *theirs]) if theirs.get(name) != ours.get(name) and name != ENGINE]
     if theirs.get(LENGTH, 0) >= ours[LENGTH]:
@@ -197,7 +197,7 @@ def require_same(url: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
     )
 
 
-def told_versions(ours: Mapping[str, Any], theirs: Mapping[str, Mapping[str, Any]]) -> str:
+def remark_on_versions(ours: Mapping[str, Any], theirs: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns a remark where the servers, whose answers are given by URL, and this run have several versions of vLLM,
     or else "".
 

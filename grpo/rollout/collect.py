@@ -46,10 +46,10 @@ class PlainCollector:
 class RefillingCollector:
     """Implements DAPO's dynamic sampling (arXiv:2503.14476): silent groups make room for groups of other prompts.
 
-    Each wave samples, over all ranks, as many prompts as the round still lacks groups. So the prompts and the groups of
-    each step are the same for every number of ranks. Groups are redistributed over ranks afterwards, since one rank's
-    prompts may have been the harder ones. A round that is still short after `max_waves` is filled with silent groups,
-    spread over its steps (`fallback` "silent"), or learns from fewer groups ("short").
+    Each wave samples, over all ranks, one prompt for each group that the round still lacks. So the prompts and the
+    groups of each step are the same for every number of ranks. Groups are redistributed over ranks afterwards, since
+    one rank's prompts may have been the harder ones. A round that is still short after `max_waves` is filled with
+    silent groups, spread over its steps (`fallback` "silent"), or learns from fewer groups ("short").
     """
 
     def __init__(

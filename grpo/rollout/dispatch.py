@@ -21,7 +21,7 @@ import aiohttp
 
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.host.terminal import say
-from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused, Standing
+from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused, ServerState
 
 ROUTE = "/inference/v1/generate"
 Requests = Mapping[int, Mapping[str, Any]]
@@ -128,7 +128,7 @@ class Dispatcher:
         while self._waiting:
             group = self._waiting[0]
             requests = group.missing()
-            ready = [server for server in self._servers if server.replica.standing is Standing.READY]
+            ready = [server for server in self._servers if server.replica.state is ServerState.READY]
             free_servers = [server for server in ready if server.has_room(len(requests), self._at_once)]
             if not free_servers:
                 return
@@ -173,7 +173,7 @@ class Dispatcher:
     def _lose(self, server: _Server, error: BaseException) -> None:
         replica = server.replica
         if replica.alive:
-            replica.standing = Standing.LOST
+            replica.state = ServerState.LOST
             self._why_lost = str(error) if isinstance(error, RequestRefused) else NOBODY_LEFT
             num_samples = len(server.tokens)
             say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {num_samples} completions go to others")

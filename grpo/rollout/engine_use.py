@@ -1,5 +1,5 @@
 # Light: imported before torch, or without it.
-"""This module measures how full an engine's KV cache gets, and how often completions are preempted for want of room.
+"""This module measures how full an engine's KV cache gets, and how often completions are preempted because it is full.
 
     rollout/cache_peak_fraction   largest share of the cache in use at once
     rollout/preemptions           completions that were interrupted, and computed anew later, since the cache was full

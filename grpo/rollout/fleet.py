@@ -22,7 +22,7 @@ from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective
 from grpo.rollout.claims import Claims, claim, claim_all, name_of, served
 from grpo.rollout.engine_use import ServerUse, few_at_once, room_of
-from grpo.rollout.replica import LoadFailed, Replica, Standing, restart_lost
+from grpo.rollout.replica import LoadFailed, Replica, ServerState, restart_lost
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import Post, ServerLink
@@ -45,7 +45,7 @@ class Member:
     async def begin_refresh(self, post: Post, serves: Mapping[str, Any], pauses: bool, on_cpu: bool) -> None:
         """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
 
-        A server that was restarted is claimed anew, if it runs what it should (`serves`). On a CPU it is first told to
+        A server that was restarted is claimed anew, if it runs what it should (`serves`). On a CPU this first makes it
         multiply by oneDNN, which is quicker there.
         """
         if not self.linked:
@@ -75,11 +75,11 @@ class Member:
                 if isinstance(why, UserError)
                 else f"grpo: the vLLM server at {url} was lost: {trouble}"
             )
-        self.replica.standing, self.trouble = Standing.LOST, trouble
+        self.replica.state, self.trouble = ServerState.LOST, trouble
 
     def take_back(self) -> None:
         """Prints a line for a server that was lost and has its weights again."""
-        if self.replica.standing is Standing.JOINING:
+        if self.replica.state is ServerState.JOINING:
             say(f"grpo: the vLLM server at {self.replica.url} is back")
         self.trouble = ""
 
@@ -188,15 +188,15 @@ class Fleet:
         by_rank = self._collective.gather([replica.alive for replica in self.replicas])
         for replica, alive in zip(self.replicas, zip(*by_rank, strict=True), strict=True):
             if not all(alive):
-                replica.standing = Standing.LOST
+                replica.state = ServerState.LOST
         self.restart_lost()
         if self._first:
             asyncio.run(self._take_back())
         # Every rank waits for a server that joins, even if it loses all others meanwhile.
-        standings = self._collective.gather([replica.standing for replica in self.replicas])[0]
-        for replica, standing in zip(self.replicas, standings, strict=True):
-            if standing is Standing.JOINING:
-                replica.standing = standing
+        states = self._collective.gather([replica.state for replica in self.replicas])[0]
+        for replica, state in zip(self.replicas, states, strict=True):
+            if state is ServerState.JOINING:
+                replica.state = state
         if self._first:
             on_cpu = self._device.type == "cpu"
             self._on_all(partial(Member.begin_refresh, serves=self._serves, pauses=self._pauses, on_cpu=on_cpu))
@@ -229,7 +229,7 @@ class Fleet:
             if holds_weights and self._first:
                 member.take_back()
             member.has_base = holds_weights
-            member.replica.standing = Standing.READY if holds_weights else Standing.LOST
+            member.replica.state = ServerState.READY if holds_weights else ServerState.LOST
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         """Returns the checksums of every worker of every server."""
@@ -246,7 +246,7 @@ class Fleet:
         answers = await asyncio.gather(*(replica.healthy() for replica in lost_replicas))
         for replica, healthy in zip(lost_replicas, answers, strict=True):
             if healthy:
-                replica.standing = Standing.JOINING
+                replica.state = ServerState.JOINING
 
     def restart_lost(self) -> None:
         """Restarts the lost servers that this run started, on the first rank."""

@@ -25,7 +25,7 @@ from grpo.config.errors import UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.disk import open_own
 from grpo.host.network import watchful
-from grpo.host.ports import HeldPort
+from grpo.host.ports import ReservedPort
 from grpo.host.signals import StopRequest
 from grpo.host.tether import KILL
 from grpo.rollout.engine_use import PEAK
@@ -72,15 +72,15 @@ class ServerProcess:
     """Runs a vLLM server as a process that ends with this one (see `grpo.host.tether`)."""
 
     def __init__(
-        self, command_line: list[str], environment: Mapping[str, str], log: Path, held: HeldPort | None = None
+        self, command_line: list[str], environment: Mapping[str, str], log: Path, port: ReservedPort | None = None
     ):
-        """`held` is the server's port, which `stop` gives up."""
+        """`port` is the server's port, which `stop` gives up."""
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
         self._command = [sys.executable, "-m", "grpo.host.tether", str(GRACE_SECONDS), "0", *server]
         self._environment = environment
-        self._log, self._held = log, held
+        self._log, self._port = log, port
         self._process: subprocess.Popen | None = None
-        # What a start prints is in the log from this byte on.
+        # The output of the newest start begins at this byte of the log.
         self._begin = 0
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Whoever kills the process group of this process does not reach the tether, which then ends the server.
+                # A signal to the process group of this process does not reach the tether, which then ends the server.
                 start_new_session=True,
             )
         self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
@@ -114,8 +114,8 @@ class ServerProcess:
     def stop(self) -> None:
         """Asks the server to end, and waits until it has. Kills it after 30 s."""
         self._end()
-        if self._held:
-            self._held.close()
+        if self._port:
+            self._port.close()
 
     def _end(self) -> None:
         self.ask_to_end()
@@ -142,8 +142,8 @@ class ServerProcess:
             )
 
 
-class Standing(Enum):
-    """A server's standing says what the run does with it.
+class ServerState(Enum):
+    """The state of a server says what the run does with it.
 
     A ready server is asked for completions. A joining server answers again, and is first given the current weights. A
     lost server does not answer.
@@ -160,7 +160,7 @@ class Replica:
     def __init__(self, url: str, key: str, request_seconds: float, process: ServerProcess | None = None, run: str = ""):
         """`run` is the name of the run that uses the server (see `grpo.rollout.claims`)."""
         self.url, self.process = url.rstrip("/"), process
-        self.standing = Standing.READY
+        self.state = ServerState.READY
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         if run:
             self.headers[RUN] = quote(run)
@@ -168,7 +168,7 @@ class Replica:
 
     @property
     def alive(self) -> bool:
-        return self.standing is not Standing.LOST
+        return self.state is not ServerState.LOST
 
     def session(self, seconds: float | None = None) -> aiohttp.ClientSession:
         """Opens a session for any number of concurrent requests. Each may take `seconds`; the default is the time limit
@@ -237,10 +237,10 @@ class Replica:
                 self.process.check()
             if asyncio.get_running_loop().time() > deadline:
                 advice = "see logs/ in the run's folder"
-                mend = advice if self.process else "start it there with `grpo serve`, correct rollout.servers.urls"
+                remedy = advice if self.process else "start it there with `grpo serve`, correct rollout.servers.urls"
                 raise UserError(
                     f"the vLLM server at {self.url} did not answer within rollout.servers.start_seconds={seconds:g}: "
-                    f"{mend}, or raise it"
+                    f"{remedy}, or raise it"
                 )
             await asyncio.sleep(POLL_SECONDS)
 

@@ -14,7 +14,7 @@ from grpo.config import TrainConfig
 from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import url_of
-from grpo.host.ports import require_held
+from grpo.host.ports import require_ports
 from grpo.host.tether import PRIVATE
 from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
@@ -28,18 +28,18 @@ MODEL = "policy"
 def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
     """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
-    held_ports = require_held(servers.host, server_ports(servers), "rollout.servers")
+    ports = require_ports(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
     arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)
     serves = {SERVED_VARIABLE: json.dumps(served(config, model_path))}
     processes = {}
-    for index, held in enumerate(held_ports):
+    for index, port in enumerate(ports):
         environment = server_environment(config, index, on_gpu) | serves
-        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, held.port)
-        process = ServerProcess(command_line(arguments | {"port": held.port}), environment, log, held)
+        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port.port)
+        process = ServerProcess(command_line(arguments | {"port": port.port}), environment, log, port)
         process.start()
-        processes[url_of(servers.host, held.port)] = process
+        processes[url_of(servers.host, port.port)] = process
     return processes
 
 
@@ -68,8 +68,8 @@ def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[st
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
-        # vLLM's processes meet in this folder. Whoever can open the socket files there is let in, so the folder is
-        # private.
+        # vLLM's processes meet in this folder. They let in everybody who can open the socket files there, so the folder
+        # is private.
         "VLLM_RPC_BASE_PATH": PRIVATE,
     }
     if not on_gpu:

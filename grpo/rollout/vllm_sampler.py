@@ -122,8 +122,9 @@ class VllmSampler:
                     if on_group:
                         on_group(place, groups[place])
 
-        # A block has as many prompts as the engine writes completions at once. If all prompts were one block, no group
-        # of a long evaluation would be complete before all first samples are, and a deadline might end it.
+        # The number of prompts in a block is that of completions that the engine writes at once. If all prompts were
+        # one block, no group of a long evaluation would be complete before all first samples are, and a deadline might
+        # end it.
         size = self._config.rollout.max_concurrent
         for start in range(0, len(pooled_prompts), size):
             block = list(enumerate(pooled_prompts[start : start + size], start))
@@ -210,7 +211,7 @@ class VllmSampler:
             self._make_room("weights")
 
     def close(self) -> None:
-        """Ends the engine, and with it torch.distributed, which vLLM ends too. Of several ranks, each keeps its engine
+        """Ends the engine, and with it torch.distributed, which vLLM ends too. With several ranks each engine lives
         until its process ends, since an orderly end would wait for ranks that are lost.
 
         On a GPU an engine is kept too. vLLM (0.32, csrc/cumem_allocator.cpp) unmaps all of its memory as it ends, also
@@ -229,8 +230,8 @@ class VllmSampler:
 
 @contextmanager
 def explaining_startup(on_gpu: bool) -> Iterator[None]:
-    """Turns vLLM's errors at its start, for want of memory or of positions, into a UserError that names the run's own
-    keys."""
+    """Turns vLLM's errors at its start, where memory or positions are too few, into a UserError that names the run's
+    own keys."""
     cache = cache_key(on_gpu)
     helps = {
         "less than desired GPU memory": (

@@ -21,7 +21,7 @@ observers     evaluate, save and diagnose
 records       files, trackers and terminal
 evaluating    evaluates on held-out problems
 
-What is written:
+Files that are written:
 checkpoints, checksums      checkpoints, and whether they are undamaged
 export_source               the checkpoint to export
 exporting, model_card       models that others load, with their cards

@@ -209,7 +209,7 @@ def _checked(checkpoint: Path, collective: Collective, check: Check) -> Doubt | 
         check(checkpoint)
     except UserError as error:
         failure = str(error)
-    failures = [told for told in collective.gather(failure) if told]
+    failures = [reason for reason in collective.gather(failure) if reason]
     require(not failures, "".join(failures[:1]))
     return doubt
 

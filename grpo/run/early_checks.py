@@ -16,7 +16,7 @@ from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.disk import require_folder, require_writable
-from grpo.host.ports import require_held
+from grpo.host.ports import require_ports
 from grpo.models import resolve
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
@@ -45,7 +45,7 @@ def check(command: str, config: TrainConfig) -> None:
     if command == "eval":
         _refuse_evaluated(Path(config.output_dir), [task.name for task in suite] or [""])
     if learns_here or command in ("serve", "eval", "solve-rates"):
-        # What is only measured may be named by its path alone.
+        # `eval` and `solve-rates` accept `model.path` without `model.source`.
         named_by_path = command in ("eval", "solve-rates") and config.model.path
         model = replace(config.model, source="huggingface") if named_by_path else config.model
         resolve.check_early(model, needs_weights=not config.dry_run)
@@ -59,7 +59,7 @@ def check(command: str, config: TrainConfig) -> None:
             require_writable(Path(config.output_dir))
         starts_some = command == "serve" or (starts_servers(config) and not config.hardware.server_nodes)
         if not config.dry_run and ranks.rank() == 0 and starts_some:
-            for port in require_held(servers.host, server_ports(servers), "rollout.servers"):
+            for port in require_ports(servers.host, server_ports(servers), "rollout.servers"):
                 port.close()
     if learns_here or (command in ("eval", "solve-rates", "check-reward") and not suite):
         own = {name for reward in config.task.rewards for name in reward.weights if ":" in name}

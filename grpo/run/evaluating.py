@@ -75,5 +75,5 @@ def record_evaluation(result: dict[str, Any], files: RecordFiles | None, collect
     numbers, so it is only printed. Collective."""
     if held_out.is_graded(result):
         on_first(collective, lambda: files.tracker.evaluation(result, result["step"]))
-    for line in held_out.told(result) if files else ():
+    for line in held_out.result_lines(result) if files else ():
         files.display.note(f"step {result['step']}: {line}")

@@ -56,7 +56,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     config = replace(config, model=model)
     if is_checkpoint(model.start):
         config = replace(config, learner=saved_learner(config.learner, read_config(Path(model.start)).learner))
-        # What comes from a checkpoint is checked as what comes from the command line has been.
+        # Values from a checkpoint need the same checks as those from the command line.
         check_values(config, "learner.")
         check_model_settings(model)
     device = ranks.device(config)
@@ -98,11 +98,11 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     return Candidate(clocks.evaluated(sampler), clocks, collective, [task.config for task in fitted_tasks], load)
 
 
-# How a checkpoint's weights are held follows from these. Of its other settings none is taken: the checkpoint may be
+# These settings decide how a checkpoint's weights lie in memory. No other setting is taken: the checkpoint may be
 # somebody else's, and DeepSpeed, for example, writes files where its settings say.
-HELD = ("zero_stage", "precision", "offload_optimizer", "offload_states")
+LAYOUT = ("zero_stage", "precision", "offload_optimizer", "offload_states")
 
 
 def saved_learner(present: LearnerConfig, saved: LearnerConfig) -> LearnerConfig:
     """Returns the present learner config, but holding weights as the learner of a checkpoint did."""
-    return replace(present, **{name: getattr(saved, name) for name in HELD})
+    return replace(present, **{name: getattr(saved, name) for name in LAYOUT})

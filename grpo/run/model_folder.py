@@ -145,7 +145,7 @@ def check_weights(path: Path, name: str, trust: bool = False) -> None:
         )
     except Exception as error:  # whatever a model's own code raises
         if any(words in str(error) for words in _MISFITS):
-            # A missing expert is told in this way, too, where all experts of a layer are one weight.
+            # transformers reports a missing expert in this way, too, where all experts of a layer are one weight.
             _require_all(_absent(path, trust), name)
             raise UserError(
                 f"{name}: its weights have other shapes than its {CONFIG} says: correct model.config, or give a model "

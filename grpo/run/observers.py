@@ -144,7 +144,7 @@ class Checkpointer:
         self._facts = facts
         self._evaluator = evaluator
         self._tell = tell
-        self._saved_step, self._told = resumed_at, False
+        self._saved_step, self._reported = resumed_at, False
 
     def after_round(self, finished: FinishedRound) -> None:
         progress, verdict = finished.progress, finished.verdict
@@ -164,8 +164,8 @@ class Checkpointer:
         score = self._evaluator.score(progress.step)
         state = {"progress": asdict(progress), **self._facts}
         folder = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             retention = f"the newest {self._config.keep_last} are kept, and the best one"
             self._tell(f"step {progress.step}: a checkpoint takes {size_of(folder)} in {folder.parent}; {retention}")
         self._saved_step = progress.step

@@ -122,15 +122,17 @@ def check_vocabulary(
     what = (
         f"the tokenizer in {path} has tokens up to {largest}, and the model has embeddings of tokens up to {rows - 1}"
     )
-    mend = "give a model and a tokenizer that belong together"
+    remedy = "give a model and a tokenizer that belong together"
     stop = stop_token_ids(path, tokenizer)
-    require(min(stop, default=0) < rows, f"{what}: no completion could end, since that needs token {stop[:1]}: {mend}")
+    require(
+        min(stop, default=0) < rows, f"{what}: no completion could end, since that needs token {stop[:1]}: {remedy}"
+    )
     for task in tasks:
         for name, of_set in task.config.all_sets.items():
             encode = PromptEncoder(tokenizer, of_set.prompt)
             for problem in task.problems[name]:
                 if (token := max(encode(problem))) >= rows:
-                    raise UserError(f"{what}: the prompt of problem {problem.problem_id} has token {token}: {mend}")
+                    raise UserError(f"{what}: the prompt of problem {problem.problem_id} has token {token}: {remedy}")
 
 
 def check_cpu_heads(config: TrainConfig, path: Path) -> None:

@@ -65,7 +65,7 @@ def prepared(config: TrainConfig) -> Prepared:
     validate(config, ranks.counts(config)[0])
     preflight.check_own_functions(config)
     if not config.dry_run:
-        ranks.device(config)  # a GPU that is missing is told at once
+        ranks.device(config)  # raises at once if a GPU is missing
         preflight.check_vllm(config)
     config = with_precision(config)
     preflight.check_deepspeed(config)

@@ -106,7 +106,7 @@ class Recorder:
     def after_round(self, finished: FinishedRound) -> None:
         sampled = finished.collected.sampled
         ids = [scored.group.prompt.prompt_id for scored in sampled]
-        # A resumed run learns from these what the task was told of outcomes and lengths.
+        # From these a resumed run restores the outcomes and lengths that the task has learned.
         correct = [scored.outcome for scored in sampled]
         lengths = [scored.group.mean_length for scored in sampled]
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
@@ -133,7 +133,7 @@ class Recorder:
         if statistics.first_counts:
             row[FIRST_COUNTS] = [[*pair, groups] for pair, groups in sorted(statistics.first_counts.items())]
         self._files.tracker.log(row, statistics.step)
-        # The first rank's groups come first, so that a run on several ranks keeps as many as a run on one.
+        # The first rank's groups come first, and a run on several ranks keeps no more of them than a run on one.
         self._files.tracker.samples(first_groups(chain(*samples), self._samples_per_round), statistics.step)
         row = {
             "round": statistics.round_index,

@@ -155,7 +155,7 @@ def _asked(row: Row, place: str) -> Asked:
     except ValueError as error:
         raise UserError(f"{error}: delete that line") from error
     same = len(asked.prompt_ids) == len(asked.correct) == len(asked.lengths or asked.prompt_ids)
-    require(same, f"{place} has not as many prompt_ids as correct and lengths: delete that line")
+    require(same, f"{place} has lists of different lengths under prompt_ids, correct and lengths: delete that line")
     return asked
 
 

@@ -17,7 +17,7 @@ from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
-from grpo.host.folder_lock import held
+from grpo.host.folder_lock import locked
 from grpo.host.output import outlasting, unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.terminal import Terminal, say
@@ -81,7 +81,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             ends.callback(end_distributed)
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
-        with held(Path(config.output_dir), collective):
+        with locked(Path(config.output_dir), collective):
             saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
                 check_start(config, ready.path, collective)

@@ -63,7 +63,7 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     """Prints what runs where, the batch and the memory estimate, on rank 0: tables in a dry run, and else a line each.
     Warns if memory will not suffice.
 
-    Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them, or as many as its
+    Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them, or with all that its
     servers need. Raises UserError when there are too few GPUs here, or too little memory.
     """
     on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)

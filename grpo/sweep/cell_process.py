@@ -101,7 +101,7 @@ def _start(ledger: Ledger, cell: Cell, gpus: list[str]) -> _Running | None:
     """Starts the run of a cell. Returns None if another sweep is at it."""
     with ExitStack() as stack:
         try:
-            held = stack.enter_context(ledger.lock(cell))
+            lock = stack.enter_context(ledger.lock(cell))
         except BlockingIOError:
             return None
         folder, before = ledger.path(cell), ledger.state(cell).seconds
@@ -118,7 +118,7 @@ def _start(ledger: Ledger, cell: Cell, gpus: list[str]) -> _Running | None:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=os.environ | ({VISIBLE: ",".join(gpus)} if gpus else {}),
-                pass_fds=(held,),
+                pass_fds=(lock,),
                 # SIGTERM makes the run save before it ends. The run holds the cell's lock until its end.
                 preexec_fn=lambda: end_with_parent(signal.SIGTERM),
             )
@@ -154,8 +154,8 @@ def pass_rates(folder: Path) -> str:
 
 
 def time_to_go(states: Sequence[State]) -> str:
-    """Returns in words how long the runs that are left will take: as long on average as those that are done, and as
-    many at once as now. "" where that is not known.
+    """Returns in words how long the runs that are left will take: as long on average as those that are done, with as
+    many at once. "" where that is not known.
 
     >>> time_to_go([State(DONE, seconds=100.0), State(DONE, seconds=140.0), State(), State(RUNNING)])
     'about 2 min to go'

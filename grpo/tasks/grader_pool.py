@@ -283,7 +283,7 @@ class GraderPool:
     def _judge(self, failures: Sequence[tuple[tuple, Failure]], num_items: int, has_worked: bool) -> None:
         """Warns once of each kind of failure, with an example. Raises `UserError` when the reward is at fault."""
         item, first = failures[0]
-        # What has come is graded at once, which may be a single odd problem (see `grpo.rollout.grading_thread`).
+        # Groups are graded as they come, so this may be a single odd problem (see `grpo.rollout.grading_thread`).
         may_be_faulty = not has_worked and (num_items > 1 or not isinstance(item[0], str))
         if may_be_faulty and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
             raise UserError(

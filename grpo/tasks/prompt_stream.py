@@ -108,9 +108,10 @@ def _measured_lengths(problems: Sequence[Problem]) -> Iterator[tuple[int, float]
 def dealt(lengths: Sequence[float], ranks: int, first: int = 0) -> list[int]:
     """Returns the rank of each of some consecutive prompts of the stream, of which the first stands at `first`.
 
-    `lengths` are the expected lengths of the prompts' completions. Of every `ranks` consecutive prompts, each rank gets
-    one: the rank with the least to write so far gets the prompt with the longest completions. So all ranks have as many
-    prompts of every optimizer step as without lengths. If all lengths are equal, prompt p goes to rank p mod `ranks`.
+    `lengths` are the expected lengths of the prompts' completions. Each rank gets one of every `ranks` consecutive
+    prompts: the rank with the least to write so far gets the prompt with the longest completions. So each rank has the
+    same number of prompts of every optimizer step as without lengths. If all lengths are equal, prompt p goes to rank p
+    mod `ranks`.
 
     >>> dealt([900, 100, 800, 200], ranks=2)
     [0, 1, 1, 0]

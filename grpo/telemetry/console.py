@@ -122,7 +122,7 @@ class RunDisplay:
         """Prints the line of a round that ended at optimizer step `step`. `metrics` have the names that `flatten`
         gives them."""
         width = len(str(self._total))
-        # What was shown once is shown at any size, since columns that come and go are hard to read.
+        # A column that was shown once stays, however small its number, since columns that come and go are hard to read.
         available = [
             field
             for field in FIELDS
@@ -171,7 +171,7 @@ class RunDisplay:
 
 
 def _fitting(parts: Sequence[str], width: int) -> list[str]:
-    """Returns as many of the first parts as fit into a line, with two blanks between them; at least one.
+    """Returns the first parts that fit into a line, with two blanks between them; at least one.
 
     >>> _fitting(["step 1/9", "reward 0.5", "right 50%"], 20)
     ['step 1/9', 'reward 0.5']

@@ -66,7 +66,7 @@ _SAMPLED = {"groups/num_sampled": "prompts/length_mean", "completions/num_sample
 REASON = "plan/next_reason"
 # This number is 1 for a round after which the run went back to an earlier policy.
 WENT_BACK = "run/went_back"
-# Kinds of completions that are told apart by whether they are right.
+# Kinds of completions that are counted separately by whether they are right.
 _JUDGED = ("right", "wrong", "by_pass_rate")
 # Metric → the phase whose seconds divide the round's completion tokens.
 _THROUGHPUT = {

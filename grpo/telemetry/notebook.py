@@ -45,8 +45,8 @@ class NotebookDisplay:
         seconds = (self._clock() - self._start) * (self._total - step) / max(1, step - self._first)
         self._draw(f"{timedelta(seconds=round(seconds))} to go")
 
-    def _draw(self, time_told: str) -> None:
-        """Shows the bar, followed by `time_told`, and the table."""
+    def _draw(self, time_words: str) -> None:
+        """Shows the bar, followed by `time_words`, and the table."""
         step = self._rows[-1][0]
         shown = [
             field
@@ -61,7 +61,7 @@ class NotebookDisplay:
         )
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
         table = f"<table><tr><th>step</th>{head}</tr>{body}</table>"
-        self._show(f'{bar}, {time_told}<div style="max-height: 30em; overflow: auto">{table}</div>')
+        self._show(f'{bar}, {time_words}<div style="max-height: 30em; overflow: auto">{table}</div>')
 
     def note(self, text: str) -> None:
         """Prints `text` unchanged below what is shown."""

@@ -62,7 +62,7 @@ class ProfiledRounds:
         return seconds
 
     def _write(self, recorded: profile) -> None:
-        """Writes a trace. If that fails, e.g. for want of disk space, `tell` gets the reason and the run goes on."""
+        """Writes a trace. If that fails, e.g. on a full disk, `tell` gets the reason and the run goes on."""
         trace = self._folder / trace_name(self._round, self._rank)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

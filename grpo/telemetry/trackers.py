@@ -310,7 +310,7 @@ class Outlasting:
     def __init__(self, tracker: Tracker, service: str) -> None:
         """`service` is the name of the service in the line."""
         self._tracker, self._service = tracker, service
-        self._told = False
+        self._reported = False
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self._try(f"step {step}", self._tracker.log, values, step)
@@ -329,8 +329,8 @@ class Outlasting:
             call(*arguments)
         # Each service has errors of its own, and those of the network and the disk come on top.
         except Exception as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 reason = " ".join(str(error).split())[:300] or type(error).__name__
                 say(
                     f"grpo: {self._service} failed at {when} ({reason}): the run goes on and tries it again; the run's "

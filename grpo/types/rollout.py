@@ -140,7 +140,7 @@ class ScoredGroup:
 
     @property
     def spoilt(self) -> bool:
-        """Says whether the rewards stand for none, because the completions could not be graded by no fault of theirs.
+        """Says whether grading failed for a reason outside the completions, so that the rewards are only placeholders.
         Nothing is learned from such a group, and it counts in no reward, σ or pass rate of a step, a round or an
         evaluation."""
         return any(grade.outcome in NOT_THEIR_FAULT for grade in self.grades)

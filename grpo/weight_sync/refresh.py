@@ -17,8 +17,8 @@ from grpo.weight_sync.checksum import checksums, differing
 # bfloat16.
 FLOAT32_MISMATCH, ROUNDED_MISMATCH = 0.02, 0.5
 # A larger mismatch within the limit is reported once: coarser precisions cause it, and so do two versions of a model.
-TOLD_MISMATCH = 0.1
-# What to try where the mismatch is too large.
+REPORTED_MISMATCH = 0.1
+# Advice where the mismatch is too large.
 IN_FLOAT32 = (
     "both compute in float32, so rounding is not why; use {engine}, or set weight_sync.max_mismatch to what may be "
     "learned from nevertheless"
@@ -90,7 +90,7 @@ class CheckedSync:
         self._probe = probe
         self._advice = (IN_FLOAT32 if float32 else WITH_ROUNDING).format(engine=OTHER_ENGINE[by_vllm])
         self._after_each = after_each and probe is not None
-        self._told = False
+        self._reported = False
 
     @classmethod
     def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
@@ -151,8 +151,8 @@ class CheckedSync:
                 f"step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own tokens "
                 f"(limit {self._max_mismatch:g}): the sampler does not run the learner's policy; " + self._advice
             )
-        if mismatch > TOLD_MISMATCH and not self._told and ranks.rank() == 0:
-            self._told = True
+        if mismatch > REPORTED_MISMATCH and not self._reported and ranks.rank() == 0:
+            self._reported = True
             say(
                 f"grpo: step {step}: sampler and learner disagree by {mismatch:.3g} nats a token on the sampler's own "
                 f"tokens, where rounding to bfloat16 makes hundredths: {self._advice}"

@@ -78,7 +78,7 @@ def branch(*tokens):
     return Branch(Completion(tokens, tuple(-0.1 * token for token in tokens), "", False), 1.0, 0.5)
 
 
-def test_what_moves_arrives_whole_with_all_that_its_loss_needs():
+def test_moved_groups_arrive_whole_with_all_that_their_loss_needs():
     trees = [LooseTree((1, 2, 3), tuple(branch(*([number] * 6)) for number in range(4, 12)))]
 
     def action(collective):
@@ -92,7 +92,7 @@ def test_what_moves_arrives_whole_with_all_that_its_loss_needs():
     assert abs(len(first[0].branches) - len(second[0].branches)) <= 2
 
 
-def test_what_was_computed_elsewhere_comes_home_in_its_place():
+def test_results_computed_elsewhere_come_home_in_their_places():
     drawn = random.Random(0)
     trees = [
         [

@@ -152,7 +152,7 @@ def test_value_and_gradient_equal_those_of_verl(member):
 
 
 @pytest.mark.parametrize("member", ["dppo_tv, 0.05 and 0.03, token-mean", "geo_mean, 0.2 and 0.1"])
-def test_what_a_bound_cuts_is_counted_in_its_own_unit(member):
+def test_a_bound_counts_its_cuts_in_its_own_unit(member):
     """Five of the fourteen tokens have no gradient: two with a negative advantage, three with a positive one."""
     settings, level, _, gradient = VERL[member]
     logprobs = flat(NEW)

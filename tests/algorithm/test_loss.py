@@ -142,7 +142,7 @@ def cut(**correction):
         ({"level": "none"}, [0, 0, 0]),
     ],
 )
-def test_what_a_correction_cuts_is_counted_by_token(correction, expected):
+def test_a_correction_counts_its_cuts_by_token(correction, expected):
     assert cut(**correction)[0] == pytest.approx(expected)
 
 

@@ -131,7 +131,7 @@ def test_signed_rewards_double_dr_grpo_and_leave_grpo():
     torch.testing.assert_close(one(signed, exponent=1), one(WINNER, exponent=1))
 
 
-def test_groups_below_the_smallest_std_are_silenced_and_epsilon_enters_where_told():
+def test_groups_below_the_smallest_std_are_silenced_and_epsilon_enters_where_configured():
     rewards = torch.tensor([0.0, 0.1], dtype=torch.float64)  # σ = 0.05
     assert one(rewards, min_std=0.0501).tolist() == [0.0, 0.0]
     assert one(rewards, min_std=0.0499)[1].item() == pytest.approx(1.0)

@@ -44,7 +44,7 @@ def check(name=None, level="token_mean", estimator="k3", normalization="dial", r
         {"normalization": f"{OWN}:only_positive"},
     ],
 )
-def test_what_fits_is_accepted(fitting):
+def test_a_function_that_fits_is_accepted(fitting):
     check(**fitting)
 
 
@@ -68,7 +68,7 @@ def test_what_fits_is_accepted(fitting):
         ({"normalization": f"{OWN}:divided"}, "are not finite"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(faulty, message):
+def test_a_function_that_does_not_fit_is_refused_with_the_reason(faulty, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         check(**faulty)
 

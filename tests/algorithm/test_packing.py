@@ -48,7 +48,7 @@ def test_a_completion_sees_the_prompt_and_itself_and_never_its_siblings():
 EXAMPLES = tuple(range(20, 30))
 
 
-def test_what_all_prompts_of_a_row_begin_with_stands_there_once():
+def test_a_row_holds_the_common_beginning_of_its_prompts_once():
     trees = [LooseTree((*EXAMPLES, 1, 2), (branch(3, 4), branch(5))), LooseTree((*EXAMPLES, 6), (branch(7, 8),))]
     micro = pack(trees)
     assert micro.token_ids.tolist() == [*EXAMPLES, 1, 2, 3, 6, 7]

@@ -30,10 +30,10 @@ def test_a_reward_that_does_not_tell_right_from_wrong_is_said_so(words, capsys):
 
 
 @pytest.mark.parametrize(
-    ("order", "told"),
+    ("order", "expected"),
     [(("shape", "right"), True), (("right", "shape"), False), (("shape",), False), (("shape", "math"), True)],
 )
-def test_a_first_part_that_needs_no_answer_before_one_that_does_is_told(order, told, words, tmp_path, capsys):
+def test_a_first_part_that_needs_no_answer_before_one_that_does_is_reported(order, expected, words, tmp_path, capsys):
     (tmp_path / "own.py").write_text(
         "def shape(completions, **columns): return [1.0] * len(completions)\n"
         "def right(completions, answer, **columns): return [float(a in c) for a, c in zip(answer, completions)]\n"
@@ -44,7 +44,7 @@ def test_a_first_part_that_needs_no_answer_before_one_that_does_is_told(order, t
         "the first part says which completions are right, and shape needs no answer, while "
         f"{order[-1]} does: put {order[-1]} first, unless shape is to judge them"
     )
-    assert (said in " ".join(capsys.readouterr().out.split())) == told
+    assert (said in " ".join(capsys.readouterr().out.split())) == expected
 
 
 def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):

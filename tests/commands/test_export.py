@@ -29,7 +29,7 @@ from grpo.config import ModelConfig, TrainConfig
         (["checkpoint", "full"], "full is not an empty folder: give a new one"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("checkpoint/state.json", "full/of", "file"):
         path = tmp_path / name
@@ -40,7 +40,7 @@ def test_what_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypat
     assert message in capsys.readouterr().err
 
 
-def test_a_model_that_is_gone_is_told_before_anything_heavy_is_imported(tmp_path, monkeypatch, capsys):
+def test_a_model_that_is_gone_is_reported_before_anything_heavy_is_imported(tmp_path, monkeypatch, capsys):
     gone = tmp_path / "gone"
     config = TrainConfig(model=ModelConfig(source="huggingface", path=str(gone)))
     checkpoint = tmp_path / "checkpoint"

@@ -96,14 +96,14 @@ def test_a_job_that_slurm_starts_again_is_refused_in_a_folder_that_is_named_by_i
 
 
 @pytest.mark.slow
-def test_what_failed_is_said_last_and_ends_the_others_at_once(tmp_path):
+def test_a_failed_part_is_named_last_and_ends_the_others_at_once(tmp_path):
     process = launch(tmp_path, DEAF, FAIL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3
     assert said.splitlines()[-1] == "grpo: learner-1 on 127.0.0.1 ended with 3: the disk is full"
 
 
-def test_what_an_earlier_start_said_is_not_said_again(tmp_path):
+def test_a_launch_does_not_repeat_the_words_of_an_earlier_start(tmp_path):
     """Both starts write into one log."""
     launch(tmp_path, FAIL, SERVE).communicate(timeout=60)
     _, said = launch(tmp_path, "raise ValueError('no such port')", DEAF).communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Wrong words, values and folders of a command are told before anything is imported that takes seconds."""
+"""A command refuses wrong words, values and folders before it imports anything that takes seconds."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ sys.exit(code if not heavy else f"imported {heavy}")
         ("dynamics fit {} now", "grpo dynamics fit reads one path, and 'now' is no KEY=VALUE"),
     ],
 )
-def test_what_is_wrong_with_the_words_is_told_before_anything_heavy_is_imported(words, message, tmp_path):
+def test_wrong_words_are_reported_before_anything_heavy_is_imported(words, message, tmp_path):
     (tmp_path / "log.json").write_text("{}")
     (tmp_path / "step").mkdir()
     (tmp_path / "step" / "state.json").write_text("{}")

@@ -42,12 +42,12 @@ def test_findings_of_a_run_are_printed_without_markup(tmp_path, capsys, monkeypa
         (["{}", "output=elsewhere"], "a run's report is written into its own folder: leave out output="),
     ],
 )
-def test_what_is_no_run_is_told_in_one_line(words, message, tmp_path, capsys):
+def test_a_folder_that_is_no_run_is_one_line(words, message, tmp_path, capsys):
     assert main(["report", *(word.format(tmp_path) for word in words)]) == 2
     assert message.format(tmp_path) in capsys.readouterr().err
 
 
-def test_whatever_reads_a_run_names_those_in_the_folder_around_them(tmp_path, capsys):
+def test_readers_of_a_run_name_the_runs_inside_a_folder_of_runs(tmp_path, capsys):
     write_run(tmp_path / "2026-11-23_19-02-11-4711", rounds=3)
     commands = [["samples"], ["dynamics", "diagnose"], ["dynamics", "whatif"], ["dynamics", "replay"], ["report"]]
     for words in (*([*command, str(tmp_path)] for command in commands), ["export", str(tmp_path), "x"]):
@@ -60,7 +60,7 @@ def test_whatever_reads_a_run_names_those_in_the_folder_around_them(tmp_path, ca
         _ = Result(tmp_path).metrics
 
 
-def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp_path, capsys):
+def test_a_run_that_failed_before_its_first_round_is_reported_with_the_reason(tmp_path, capsys):
     write_ending(tmp_path, Ending(FAILED, 0, "the server did not answer"))
     assert main(["report", str(tmp_path)]) == 2
     assert "failed before its first round: the server did not answer" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_a_run_that_failed_before_its_first_round_is_told_of_with_the_reason(tmp
 
 def test_signs_of_life_come_before_the_report_and_not_within_it(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "x", rounds=3)
-    monkeypatch.setattr(alive, "TOLD_AFTER", (0.0, 0.01, 0.02, 0.03))
+    monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.0, 0.01, 0.02, 0.03))
     # Where the shell does not find grpo, one more line says how to call it.
     monkeypatch.setattr(environment, "GIVEN_PATH", str(Path(sys.executable).parent))
     with redirect_stderr(sys.stdout):
@@ -88,6 +88,6 @@ def test_a_pause_that_cannot_be_waited_for_is_refused(pause, tmp_path, capsys):
     assert f"watch='{pause}' is not valid: it must be a number of seconds above 0" in capsys.readouterr().err
 
 
-def test_a_run_that_is_given_twice_is_told(tmp_path, capsys):
+def test_a_run_that_is_given_twice_is_reported(tmp_path, capsys):
     assert main(["report", str(tmp_path), f"{tmp_path}/."]) == 2
     assert f"{tmp_path} is given twice: name each run once" in capsys.readouterr().err

@@ -12,7 +12,7 @@ SECRET = "s3cr3t"
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "expected"),
     [
         (f"task.reward.parts=[{{name: http, server: {{url: 'http://a/score?key={SECRET}'}}}}]", "server.key_variable"),
         (f"task.reward.parts=[{{name: http, server: {{url: 'http://a/s?v=2&api_key={SECRET}'}}}}]", "write {key}"),
@@ -41,10 +41,10 @@ SECRET = "s3cr3t"
         (f"task.data.path='https://a.example/p.jsonl?X-Amz-Signature={SECRET}'", "download the file, and name it here"),
     ],
 )
-def test_a_key_or_password_is_refused_without_being_repeated(word, told):
+def test_a_key_or_password_is_refused_without_being_repeated(word, expected):
     with pytest.raises(UserError) as refused:
         compose_config([word])
-    assert told in str(refused.value) and SECRET not in str(refused.value)
+    assert expected in str(refused.value) and SECRET not in str(refused.value)
 
 
 def test_a_word_that_cannot_be_read_is_repeated_without_its_key():
@@ -61,7 +61,7 @@ def test_a_key_of_the_environment_does_not_slip_in(monkeypatch):
         compose_config([f"task.reward.parts=[{{name: http, server: {{url: '{url}'}}}}]"])
 
 
-def test_what_is_no_secret_is_let_through():
+def test_values_that_are_no_secrets_pass():
     config = TrainConfig()
     config.model.config = {"pad_token": "<pad>", "rope_scaling": {"key": 4}}
     config.tracking.mlflow = "http://127.0.0.1:5000"

@@ -288,7 +288,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("model.path=some/model", "add model=huggingface"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(override, message, tmp_path):
+def test_settings_that_cannot_work_are_refused_before_anything_starts(override, message, tmp_path):
     # Beside `tmp_path` there may be runs of other tests, which could be resumed.
     config = compose_config([override, f"output_dir={tmp_path}/runs/new"])
     with pytest.raises(UserError, match=r".") as error:
@@ -332,7 +332,7 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
 
 
 @pytest.mark.parametrize("value", ["top_p=0", "top_p=1.5", "top_k=-1", "temperature=2.5"])
-def test_what_no_sampler_can_draw_from_is_refused(value):
+def test_settings_that_no_sampler_can_draw_with_are_refused(value):
     with pytest.raises(UserError, match=f"rollout.sampling.{value.partition('=')[0]}"):
         validate_evaluation(compose_config(["task=arithmetic", f"rollout.sampling.{value}"]))
 
@@ -415,7 +415,7 @@ def test_gspo_corrects_whole_completions(pipeline):
     assert compose_config(chosen).objective.correction.level == "token"
 
 
-def test_what_only_looks_like_a_checkpoint_is_none(tmp_path):
+def test_a_folder_that_only_looks_like_a_checkpoint_is_none(tmp_path):
     folder = tmp_path / "checkpoints"
     for name in ("step-00000004-backup", "step-", "step-12.tmp", ".writing-00000008"):
         (folder / name).mkdir(parents=True)
@@ -546,7 +546,7 @@ def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, me
         (["rollout=vllm_server", "objective.correction.level=none"], "objective.correction.level=token"),
     ],
 )
-def test_what_cannot_be_sampled_on_and_on_is_refused(overrides, message):
+def test_settings_that_continuous_sampling_cannot_have_are_refused(overrides, message):
     with pytest.raises(UserError) as error:
         validate(compose_config(["pipeline=continuous", "task=arithmetic", *overrides]))
     assert message in str(error.value)

@@ -110,7 +110,7 @@ def test_servers_take_nothing_of_a_learners_memory():
     assert any(name.startswith("KV") for name in learning(config(), world_size=8))
 
 
-# Of an H100 with 80 GB.
+# An H100 with 80 GB has this much.
 GPU_GIB = 79.6
 # Qwen2.5's own numbers.
 QWEN = {
@@ -154,7 +154,7 @@ def test_an_engine_of_several_ranks_and_states_that_leave_are_counted_by_hand():
     # While learning an eighth of the weights 3.4, gradients 6.9 and optimizer 20.6; of 8,192 tokens inputs 3.8 and one
     # layer 1.7; logits 7.0 of 4,096; the output layer's gradient 4.4; gathered 4.8; a bucket 0.9; runtime 1.5.
     assert total[2] == pytest.approx(3.4 + 6.9 + 20.6 + 3.8 + 1.7 + 7.0 + 4.4 + 4.8 + 0.9 + 1.5, rel=0.03)
-    # Of the engine's share a quarter of the weights, and the rest is cache.
+    # The engine's share holds a quarter of the weights, and the rest is cache.
     engine = {name: sampling for name, sampling, _ in rows if name.startswith("sampler")}
     assert engine["sampler weights"] == pytest.approx(6.9, abs=0.1)
     assert engine["sampler's KV cache and graphs"] == pytest.approx(67.7 - 6.9, abs=0.1)
@@ -227,6 +227,7 @@ def test_activations_are_what_autograd_keeps(precision, checkpointing, tmp_path)
         kept.append(kept_bytes(policy, 128))
         # A CPU attends in float32.
         estimated.append(128 * activation_bytes(model_shape(path), BYTES[precision], checkpointing, attended=4))
-    # What layers add; embeddings, positions and the last norm, which a row has once, are not estimated.
+    # The difference is what a layer adds. Embeddings, positions and the last norm, which a row has once, are not
+    # estimated.
     assert kept[1] - kept[0] == pytest.approx(estimated[1] - estimated[0], rel=0.02)
     assert kept[0] < 1.3 * estimated[0]

@@ -26,13 +26,13 @@ def test_a_run_learns_with_adamw_and_its_own_keys_unless_it_names_another():
     assert "optimizer" not in deepspeed_config(named)
 
 
-def test_adam_is_deepspeeds_which_decays_weights_as_adamw_unless_told_not_to():
+def test_adam_is_deepspeeds_which_decays_weights_as_adamw_unless_switched_off():
     assert chosen_optimizer(learner("+learner.deepspeed.optimizer={type: Adam}")).name == "AdamW"
     plain = learner("+learner.deepspeed.optimizer={type: Adam, params: {adam_w_mode: false}}")
     assert chosen_optimizer(plain) == Optimizer("Adam", {})
 
 
-def test_what_can_be_named_are_torchs_own_and_keep_two_numbers_for_each_weight():
+def test_optimizers_that_can_be_named_are_torchs_own_and_keep_two_numbers_for_each_weight():
     for name in CLASSES:
         kind = getattr(torch.optim, CLASSES[name][0])
         weight = torch.ones(3, requires_grad=True)
@@ -43,7 +43,7 @@ def test_what_can_be_named_are_torchs_own_and_keep_two_numbers_for_each_weight()
 
 
 @pytest.mark.parametrize(
-    ("block", "told"),
+    ("block", "expected"),
     [
         ("{type: Muon}", "type=Muon is none of AdamW, Adam, RAdam, NAdam, Adamax: DeepSpeed would clip and report the"),
         ("{type: OneBitAdam}", "DeepSpeed has dropped it"),
@@ -59,7 +59,7 @@ def test_what_can_be_named_are_torchs_own_and_keep_two_numbers_for_each_weight()
         ("{params: {}}", "has a type and may have params"),
     ],
 )
-def test_what_would_not_be_exact_or_is_a_key_of_the_run_is_one_line(block, told):
+def test_a_setting_that_is_not_exact_or_is_a_key_of_the_run_is_one_line(block, expected):
     with pytest.raises(UserError) as refused:
         check_pass_through(compose_config(["experiment=tiny", f"+learner.deepspeed.optimizer={block}"]))
-    assert told in str(refused.value) and "\n" not in str(refused.value)
+    assert expected in str(refused.value) and "\n" not in str(refused.value)

@@ -74,7 +74,7 @@ def test_an_entry_without_a_plus_is_the_entry_with_one():
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "expected"),
     [
         ("+rollout.engine_args={gpu_memory_utilization: 0.9}", "use rollout.gpu_memory_fraction"),
         ("+rollout.engine_args={logprobs_mode: raw_logprobs}", "leave it out"),
@@ -90,8 +90,8 @@ def test_an_entry_without_a_plus_is_the_entry_with_one():
         ("+rollout.engine_args={speculative_config: {method: eagle, model: draft}}", "use rollout=vllm_server"),
     ],
 )
-def test_what_the_run_sets_itself_is_refused_by_name(word, told):
-    with pytest.raises(UserError, match=told) as refused:
+def test_settings_that_the_run_makes_itself_are_refused_by_name(word, expected):
+    with pytest.raises(UserError, match=expected) as refused:
         check_pass_through(config(word))
     assert word.partition("=")[0].removeprefix("+") in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -124,7 +124,7 @@ def test_a_model_with_another_config_is_a_folder_of_its_own(tmp_path, monkeypatc
     assert folder.stat().st_mode == folder.parent.stat().st_mode, "whoever may read the cache may read the folder"
 
 
-def test_of_processes_that_change_a_model_at_once_the_slower_ones_take_the_quickest_ones_folder(tmp_path, monkeypatch):
+def test_slower_processes_take_the_folder_of_the_quickest_that_changes_the_same_model(tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
     model = tmp_path / "model"
     model.mkdir()
@@ -187,7 +187,7 @@ def test_where_the_names_of_arguments_cannot_be_read_none_is_refused(vllm, monke
         "evaluation.top_k=5",
     ],
 )
-def test_what_transformers_cannot_sample_is_refused_by_the_words_alone(word):
+def test_settings_that_transformers_cannot_sample_with_are_refused_by_the_words_alone(word):
     key, value = word.split("=")
     with pytest.raises(UserError, match=rf"^{key}=\W*{value.strip('[]')}\W* is vLLM's, and rollout.engine is transf"):
         check_pass_through(compose_config(["experiment=tiny", "rollout=transformers", word]))

@@ -34,7 +34,7 @@ def test_engines_in_the_learners_processes_need_no_gpus_of_their_own():
     assert placement_table(config(), 2, 0) == [("learner ranks", "2 × CPU"), ("vLLM servers", "2 × CPU")]
 
 
-def test_what_does_not_fit_is_refused_with_the_way_to_mend_it():
+def test_a_placement_that_does_not_fit_is_refused_with_the_remedy():
     with pytest.raises(UserError, match=r"need GPUs up to 7, and there are 6 \(0 to 5\): lower one of these numbers"):
         placement_table(config(), 4, 6)
     with pytest.raises(UserError, match=r"GPU of the 5 learner ranks \(0 to 4\): set it to 5"):

@@ -124,7 +124,7 @@ def test_an_empty_file_of_a_group_and_one_with_a_key_alone_are_no_text(tmp_path)
 
 
 @pytest.mark.parametrize("before", ["", "# mine\n\n"])
-def test_a_file_of_the_users_that_puts_itself_below_a_section_is_told_what_to_write(before, tmp_path):
+def test_a_file_of_the_users_that_puts_itself_below_a_section_is_refused_with_the_line_to_write(before, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(f"{before}# @package learner\n{BEGINNING}learning_rate: 1e-6\n")
     with pytest.raises(

@@ -126,7 +126,7 @@ def test_a_folder_of_runs_names_the_newest_ones(tmp_path):
         refuse_several(folder)
 
 
-def test_what_the_folder_of_a_model_or_another_framework_holds_is_no_run(tmp_path):
+def test_a_folder_of_a_model_or_another_framework_is_no_run(tmp_path):
     for name in ("checkpoint-5", "model"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")

@@ -67,7 +67,7 @@ def test_a_word_with_effect_is_taken(words):
     assert unread(words, compose_config(words)) == {}
 
 
-def test_what_a_choice_or_a_recipe_sets_is_left_alone():
+def test_keys_that_a_choice_or_a_recipe_sets_are_left_alone():
     for words in (["objective=kl_cov", "objective.selection.name=none"], ["task=gsm8k", "task.data.source=file"]):
         assert unread(words, compose_config(words)) == {}
 

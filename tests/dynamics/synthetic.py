@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import expit
 
-from benchmarks.papers.oscillator import held_oscillator, propagate
+from benchmarks.papers.oscillator import propagate, sampled_oscillator
 from grpo.dynamics.gain import PAID, Products, weight_of_heat
 from grpo.dynamics.history import History
 from grpo.types import Mean, RoundPlan, RoundStatistics
@@ -24,7 +24,7 @@ def measured(curve, group_size=8, prompts=16, seed=0, interval=1):
 
 def oscillating(rounds, start=0.2, plateau=0.8, momentum=0.9, stiffness=0.004, inertia=None, interval=1):
     """Returns a curve of the reduced model. `inertia` in place of (1+μ)/2 makes it more or less damped."""
-    model = held_oscillator(momentum, stiffness, interval)
+    model = sampled_oscillator(momentum, stiffness, interval)
     mass = model.mass if inertia is None else model.mass - (1 + momentum) / 2 + inertia
     frequency = np.sqrt(stiffness / mass)
     steps = interval * np.arange(rounds)

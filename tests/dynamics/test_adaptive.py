@@ -38,7 +38,7 @@ class SimulatedRun:
             self.samples += plan.group_size * plan.prompts_per_step
             counts.update((int(k), plan.group_size) for k in correct)
             sigma = np.sqrt(correct * (plan.group_size - correct)) / plan.group_size
-            # What one prompt teaches, all learn in part: the policy is one network.
+            # All prompts gain a part of what one teaches: the policy is one network.
             gradient = np.full(len(rates), sigma.mean())
             gradient[asked] += sigma
             self.velocity = self.momentum * self.velocity + self.rate * plan.learning_rate_factor * gradient
@@ -137,7 +137,7 @@ def test_groups_shrink_where_steps_are_cool_and_every_change_has_a_reason():
     )
 
 
-def test_groups_grow_where_steps_are_hot_and_a_rate_that_is_too_high_is_told_once():
+def test_groups_grow_where_steps_are_hot_and_a_rate_that_is_too_high_is_reported_once():
     made = config()
     made.dynamics.group_size, made.dynamics.prompts_per_step = 4, 64
     _, plans, decisions = trained(SCHEDULERS["adaptive"](made, 1), rounds=24, heat=1.9)
@@ -145,9 +145,9 @@ def test_groups_grow_where_steps_are_hot_and_a_rate_that_is_too_high_is_told_onc
     assert not any("too high" in decision.verdict.reason for decision in decisions)
     _, plans, decisions = trained(SCHEDULERS["adaptive"](config(), 1), rounds=40, heat=8.0)
     assert plans[-1].group_size == 16
-    told = [decision.verdict.reason for decision in decisions if "too high" in decision.verdict.reason]
-    assert len(told) == 1
-    assert re.search(r"the learning rate is too high: steps would gain most at 0.[1-3]\d* of it", told[0])
+    warnings = [decision.verdict.reason for decision in decisions if "too high" in decision.verdict.reason]
+    assert len(warnings) == 1
+    assert re.search(r"the learning rate is too high: steps would gain most at 0.[1-3]\d* of it", warnings[0])
 
 
 def test_a_rate_that_may_change_comes_to_where_steps_gain_most():
@@ -179,7 +179,7 @@ def test_the_same_facts_give_the_same_plans_also_after_a_resume():
 
 
 @pytest.mark.slow
-def test_samples_per_step_are_held_when_asked_for():
+def test_samples_per_step_stay_constant_when_asked_for():
     _, plans, _ = trained(SCHEDULERS["adaptive"](config(hold="samples"), 4))
     for plan in plans:
         assert plan.prompts_per_step % 4 == 0
@@ -239,7 +239,7 @@ def test_a_run_with_nothing_left_to_gain_is_stopped_with_its_reason(stopped):
 
 
 @pytest.mark.slow
-def test_what_was_lost_is_gone_back_for_and_what_lost_it_is_not_tried_again():
+def test_the_scheduler_goes_back_after_a_loss_and_does_not_try_its_setting_again():
     made = config(longest_interval=8)
     made.dynamics.refresh_interval = 4
     scheduler = SCHEDULERS["adaptive"](made, 1)
@@ -314,7 +314,7 @@ CHANGING = [("uniform", False), ("weighted", False), ("anneal", True), ("online"
 
 
 @pytest.mark.parametrize(("name", "changing"), CHANGING)
-def test_the_guard_is_told_of_a_curriculum_that_changes_how_hard_prompts_are(name, changing):
+def test_the_guard_knows_a_curriculum_that_changes_how_hard_prompts_are(name, changing):
     made = config()
     made.task.curriculum.name = name
     assert changes_prompts(made) == changing

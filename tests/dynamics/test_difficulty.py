@@ -34,7 +34,7 @@ def test_silent_rates_of_other_group_sizes_come_out_right_where_plugging_in_fail
     assert plugged > silent_rate(rates, 16).mean() + 0.05
 
 
-def test_prompts_that_are_never_or_always_solved_are_told_from_hard_and_easy_ones():
+def test_prompts_that_are_never_or_always_solved_are_distinguished_from_hard_and_easy_ones():
     difficulty = fit_difficulty({(0, 64): 300.0, (64, 64): 100.0, (32, 64): 600.0})
     assert difficulty.weights[difficulty.pass_rates < 0.01].sum() == pytest.approx(0.3, abs=0.01)
     assert difficulty.weights[difficulty.pass_rates > 0.99].sum() == pytest.approx(0.1, abs=0.01)

@@ -26,7 +26,8 @@ def test_the_interval_for_the_present_holds_what_was_just_measured(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interval_never_narrows_with_distance_nor_with_the_last_step_that_is_asked_for(kind):
-    """Of a curve that rises towards 1 the interval once was [.19, 1] at a step and [.5, 1] at twice that step."""
+    """Regression: the interval of a curve that rises towards 1 was [.19, 1] at a step and [.5, 1] at twice that
+    step."""
     history = simulated(kind, 1)
     seen = history.until(history.steps[0] + 0.6 * np.ptp(history.steps))
     last_widths = []

@@ -99,9 +99,9 @@ def test_prompts_are_halved_and_doubled_within_their_bounds():
 
 def test_at_equal_samples_neither_the_smallest_nor_the_largest_groups_pay():
     """Small groups are silent, large ones leave few prompts. Prompts that are hardly ever solved want larger ones."""
-    held = replace(RULE, samples=768)
+    constant = replace(RULE, samples=768)
     first = replace(NOW, prompts_per_step=96)
-    best = {rate: settled(0.5, rate, held, first=first) for rate in (0.5, 0.02)}
+    best = {rate: settled(0.5, rate, constant, first=first) for rate in (0.5, 0.02)}
     assert 2 < best[0.5].group_size < best[0.02].group_size < 32
     assert all(batch.group_size * batch.prompts_per_step == pytest.approx(768, abs=16) for batch in best.values())
 
@@ -123,7 +123,7 @@ def test_the_aim_of_a_step_by_hand():
     two, noise = BatchSetting(group_size=2, prompts_per_step=9), 0.375**0.5
     assert progress_of_step(two, at(0.5)) == pytest.approx(3 * 0.25 / noise)
     assert StepCost(1.0, 3.0, fixed=5.0).of(two, at(0.5)) == pytest.approx(68.0)
-    # Twice as many prompts are asked, and as many speak as if nine times two had been learned from.
+    # Refilling asks 18 prompts, and its 9 groups gain as much as 18 prompts without refilling.
     refilled = replace(two, refilled=True)
     assert progress_of_step(refilled, at(0.5)) == pytest.approx(18**0.5 * 0.25 / noise)
     assert StepCost(1.0, 3.0, fixed=5.0).of(refilled, at(0.5)) == pytest.approx(131.0)

@@ -140,7 +140,7 @@ def test_a_slow_decline_is_acted_on_earlier_where_steps_surely_harm():
     assert rates.max() - rates[first] < 0.1
 
 
-def test_what_is_lost_nearly_whole_is_acted_on_whatever_the_steps_gain():
+def test_the_guard_acts_on_a_nearly_whole_loss_whatever_the_steps_gain():
     rates = np.where(np.arange(160) < 80, 0.6, 0.05)
     assert with_cosines(rates, luck(0.4))[0] == 82
 

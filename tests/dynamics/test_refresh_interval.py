@@ -74,7 +74,7 @@ def test_time_per_step_is_fitted_where_the_interval_varied():
     assert (only_one.per_step, only_one.per_round) == pytest.approx((4.5, 1.0))
 
 
-def test_what_is_sampled_ahead_counts_against_a_longer_interval():
+def test_sampling_ahead_counts_against_a_longer_interval():
     late = OffPolicyness(interval=1, ess=0.99, clipped=0.001, lag=1)
     assert [late.lag_at(interval) for interval in (1, 2, 8)] == [1, 2, 8]
     assert OffPolicyness(interval=4, ess=1.0, clipped=0.0, lag=3).lag_at(2) == 3

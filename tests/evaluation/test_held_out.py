@@ -9,7 +9,7 @@ import pytest
 from grpo.commands.eval import result_table
 from grpo.config import EvaluationConfig, SamplingConfig, UserError
 from grpo.config.hydra import compose_config, compose_suite
-from grpo.evaluation.held_out import drawn_as, evaluate, is_graded, majority, score, summarize, told, with_suite
+from grpo.evaluation.held_out import drawn_as, evaluate, is_graded, majority, result_lines, score, summarize, with_suite
 from grpo.telemetry.metrics import evaluation_numbers
 from grpo.types import Problem, Prompt
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, answering, ungraded
@@ -43,7 +43,7 @@ def test_pass_and_majority_are_counted_over_problems():
     assert summary["mean_reward"] == 0.5
 
 
-def test_an_evaluation_without_answers_is_scored_and_told_by_its_mean_reward():
+def test_an_evaluation_without_answers_is_scored_and_described_by_its_mean_reward():
     def result(answer, rewards, correct):
         facts = {"answer": answer, "total": 4, "majority": False, "tokens": 40, "truncated": 1}
         rows = [facts | {"correct": correct, "reward": reward} for reward in rewards]
@@ -51,12 +51,12 @@ def test_an_evaluation_without_answers_is_scored_and_told_by_its_mean_reward():
 
     lengths = result("", [3.5, 4.0], 4)
     assert score(lengths) == 3.75
-    assert told(lengths) == ["the completions of 2 held-out problems earn a mean reward of 3.75"]
+    assert result_lines(lengths) == ["the completions of 2 held-out problems earn a mean reward of 3.75"]
     assert evaluation_numbers(lengths)["evaluation/reward_mean"] == 3.75
     # A pass rate is measured with an answer, with a grader that needs none, and by rewards of 1 and 0.
     graded = [row | {"judged": True} for row in lengths["per_problem"]]
     for judged in (result("7", [3.5, 4.0], 4), result("", [1.0, 1.0], 4), summarize(graded, [1])):
-        assert score(judged) == 1.0 and told(judged)[0].startswith("of 2 held-out problems 100.0% are solved")
+        assert score(judged) == 1.0 and result_lines(judged)[0].startswith("of 2 held-out problems 100.0% are solved")
 
 
 def test_the_usual_sets_are_known_by_name_and_asked_whole():
@@ -120,7 +120,7 @@ def test_a_suite_is_put_to_the_model_as_the_runs_own_prompts_are():
     [asked] = compose_suite(compose_config(words))
     assert (asked.prompt.chat, asked.prompt.chat_template_kwargs) == (False, {"enable_thinking": False})
     assert "boxed" in asked.prompt.template
-    # Of several sets it has what is the same in all of them.
+    # It takes from several sets what is the same in all of them.
     sets = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=arithmetic"]
     both = [word.replace("task.", f"task.sets.{name}.", 1) for name in "ab" for word in spoken]
     [asked] = compose_suite(compose_config([words[0], *sets, *both, "task.sets.b.prompt.chat=true"]))
@@ -181,8 +181,8 @@ def test_problems_of_several_sources_have_numbers_by_source():
     assert rates == {"sums": (6, 1.0), "words": (3, 0.0)}
     numbers = evaluation_numbers(evaluated)
     assert (numbers["evaluation/source/sums/pass@1"], numbers["evaluation/source/words/pass@1"]) == (1.0, 0.0)
-    assert told(evaluated)[1].startswith("pass@1 of sums 1.000 [")
-    assert told(evaluated | {"greedy": {"value": 0.75}})[1] == "with greedy decoding 75.0% of them are solved"
+    assert result_lines(evaluated)[1].startswith("pass@1 of sums 1.000 [")
+    assert result_lines(evaluated | {"greedy": {"value": 0.75}})[1] == "with greedy decoding 75.0% of them are solved"
     plain = NineProblems()
     of_one = evaluate(plain, answering(plain), EvaluationConfig(num_problems=6), SamplingConfig(), SingleRank())
     assert "sources" not in of_one
@@ -215,12 +215,12 @@ def test_problems_that_could_not_be_graded_are_left_out_and_counted():
         ("p1", "unanswered"),
         ("p4", "unanswered"),
     ]
-    line = told(result)[0]
+    line = result_lines(result)[0]
     assert line.startswith("of 7 held-out problems 100.0% are solved") and "; 2 of 9 could not be graded" in line
     assert evaluation_numbers(result)["evaluation/ungraded"] == 2
     assert [*result_table("sums", result).columns[0].cells][-1] == "not graded, left out"
     whole = evaluated_in_an_outage([])
-    assert (whole["ungraded"], whole["ungraded_problems"]) == (0, []) and "graded" not in told(whole)[0]
+    assert (whole["ungraded"], whole["ungraded_problems"]) == (0, []) and "graded" not in result_lines(whole)[0]
 
 
 def test_a_problem_whose_greedy_answer_alone_could_not_be_graded_counts_in_all_other_numbers():
@@ -268,12 +268,14 @@ def test_a_source_of_which_no_problem_could_be_graded_has_no_numbers():
 def test_an_evaluation_of_which_nothing_could_be_graded_has_no_pass_rate():
     result = evaluated_in_an_outage([f"p{index}" for index in range(9)], greedy=True)
     assert not is_graded(result) and (result["problems"], result["ungraded"]) == (9, 9)
-    assert told(result)[0].startswith("none of 9 held-out problems could be graded (a reward server did not answer")
+    assert result_lines(result)[0].startswith(
+        "none of 9 held-out problems could be graded (a reward server did not answer"
+    )
     whole = evaluated_in_an_outage([])
     assert with_suite(whole, {}) == whole
     beside = with_suite(whole, {"a": whole, "b": result})
     assert ([*beside["suite"]], beside["ungraded_sets"], score(beside)) == (["a"], ["b"], None)
-    assert "no problem of b could be graded" in told(beside)[1]
+    assert "no problem of b could be graded" in result_lines(beside)[1]
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -108,7 +108,7 @@ def test_rates_that_are_not_pairs_are_refused():
 
 
 def test_a_paired_change_by_hand():
-    # Of the eight choices of signs only two of each side reach as far: none turned, or the third alone.
+    # Only two of the eight choices of signs reach as far on each side: none turned, or the third alone.
     few = paired_change([0.5, 0.5, 0.5], [1.0, 1.0, 0.25])
     assert (few.better, few.worse, few.p) == (2, 1, 0.5)
     assert few.interval == Interval(0.25, -1.0, 1.0), "three problems never decide anything"
@@ -140,7 +140,7 @@ def test_a_change_is_found_where_there_is_none_in_no_more_than_one_of_twenty_cas
         assert found <= 0.05
 
 
-def test_of_many_problems_the_interval_of_a_paired_change_is_that_of_their_standard_error():
+def test_the_interval_of_a_paired_change_of_many_problems_is_that_of_their_standard_error():
     differences = np.random.default_rng(0).normal(0.1, 0.3, 400)
     interval = paired_change(np.zeros(400), differences).interval
     error = differences.std(ddof=1) / 400**0.5
@@ -155,14 +155,14 @@ def test_without_a_true_difference_a_crossed_one_is_found_no_more_often_than_it_
     """Of 1,000 draws a level of .05 allows 50, and 70 with three standard errors. A tenth of that level allows 5, and
     12 with three standard errors."""
     random = np.random.default_rng(0)
-    p_values, held = [], 0
+    p_values, hits = [], 0
     for _ in range(1000):
         luck = random.normal(0, of_seeds, (seeds, 1)) + random.normal(0, of_problems, (1, 64))
         cells = luck + random.normal(0, 0.3, (seeds, 64))
         p_values.append(crossed_difference(cells)[1])
         interval, _ = crossed_difference(cells + 0.1)
-        held += interval.low <= 0.1 <= interval.high
-    assert sum(p < 0.05 for p in p_values) == 1000 - held <= 70
+        hits += interval.low <= 0.1 <= interval.high
+    assert sum(p < 0.05 for p in p_values) == 1000 - hits <= 70
     assert sum(p < 0.005 for p in p_values) <= 12
 
 

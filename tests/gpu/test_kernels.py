@@ -54,7 +54,7 @@ def off(ours, reference):
 @pytest.mark.parametrize("width", [64, 128])
 def test_attention_and_its_gradients_are_those_of_float64(kind, dtype, width):
     *inputs, upstream = drawn(width)
-    # What rounding of the inputs does is no error of the kernel.
+    # Rounding of the inputs is no error of the kernel.
     inputs = [tensor.to(dtype).double().requires_grad_() for tensor in inputs]
     expected = exact(*inputs, KINDS[kind])
     expected.backward(upstream.transpose(1, 2))

@@ -12,7 +12,7 @@ GPU = torch.device("cuda", 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
-def held(learner):
+def offloaded(learner):
     """Returns copies, as bytes, of all tensors that leave the device."""
     from grpo.learner.offloading import _tensors, _weights
 
@@ -37,7 +37,7 @@ def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path, alone):
     for _ in range(3):
         report = take_step(learner, config)
         assert 0 < report.gradient_norm < float("inf")
-        there, allocated = held(learner), torch.cuda.memory_allocated(GPU) - before
+        there, allocated = offloaded(learner), torch.cuda.memory_allocated(GPU) - before
         sent = weights(learner).cpu()
         states.offload(keep_weights=True)
         assert torch.equal(weights(learner).cpu(), sent)
@@ -46,7 +46,7 @@ def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path, alone):
         # Weights and the reference's in two bytes, masters and moments in twelve.
         assert freed >= 16 * numbers
         states.reload()
-        back = held(learner)
+        back = offloaded(learner)
         assert len(there) == len(back) and all(map(torch.equal, there, back))
         assert torch.equal(weights(learner).cpu(), sent)
     learner.engine.destroy()

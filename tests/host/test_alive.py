@@ -6,33 +6,33 @@ from grpo.host import alive
 from grpo.host.alive import slow, working
 
 
-def test_what_takes_long_is_told_of_again_and_again(monkeypatch):
-    monkeypatch.setattr(alive, "TOLD_AFTER", (0.001, 0.002))
-    told, twice = [], threading.Event()
+def test_slow_work_is_reported_again_and_again(monkeypatch):
+    monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.001, 0.002))
+    lines, twice = [], threading.Event()
 
     def tell(text):
-        told.append(text)
-        if len(told) == 2:
+        lines.append(text)
+        if len(lines) == 2:
             twice.set()
 
     with working("starting the sampler", tell):
         assert twice.wait(10)
-    assert told == ["grpo: starting the sampler …"] * 2
+    assert lines == ["grpo: starting the sampler …"] * 2
 
 
-def test_what_a_run_does_again_and_again_is_told_of_once_a_minute(monkeypatch):
+def test_repeated_work_of_a_run_is_reported_once_a_minute(monkeypatch):
     monkeypatch.setattr(alive, "A_MINUTE", 0.001)
-    told, once = [], threading.Event()
-    with working("taking an optimizer step", lambda text: (told.append(text), once.set()), seldom=True):
+    lines, once = [], threading.Event()
+    with working("taking an optimizer step", lambda text: (lines.append(text), once.set()), seldom=True):
         assert once.wait(10)
-    assert told[0] == "grpo: taking an optimizer step …"
+    assert lines[0] == "grpo: taking an optimizer step …"
 
 
 def test_a_function_that_may_be_slow_gives_what_it_gave():
     assert slow("taking an optimizer step", max)(3, 6) == 6
 
 
-def test_what_is_quick_says_nothing(capsys):
+def test_quick_work_says_nothing(capsys):
     with working("reading the problems"):
         pass
     assert capsys.readouterr().err == ""
@@ -40,8 +40,8 @@ def test_what_is_quick_says_nothing(capsys):
 
 def test_only_the_first_rank_speaks(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(alive, "TOLD_AFTER", (0.0, 0.0, 0.0))
-    told = []
-    with working("starting the sampler", told.append):
+    monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.0, 0.0, 0.0))
+    lines = []
+    with working("starting the sampler", lines.append):
         threading.Event().wait(0.05)
-    assert told == []
+    assert lines == []

@@ -22,7 +22,7 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_one(tmp_path):
     assert file.read_text() == "\\ud800 new"
 
 
-def test_what_is_interrupted_in_the_middle_leaves_the_old_file(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     file = tmp_path / "curves.png"
     file.write_bytes(b"whole")
     with pytest.raises(KeyboardInterrupt), replaced(file) as new:
@@ -43,7 +43,7 @@ def test_a_file_is_replaced_and_what_a_link_leads_to_stays(tmp_path, name):
     assert file.read_text() == "the report" and not file.is_symlink()
 
 
-def test_what_a_kill_left_half_is_written_anew_with_the_rights_of_a_usual_file(tmp_path):
+def test_a_file_that_a_kill_left_half_is_written_anew_with_the_rights_of_a_usual_file(tmp_path):
     (tmp_path / ".new-report.md").write_text("half of a long report")
     (tmp_path / "usual").write_text("")
     before = os.umask(0o027)
@@ -74,7 +74,7 @@ def test_no_file_behind_a_link_is_opened_to_be_written(tmp_path, mode):
         assert (tmp_path / "new.txt").exists()
 
 
-def test_what_is_removed_is_the_link_and_not_what_it_leads_to(tmp_path):
+def test_removing_a_link_leaves_the_folder_that_it_leads_to(tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_text("mine")

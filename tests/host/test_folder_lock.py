@@ -12,16 +12,16 @@ import pytest
 from grpo.commands import launch
 from grpo.config import UserError
 from grpo.config.folder import LAUNCHER_FILE
-from grpo.host.folder_lock import held, is_held, refuse_held
+from grpo.host.folder_lock import is_locked, locked, refuse_locked
 from tests.fakes import SingleRank, on_ranks
 
 # Holds a folder, and starts a child that outlives it.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from grpo.host.folder_lock import held
+from grpo.host.folder_lock import locked
 from tests.fakes import SingleRank
-with held(Path(sys.argv[1]), SingleRank()):
+with locked(Path(sys.argv[1]), SingleRank()):
     child = os.fork()
     if child:
         print(child, flush=True)
@@ -38,9 +38,9 @@ def holder(tmp_path):
     os.kill(child, signal.SIGKILL)
 
 
-def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp_path):
+def test_a_second_run_is_refused_on_every_rank_with_the_name_of_the_first(holder, tmp_path):
     def begin(collective):
-        with held(tmp_path, collective):
+        with locked(tmp_path, collective):
             return "begun"
 
     expected = (
@@ -49,12 +49,12 @@ def test_a_second_run_is_refused_on_every_rank_and_told_who_is_there(holder, tmp
     )
     assert [str(error) for error in on_ranks(2, begin)] == [expected] * 2
     with pytest.raises(UserError, match="still goes on"):
-        refuse_held(tmp_path)
-    # Who only reads is not kept out.
+        refuse_locked(tmp_path)
+    # The lock lets readers in.
     assert (tmp_path / "run.lock").read_text() == f"process {holder.pid} on {socket.gethostname()}\n"
 
 
-def test_who_may_only_read_a_folder_is_told_whether_its_run_goes_on(holder, tmp_path, monkeypatch):
+def test_a_reader_without_the_right_to_write_sees_whether_a_run_goes_on(holder, tmp_path, monkeypatch):
     lock = tmp_path / "run.lock"
     content, opened = lock.read_text(), Path.open
 
@@ -64,10 +64,10 @@ def test_who_may_only_read_a_folder_is_told_whether_its_run_goes_on(holder, tmp_
         return opened(path, mode, **options)
 
     monkeypatch.setattr(Path, "open", reading_only)
-    assert is_held(tmp_path)
+    assert is_locked(tmp_path)
     holder.kill()
     holder.wait()
-    assert not is_held(tmp_path) and not is_held(tmp_path / "nowhere")
+    assert not is_locked(tmp_path) and not is_locked(tmp_path / "nowhere")
     assert lock.read_text() == content
 
 
@@ -82,15 +82,15 @@ def test_a_launcher_starts_nothing_there_and_leaves_the_pid_of_the_other(holder,
 def test_the_lock_ends_with_its_process_however_that_ends(holder, tmp_path):
     holder.kill()
     holder.wait()
-    refuse_held(tmp_path)
-    with held(tmp_path, SingleRank()):
+    refuse_locked(tmp_path)
+    with locked(tmp_path, SingleRank()):
         assert str(os.getpid()) in (tmp_path / "run.lock").read_text()
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written to"):
-        refuse_held(tmp_path / "file" / "run")
+        refuse_locked(tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize("name", ["run.lock", "metrics.jsonl", "prompts.jsonl", "samples.jsonl", "resumptions.jsonl"])
@@ -100,11 +100,11 @@ def test_a_folder_in_which_a_log_is_a_link_is_refused_and_one_behind_a_link_is_n
     run.mkdir()
     (run / name).symlink_to(victim)
     with pytest.raises(UserError, match=f"run/{name} is a link, and nothing is written through links"):
-        refuse_held(run)
+        refuse_locked(run)
     assert victim.read_text() == "mine"
     (run / name).unlink()
     (tmp_path / "through").symlink_to(run, target_is_directory=True)
-    refuse_held(tmp_path / "through")
+    refuse_locked(tmp_path / "through")
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "completions", "model", "models", "logs", "profile", "wandb"])
@@ -114,14 +114,14 @@ def test_a_folder_in_which_a_folder_of_the_runs_is_a_link_is_refused(tmp_path, n
     run.mkdir()
     (run / name).symlink_to(victim, target_is_directory=True)
     with pytest.raises(UserError, match=f"run/{name} is a link, and nothing is written through links: put the folder"):
-        refuse_held(run)
+        refuse_locked(run)
     assert [*victim.iterdir()] == []
     (run / name).unlink()
     (run / name).mkdir()
-    refuse_held(run)
+    refuse_locked(run)
 
 
 def test_a_pipe_in_place_of_a_log_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(UserError, match="metrics.jsonl is no plain file"):
-        refuse_held(tmp_path)
+        refuse_locked(tmp_path)

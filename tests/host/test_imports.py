@@ -26,7 +26,7 @@ def test_garbage_is_looked_for_again_afterwards_if_it_was_before_also_where_an_i
     assert gc.isenabled() == enabled
 
 
-def test_what_was_imported_is_not_looked_through_again():
+def test_the_garbage_collector_does_not_scan_imported_objects_again():
     gc.unfreeze()
     with importing():
         imported = [[] for _ in range(100)]

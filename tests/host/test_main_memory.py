@@ -67,7 +67,7 @@ def test_a_container_of_the_first_version_of_cgroups_may_be_named_as_outside(gro
     assert sizes() == (16, 11.5)
 
 
-def test_of_groups_within_others_the_one_that_leaves_least_decides(groups):
+def test_the_group_that_leaves_least_decides_among_nested_ones(groups):
     groups(["0::/slurm/job_1/step"], {"slurm/job_1/step": ("max", 2.0, 1.0), "slurm/job_1": (32.0, 4.0, 1.0)})
     assert sizes() == (32, 29)
     groups(["0::/slurm/job_1/step"], {"slurm": (48.0, 40.0, 1.0)})

@@ -38,7 +38,7 @@ def test_a_run_goes_on_when_its_output_cannot_be_written(options, before, report
     assert done.stderr == "a message\nprinted as before\n"
 
 
-def test_output_that_a_full_disk_did_not_take_is_told_once_there_is_space(tmp_path):
+def test_output_that_a_full_disk_did_not_take_is_reported_once_there_is_space(tmp_path):
     code = (
         "import resource, signal\nfrom grpo.host.output import outlasting\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nwhole = resource.getrlimit(resource.RLIMIT_FSIZE)\n"

@@ -6,54 +6,54 @@ import pytest
 
 from grpo.config import UserError
 from grpo.host.network import LOOPBACK, listen
-from grpo.host.ports import HELD_VARIABLE, HeldPort, held_ports, require_held
+from grpo.host.ports import RESERVED_VARIABLE, ReservedPort, require_ports, reserve_ports
 from tests.forks import Forked
 
 
-class HeldNumber(HeldPort):
+class ReservedNumber(ReservedPort):
     def __str__(self):
         return str(self.port)
 
 
-def test_a_held_port_is_kept_from_other_holders_and_left_to_its_server():
-    held = HeldPort(LOOPBACK)
+def test_a_reserved_port_is_kept_from_other_holders_and_left_to_its_server():
+    reserved = ReservedPort(LOOPBACK)
     with pytest.raises(OSError, match="in use"):
-        HeldPort(LOOPBACK, held.port)
+        ReservedPort(LOOPBACK, reserved.port)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind((LOOPBACK, held.port))
-    with listen(LOOPBACK, held.port) as server:
-        assert server.getsockname() == (LOOPBACK, held.port)
-        held.close()
+        other.bind((LOOPBACK, reserved.port))
+    with listen(LOOPBACK, reserved.port) as server:
+        assert server.getsockname() == (LOOPBACK, reserved.port)
+        reserved.close()
         with pytest.raises(OSError, match="in use"):
-            HeldPort(LOOPBACK, held.port)
-    HeldPort(LOOPBACK, held.port).close()
+            ReservedPort(LOOPBACK, reserved.port)
+    ReservedPort(LOOPBACK, reserved.port).close()
 
 
-def test_of_several_ports_all_are_held_or_none():
+def test_several_ports_are_reserved_together_or_not_at_all():
     with listen() as server:
-        free, taken = HeldPort(LOOPBACK), server.getsockname()[1]
+        free, taken = ReservedPort(LOOPBACK), server.getsockname()[1]
         free.close()
         with pytest.raises(OSError) as caught:
-            held_ports([(LOOPBACK, free.port), (LOOPBACK, taken)])
+            reserve_ports([(LOOPBACK, free.port), (LOOPBACK, taken)])
         assert caught.value.filename == str(taken)
-    HeldPort(LOOPBACK, free.port).close()
+    ReservedPort(LOOPBACK, free.port).close()
 
 
-def test_a_port_that_the_starter_of_a_process_holds_for_it_can_be_held_there(monkeypatch):
-    held = HeldPort(LOOPBACK)
-    monkeypatch.setenv(HELD_VARIABLE, f"1 {held.port}")
-    again = HeldPort(LOOPBACK, held.port)
-    assert again.port == held.port
+def test_a_process_can_reserve_a_port_that_its_starter_holds_for_it(monkeypatch):
+    reserved = ReservedPort(LOOPBACK)
+    monkeypatch.setenv(RESERVED_VARIABLE, f"1 {reserved.port}")
+    again = ReservedPort(LOOPBACK, reserved.port)
+    assert again.port == reserved.port
     again.close()
 
 
 def test_a_hold_ends_with_its_process():
-    holder = Forked(lambda: HeldNumber(LOOPBACK))
+    holder = Forked(lambda: ReservedNumber(LOOPBACK))
     port = int(holder.answer())
     with pytest.raises(OSError, match="in use"):
-        HeldPort(LOOPBACK, port)
+        ReservedPort(LOOPBACK, port)
     holder.end()
-    HeldPort(LOOPBACK, port).close()
+    ReservedPort(LOOPBACK, port).close()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,6 @@ def test_a_hold_ends_with_its_process():
         ("192.0.2.1", r"^rollout\.servers\.host=192\.0\.2\.1 is no address of this machine \(.*\): correct it$"),
     ],
 )
-def test_servers_whose_ports_cannot_be_held_are_one_line(host, message):
+def test_servers_whose_ports_cannot_be_reserved_are_one_line(host, message):
     with listen() as server, pytest.raises(UserError, match=message):
-        require_held(host, [server.getsockname()[1]], "rollout.servers")
+        require_ports(host, [server.getsockname()[1]], "rollout.servers")

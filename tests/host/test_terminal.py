@@ -66,7 +66,7 @@ def test_characters_that_steer_are_spelled_out_and_no_others():
 
 
 @pytest.mark.parametrize("form", [str, Text, table, facts], ids=["str", "text", "cell", "fact"])
-def test_whatever_is_printed_is_cleaned(form):
+def test_printed_text_is_cleaned(form):
     written = shown(lambda terminal: terminal.print(form(OWNED)))
     assert not set(written) & set("\x1b\x07\r\x9b\u202e\ud800")
     assert r"p1\x1b]0;owned" in written and "[/b]" in written

@@ -64,7 +64,7 @@ def test_with_the_command_goes_what_it_started_elsewhere(order):
     assert process.stdout.read() in (b"", b"here\n")
 
 
-def test_told_to_kill_it_does_not_wait():
+def test_an_order_to_kill_does_not_wait():
     process = tethered(DEAF, grace=600)
     assert process.stdout.readline() == b"here\n"
     process.stdin.write(b"kill\n")
@@ -96,7 +96,7 @@ QUICK = "import sys; from grpo.host import tether; tether.LOOK_SECONDS = 0.2; sy
 
 
 @pytest.mark.slow
-def test_what_is_stopped_is_told_once_and_again_when_it_is_stopped_again():
+def test_a_stopped_process_gets_one_signal_and_another_when_it_is_stopped_again():
     start = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {WAIT!r}]); print(p.pid); " + WAIT
     command = [sys.executable, "-c", QUICK, "1", "0", sys.executable, "-u", "-c", start]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -177,7 +177,7 @@ def test_killed_itself_it_leaves_nothing(killed):
 
 
 @pytest.mark.slow
-def test_what_a_command_started_ends_though_both_its_tethers_are_killed():
+def test_children_of_a_command_end_though_both_its_tethers_are_killed():
     engine = "from grpo.host.tether import end_with_tether; end_with_tether()\n" + DEAF
     process = tethered(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {engine!r}])\n" + DEAF)
     assert [process.stdout.readline() for _ in range(2)] == [b"here\n"] * 2

@@ -37,8 +37,8 @@ def assert_well_made(text):
     assert all(attributes.get("xlink:href", "#").startswith("#") for _, attributes in tags)
     for figure in figures:
         values = json.loads(figure["data-values"])
-        told = [cell for one in values["series"] for point in one["points"] for cell in point[2:]]
-        assert not [cell for cell in told if re.search(r"mathdefault|nan|e[+-]\d", cell)], values["x"]
+        cells = [cell for one in values["series"] for point in one["points"] for cell in point[2:]]
+        assert not [cell for cell in cells if re.search(r"mathdefault|nan|e[+-]\d", cell)], values["x"]
     words = re.sub(r"(?s)<svg.*?</svg>|<script.*?</script>|<style.*?</style>", "", text)
     assert not re.search(r"\D-0\.0+\D", words), "no change has no sign"
     assert not re.search(r"\d %", words), "a percent sign would begin a line"

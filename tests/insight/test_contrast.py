@@ -141,7 +141,7 @@ def test_every_table_says_what_its_columns_mean(compared, tmp_path):
     assert_well_made(page)
 
 
-def test_what_was_spent_is_added_up_round_by_round(runs):
+def test_spending_adds_up_round_by_round(runs):
     spent = runs[0].spent
     assert spent["samples"].tolist() == [0, 320, 640, 960]
     assert spent["tokens"].tolist() == [0, 32_000, 64_000, 96_000]
@@ -157,7 +157,7 @@ def test_cost_is_read_off_the_monotone_curve(runs):
     assert run.cost(0.2, "tokens") == (0.0, True)
 
 
-def test_a_better_variant_is_told_from_one_that_is_the_same(runs, compared):
+def test_a_better_variant_is_distinguished_from_an_equal_one(runs, compared):
     against = {variant.name: variant.against for variant in compared.variants[1:]}
     assert compared.base.name == "base" and compared.base.against is None
     assert against["better"].p < 0.01 and against["better"].difference.value == pytest.approx(0.3, abs=0.05)
@@ -220,7 +220,7 @@ def test_two_seeds_are_too_few_to_say(compared):
     assert [side.split()[-1] for side in ended.groups()] in (["above", "above", "below"], ["below", "above", "below"])
 
 
-def test_of_one_seed_there_are_no_intervals_over_seeds(runs):
+def test_one_seed_has_no_intervals_over_seeds(runs):
     alone = contrast([run for run in runs if run.seed == runs[0].seed])
     tokens = {row[0]: row[-1] for row in results(alone)[1:]}
     assert tokens["base"] == "1" and "[" not in tokens["better"]
@@ -376,7 +376,7 @@ def test_variants_that_were_evaluated_differently_or_took_other_steps_are_not_co
     assert f'<div class="verdict unsure"><p>{said}</p></div>' in (tmp_path / "report.html").read_text()
 
 
-def test_what_is_no_run_is_one_line(tmp_path, capsys):
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "is the folder of no sweep, and of no run that has finished a round" in capsys.readouterr().err
     (tmp_path / "b").mkdir()

@@ -74,7 +74,7 @@ def test_a_run_of_one_round_can_be_drawn(tmp_path):
     assert (tmp_path / "run.png").stat().st_size > 0
 
 
-def told(panel, metrics, evaluations=()):
+def marks(panel, metrics, evaluations=()):
     values = json.loads(page.picture(partial(panel, run=Curves(metrics, evaluations)))["values"])
     return {one["name"]: [point[2:] for point in one["points"]] for one in values["series"]}
 
@@ -82,23 +82,23 @@ def told(panel, metrics, evaluations=()):
 def test_a_phase_tells_its_own_seconds_and_not_those_below_it():
     rounds = [{"step": step, "time/round_seconds": 5.0, "time/sample_seconds": 3.0} for step in (1, 2)]
     rounds = [row | {"time/learn_seconds": 2.0} for row in rounds]
-    assert told(draw_time, rounds) == {"sample": [["1", "3 s"], ["2", "3 s"]], "learn": [["1", "2 s"], ["2", "2 s"]]}
+    assert marks(draw_time, rounds) == {"sample": [["1", "3 s"], ["2", "3 s"]], "learn": [["1", "2 s"], ["2", "2 s"]]}
 
 
 def test_an_evaluation_tells_its_interval_also_where_many_are_a_line():
     name = "held-out pass@1, 95 % interval (8 problems)"
-    assert told(draw_pass_rate, ROUNDS, [EVALUATION])[name] == [["0", "50.0% (25.0% to 75.0%)"]]
+    assert marks(draw_pass_rate, ROUNDS, [EVALUATION])[name] == [["0", "50.0% (25.0% to 75.0%)"]]
     many = [EVALUATION | {"step": step} for step in range(40)]
     axes = Figure().add_subplot()
     draw_pass_rate(axes, Curves(ROUNDS, many))
     assert not axes.containers, "forty error bars would hide each other"
-    assert told(draw_pass_rate, ROUNDS, many)[name][39] == ["39", "50.0% (25.0% to 75.0%)"]
+    assert marks(draw_pass_rate, ROUNDS, many)[name][39] == ["39", "50.0% (25.0% to 75.0%)"]
 
 
 def test_several_sources_have_a_curve_each():
     rounds = [{"step": step, "source/a/pass_rate": 0.25, "source/b/c/pass_rate": 0.5} for step in (1, 2)]
     assert draw_sources in panels_of(Curves(rounds, []))
-    assert told(draw_sources, rounds) == {
+    assert marks(draw_sources, rounds) == {
         "a": [["1", "25.0%"], ["2", "25.0%"]],
         "b/c": [["1", "50.0%"], ["2", "50.0%"]],
     }
@@ -108,7 +108,7 @@ def test_several_sources_have_a_curve_each():
 def test_a_cache_that_sufficed_is_said_to_have():
     rounds = [{"step": 1, "rollout/cache_peak_fraction": 0.5, "rollout/preemptions": 0.0}]
     axes = Figure().add_subplot()
-    assert draw_cache(axes, Curves(rounds, [])) == "No completion was interrupted for want of room."
+    assert draw_cache(axes, Curves(rounds, [])) == "The cache had room for all completions, so none was interrupted."
 
 
 def test_a_run_without_rounds_says_so(tmp_path):
@@ -118,17 +118,17 @@ def test_a_run_without_rounds_says_so(tmp_path):
 
 def test_a_round_tells_its_own_value_beside_the_mean_of_its_neighbours():
     rounds = [{"step": step, "pass_rate": step % 2 / 1.0} for step in range(1, 31)]
-    points = told(draw_pass_rate, rounds)["pass rate in training"]
+    points = marks(draw_pass_rate, rounds)["pass rate in training"]
     assert points[9] == ["10", "0.0% (mean 40.0%)"] and points[10] == ["11", "100.0% (mean 60.0%)"]
 
 
 def test_a_line_that_would_hide_another_is_drawn_once_under_both_names():
     rounds = [{"step": step, "pass_rate": 0.25 * step, "reward/mean": 0.25 * step + 1e-9} for step in (1, 2, 3)]
-    assert list(told(draw_pass_rate, rounds)) == ["pass rate in training = mean reward in training"]
+    assert list(marks(draw_pass_rate, rounds)) == ["pass rate in training = mean reward in training"]
     axes = Figure().add_subplot()
     assert "The mean reward is the same number" in draw_pass_rate(axes, Curves(rounds, []))
     silent = [{"step": 1, "groups/silent_fraction": 0.5, "groups/all_wrong_fraction": 0.5}]
-    assert list(told(draw_equal_groups, silent)) == ["all rewards equal = all wrong"]
+    assert list(marks(draw_equal_groups, silent)) == ["all rewards equal = all wrong"]
 
 
 def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass_rate():

@@ -1,5 +1,5 @@
-"""These tests hold that healthy runs raise no alarm and that failing runs are told what fails. Benchmarks count both
-over more runs."""
+"""These tests hold that the diagnosis finds what fails in failing runs, and nothing in healthy ones. Benchmarks count
+both over more runs."""
 
 import ast
 import re
@@ -35,13 +35,13 @@ def findings(curves):
 
 @pytest.mark.slow
 def test_healthy_runs_raise_no_alarm():
-    told = [finding for seed in range(20) for finding in findings(healthy(seed)) if finding.severity != NOTE]
-    assert told == []
+    found = [finding for seed in range(20) for finding in findings(healthy(seed)) if finding.severity != NOTE]
+    assert found == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_failing_runs_are_told_what_fails(name):
+def test_the_diagnosis_names_what_fails_in_failing_runs(name):
     for seed in range(1002, 1005):
         curves = healthy(seed)
         FAILURES[name](curves)
@@ -50,7 +50,7 @@ def test_failing_runs_are_told_what_fails(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fail", FAILING)
-def test_failures_of_practice_are_told(fail):
+def test_failures_of_practice_are_found(fail):
     assert FAILING[fail] & {finding.name for finding in diagnose(logged(fail(0)))}
 
 
@@ -58,12 +58,12 @@ def test_failures_of_practice_are_told(fail):
 @pytest.mark.parametrize("make", HEALTHY)
 def test_healthy_runs_of_practice_raise_no_alarm(make):
     true = ALSO_TRUE.get(make, set()) | {"problems solved"}
-    told = [finding.name for finding in diagnose(logged(make(0))) if finding.severity != NOTE]
-    assert set(told) <= true
+    found = [finding.name for finding in diagnose(logged(make(0))) if finding.severity != NOTE]
+    assert set(found) <= true
 
 
-def test_what_was_learned_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_engines():
-    told = []
+def test_learning_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_engines():
+    found = []
     for staleness in (0.0, 1.0):
         curves = healthy(1000)
         FAILURES["sampler mismatch"](curves)
@@ -72,13 +72,13 @@ def test_what_was_learned_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_
         facts = {"staleness/mean": staleness, "plan/refresh_interval": 1.0}
         series = {name: Series(steps, np.full(len(steps), value)) for name, value in facts.items()}
         log = replace(log, series={**log.series, **series})
-        told.append(
+        found.append(
             "sampler mismatch" in {finding.name for check, _ in CHECKS.values() if (finding := check(log, RULE))}
         )
-    assert told == [True, False]
+    assert found == [True, False]
 
 
-def test_who_has_a_function_that_raises_is_not_told_to_wait_longer_for_it():
+def test_a_function_that_raises_brings_no_advice_to_wait_longer_for_it():
     log = logged(healthy(3, rounds=40))
     steps = log["pass_rate"].steps
     series = {"completions/raised_fraction": Series(steps, np.full(len(steps), 0.6))}
@@ -96,7 +96,7 @@ def test_a_whole_diagnosis_puts_the_gravest_first():
     assert "truncated" in {finding.name for finding in diagnosis[1:]}
 
 
-def test_a_finished_run_is_told_to_be_on_its_plateau_as_a_note():
+def test_a_finished_run_gets_its_plateau_as_a_note():
     curves = healthy(0, rounds=200)
     curves["pass"] = 0.8 - 0.6 * np.exp(-np.arange(200) / 15)
     log = replace(logged(curves), num_steps=205)
@@ -108,7 +108,7 @@ def test_a_finished_run_is_told_to_be_on_its_plateau_as_a_note():
 
 
 @pytest.mark.slow
-def test_of_a_run_that_was_lost_nothing_is_told_that_follows_from_its_loss():
+def test_a_lost_run_gets_no_finding_that_follows_from_its_loss():
     curves = healthy(2, rounds=100)
     curves["pass"], curves["spread"] = np.where(np.arange(100) < 15, 0.4, 0.02), 0.3
     curves["held_out"] = curves["pass"]
@@ -126,8 +126,10 @@ def test_on_a_low_plateau_easier_problems_are_advised(plateau, advice):
 
 @pytest.mark.slow
 def test_runs_of_which_nothing_moves_raise_no_alarm_but_that_nothing_was_learned():
-    told = [(seed, finding.name) for seed in range(12) for finding in findings(still(seed)) if finding.severity != NOTE]
-    assert told == [(seed, "nothing learned") for seed in (0, 1, 2, 3, 4, 7, 10)]
+    found = [
+        (seed, finding.name) for seed in range(12) for finding in findings(still(seed)) if finding.severity != NOTE
+    ]
+    assert found == [(seed, "nothing learned") for seed in (0, 1, 2, 3, 4, 7, 10)]
 
 
 def steady(rates):
@@ -145,14 +147,14 @@ def changed(rounds=200, **series):
     return {finding.name for check, _ in CHECKS.values() if (finding := check(log, RULE))}
 
 
-def test_truncation_is_told_whatever_the_pass_rate_does():
+def test_truncation_is_found_whatever_the_pass_rate_does():
     assert "truncated" in changed(completions__truncated_fraction=np.full(200, 0.42))
     risen = np.concatenate([np.full(100, 0.02), np.full(100, 0.22)])
     assert "truncated" in changed(completions__truncated_fraction=risen)
     assert "truncated" not in changed(completions__truncated_fraction=np.linspace(0.6, 0.1, 200))
 
 
-def test_an_entropy_that_multiplies_is_told_where_answers_get_no_better():
+def test_an_entropy_that_multiplies_is_found_where_answers_get_no_better():
     entropy, flat = np.concatenate([np.full(100, 0.5), np.full(100, 1.6)]), np.tile([0.3, 0.34], 100)
     assert "entropy runs off" in changed(policy__entropy=entropy, pass_rate=flat)
     # Exploring while learning is what an entropy bonus is for, and .05 → .15 nats are few either way.
@@ -160,12 +162,12 @@ def test_an_entropy_that_multiplies_is_told_where_answers_get_no_better():
     assert "entropy runs off" not in changed(policy__entropy=entropy / 10, pass_rate=flat)
 
 
-def test_a_reference_that_is_another_model_is_told_from_the_first_rounds():
+def test_a_reference_that_is_another_model_is_found_in_the_first_rounds():
     assert "far from the reference" in changed(policy__reference_kl=np.full(200, 1.0))
     assert "far from the reference" not in changed(policy__reference_kl=np.linspace(0, 1.0, 200))
 
 
-def test_a_schedule_that_has_ended_is_told_and_one_that_ends_is_not():
+def test_a_schedule_that_has_ended_is_found_and_one_that_ends_is_not():
     time = np.linspace(0, 1, 200)
     assert "learning rate ended" in changed(learner__learning_rate=np.maximum(1 - 2 * time, 0))
     assert "learning rate ended" not in changed(learner__learning_rate=1 - time)
@@ -174,7 +176,7 @@ def test_a_schedule_that_has_ended_is_told_and_one_that_ends_is_not():
     assert "long warm-up" not in changed(learner__learning_rate=np.minimum(2 * time, 1))
 
 
-def test_a_loss_that_was_made_good_is_told_as_a_setback():
+def test_a_loss_that_was_made_good_is_a_setback():
     curve = np.concatenate([np.linspace(0.2, 0.8, 80), np.linspace(0.3, 0.8, 120)])
     assert {"setback"} == changed(pass_rate=curve) & {"setback", "unstable"}
     largest = min(evidence.setbacks(Series(np.arange(200.0), curve)), key=lambda loss: loss.change.value)
@@ -183,25 +185,25 @@ def test_a_loss_that_was_made_good_is_told_as_a_setback():
     assert "setback" not in changed(pass_rate=dip + 0.03 * (-1) ** np.arange(200))
 
 
-def test_a_loss_that_lasts_is_told_although_ten_rounds_could_not_tell_it_from_luck():
+def test_a_loss_that_lasts_is_found_although_ten_rounds_could_not_tell_it_from_luck():
     """The loss of .14 is 1.4 times the scatter of single rounds. Windows of ten rounds alone would tell 7 of 10."""
-    told, alarms = 0, 0
+    found, alarms = 0, 0
     for seed in range(10):
         luck = 0.1 * np.random.default_rng(seed).standard_normal(240)
-        told += setbacks.collapse(steady(np.repeat([0.6, 0.46], 120) + luck), RULE) is not None
+        found += setbacks.collapse(steady(np.repeat([0.6, 0.46], 120) + luck), RULE) is not None
         alarms += setbacks.collapse(steady(0.5 + luck), RULE) is not None
-    assert (told, alarms) == (10, 0)
+    assert (found, alarms) == (10, 0)
 
 
-def test_short_swings_are_told_where_the_rounds_before_did_not_swing():
+def test_short_swings_are_found_where_the_rounds_before_did_not_swing():
     luck = 0.07 * np.random.default_rng(1).standard_normal(160)
     time = np.arange(160)
     swing = np.where(time > 100, 0.2, 0) * np.sign(np.sin(np.pi * time / 8))
-    told = {finding.name: finding for finding in diagnose(steady(0.5 + swing + luck))}
+    found = {finding.name: finding for finding in diagnose(steady(0.5 + swing + luck))}
     words = (
         r"between steps \d+ and \d+ the pass rate was twice higher for [789] rounds and then lower for as many, by 0.4"
     )
-    assert re.match(words, told["underdamped"].evidence)
+    assert re.match(words, found["underdamped"].evidence)
     # One fall of the same size is no swing, and rounds that always scattered as much are none either.
     once = np.where(time > 130, -0.4, 0.0)
     assert "underdamped" not in {finding.name for finding in diagnose(steady(0.5 + once + luck))}
@@ -210,7 +212,7 @@ def test_short_swings_are_told_where_the_rounds_before_did_not_swing():
 
 def test_a_smaller_batch_makes_rounds_scatter_more_without_a_swing():
     """The last third of the run has one prompt of eight completions instead of sixteen."""
-    generator, told = np.random.default_rng(2), 0
+    generator, found = np.random.default_rng(2), 0
     for _ in range(20):
         prompts = np.repeat([16, 1], [100, 50])
         rounds = [
@@ -220,11 +222,11 @@ def test_a_smaller_batch_makes_rounds_scatter_more_without_a_swing():
         history = history_of(rounds)
         counts = [counts for *_, counts in rounds]
         log = RunLog(history, {"pass_rate": Series(history.steps, history.values)}, counts=counts)
-        told += swings.swinging(log, RULE) is not None
-    assert told == 0
+        found += swings.swinging(log, RULE) is not None
+    assert found == 0
 
 
-def test_what_was_lost_within_a_few_rounds_is_told():
+def test_a_loss_within_a_few_rounds_is_found():
     rates = np.concatenate([[0.42, 0.4, 0.38, 0.2, 0.1], np.full(95, 0.03)])
     steps, at = np.arange(1, 101.0), np.arange(0, 100, 10.0)
     history = history_of_values(steps, rates + 0.01 * (-1) ** np.arange(100))
@@ -239,13 +241,13 @@ def test_what_was_lost_within_a_few_rounds_is_told():
     assert "unstable" not in {finding.name for finding in diagnose(replace(log, held_out_error=0.2))}
 
 
-def test_completions_that_became_short_and_wrong_are_told():
+def test_completions_that_became_short_and_wrong_are_found():
     length, rate = np.repeat([400.0, 80.0], 100), np.repeat([0.6, 0.45], 100) + 0.03 * (-1) ** np.arange(200)
     assert "shorter and worse" in changed(completions__length_mean=length, pass_rate=rate)
     assert "shorter and worse" not in changed(completions__length_mean=length, pass_rate=np.linspace(0.4, 0.6, 200))
 
 
-def test_what_is_learned_meanwhile_does_not_hide_what_short_answers_cost():
+def test_learning_meanwhile_does_not_hide_the_cost_of_short_answers():
     """The pass rate rises by .4 in all, and loses .2 where the length falls."""
     time = np.arange(200)
     fall = 1 / (1 + np.exp(-(time - 100) / 4))
@@ -261,13 +263,13 @@ def test_prompts_that_get_harder_are_no_loss_where_held_out_problems_are_solved_
     log = logged(healthy(7, 200))
     falling = Series(log.history.steps, np.linspace(0.8, 0.4, 200))
     at = np.arange(0, 200, 16.0)
-    told = []
+    found = []
     for held_out in (np.linspace(0.3, 0.5, len(at)), np.linspace(0.5, 0.3, len(at))):
         series = {**log.series, "pass_rate": falling}
         history = history_of_values(falling.steps, falling.values)
         failing = replace(log, history=history, series=series, counts=(), held_out=Series(at, held_out))
-        told.append({finding.name for finding in diagnose(failing)} & {"unstable", "reward part gamed"})
-    assert told == [set(), {"unstable", "reward part gamed"}]
+        found.append({finding.name for finding in diagnose(failing)} & {"unstable", "reward part gamed"})
+    assert found == [set(), {"unstable", "reward part gamed"}]
 
 
 def test_the_share_of_answers_is_that_of_the_weights_as_they_are_now():
@@ -279,11 +281,11 @@ def test_the_share_of_answers_is_that_of_the_weights_as_they_are_now():
 
 def test_a_part_that_is_logged_and_not_paid_is_not_gamed():
     curves = broken("reward part gamed")
-    told = []
+    found = []
     for weight in (0.0, 0.1):
         log = logged(curves | {"format_weight": weight, "generator": np.random.default_rng(0)})
-        told.append(reward_parts.part_gaming(log, RULE) is not None)
-    assert told == [False, True]
+        found.append(reward_parts.part_gaming(log, RULE) is not None)
+    assert found == [False, True]
 
 
 def test_a_part_that_pays_less_than_the_better_answers_is_not_gamed():
@@ -291,14 +293,14 @@ def test_a_part_that_pays_less_than_the_better_answers_is_not_gamed():
     curves = healthy(4, rounds=200)
     share = np.linspace(0, 1, 200)
     curves["pass"], curves["format"], curves["prompts"] = 0.4 + 0.08 * share, 0.4 + 0.5 * share, 256
-    told = []
+    found = []
     for weight in (0.1, 1.0):
         log = logged(curves | {"format_weight": weight, "generator": np.random.default_rng(0)})
-        told.append(reward_parts.part_gaming(log, RULE) is not None)
-    assert told == [False, True]
+        found.append(reward_parts.part_gaming(log, RULE) is not None)
+    assert found == [False, True]
 
 
-def test_a_gap_between_training_and_held_out_problems_is_told_of_few_evaluations():
+def test_a_gap_between_training_and_held_out_problems_is_found_with_few_evaluations():
     """Twenty runs have 12 to 16 evaluations of 100 problems each. The intervals of single halves would tell 19."""
     for seed in range(20):
         curves = healthy(40_000 + seed)
@@ -306,7 +308,7 @@ def test_a_gap_between_training_and_held_out_problems_is_told_of_few_evaluations
         assert progress.reward_hacking(logged(curves), RULE) is not None, seed
 
 
-def test_a_kl_that_runs_off_is_told_without_an_entropy():
+def test_a_kl_that_runs_off_is_found_without_an_entropy():
     growing = 0.01 * np.exp(np.linspace(0, 6, 200))
     assert "KL runs off" in changed(policy__reference_kl=growing)
     jumping = np.where(np.arange(200) % 40 == 39, 900.0, 0.05)
@@ -315,7 +317,7 @@ def test_a_kl_that_runs_off_is_told_without_an_entropy():
     assert "KL runs off" not in changed(policy__reference_kl=np.linspace(0, 0.2, 200))
 
 
-def test_a_few_giant_spikes_and_exact_zeros_of_the_gradient_are_told():
+def test_a_few_giant_spikes_and_exact_zeros_of_the_gradient_are_found():
     norms = 0.3 * np.exp(0.3 * np.random.default_rng(0).standard_normal(200))
     giant = norms.copy()
     giant[[30, 80, 120, 170]] = 20.0
@@ -324,7 +326,7 @@ def test_a_few_giant_spikes_and_exact_zeros_of_the_gradient_are_told():
     assert "no gradient" in changed(learner__gradient_norm=np.where(np.arange(200) > 120, 0, norms))
 
 
-def test_a_reward_that_never_moved_is_told_after_a_few_rounds():
+def test_a_reward_that_never_moved_is_found_after_a_few_rounds():
     steps, same = np.arange(10.0), np.full(10, 0.5)
     log = RunLog(history_of_values(steps, same), {"reward/mean": Series(steps, same)})
     assert [(finding.name, finding.severity) for finding in diagnose(log)] == [("constant reward", "critical")]
@@ -338,7 +340,7 @@ def test_problems_that_were_solved_from_the_start_are_no_constant_reward():
     assert "constant reward" in changed(reward__mean=solved)
 
 
-def test_a_log_without_parts_of_the_reward_is_not_told_to_weigh_them():
+def test_a_log_without_parts_of_the_reward_gets_no_advice_to_weigh_them():
     generator, steps = np.random.default_rng(3), np.arange(200.0)
     rates, rewards = (0.3 + rise * steps / 200 + 0.01 * generator.standard_normal(200) for rise in (0.0, 0.6))
     series = {"pass_rate": Series(steps, rates), "reward/mean": Series(steps, rewards)}
@@ -356,7 +358,7 @@ def test_a_run_that_has_ended_is_judged_by_as_long_again_as_half_of_it():
     assert "on the plateau" not in {finding.name for finding in diagnose(replace(log, num_steps=960))}
 
 
-def test_a_part_that_dominates_or_is_gamed_after_learning_is_told():
+def test_a_part_that_dominates_or_is_gamed_after_learning_is_found():
     rise = np.linspace(0, 1, 200)
     generator = np.random.default_rng(3)
     noise = 0.01 * generator.standard_normal(200)
@@ -371,7 +373,7 @@ def test_a_part_that_dominates_or_is_gamed_after_learning_is_told():
     assert "reward part gamed" not in changed(**together)
 
 
-def test_a_reward_bought_by_length_is_told():
+def test_a_reward_bought_by_length_is_found():
     generator = np.random.default_rng(4)
     length = 100 * np.exp(np.linspace(0, 0.8, 200) + 0.1 * generator.standard_normal(200))
     bought = {"completions__length_mean": length, "reward__mean": length / 400}
@@ -380,7 +382,7 @@ def test_a_reward_bought_by_length_is_told():
     assert "reward bought by length" not in changed(**honest)
 
 
-def test_a_pass_rate_near_its_ends_is_told_whatever_is_silent():
+def test_a_pass_rate_near_its_ends_is_found_whatever_is_silent():
     few = {"groups__silent_fraction": np.full(200, 0.4)}
     assert "prompts too hard" in changed(pass_rate=np.full(200, 0.03), **few)
     assert "problems solved" in changed(pass_rate=np.full(200, 0.97), **few)
@@ -407,7 +409,7 @@ def test_a_curriculum_that_changes_difficulty_is_no_collapse_and_no_standstill()
     assert not diagnose(replace(log, changing_prompts=True))
 
 
-def test_what_could_not_be_checked_is_named_with_what_is_missing():
+def test_checks_that_could_not_be_made_are_named_with_the_missing_columns():
     steps = np.arange(40.0)
     log = RunLog(history_of_values(steps, steps / 50), {"reward/mean": Series(steps, steps / 50)})
     missing = unchecked(log)
@@ -417,14 +419,14 @@ def test_what_could_not_be_checked_is_named_with_what_is_missing():
     assert not unchecked(logged(healthy(1)))
 
 
-def test_an_oscillating_run_is_told_so():
+def test_an_oscillation_is_found():
     curves = healthy(0, rounds=200)
     time = np.arange(200)
     curves["pass"] = 0.6 - 0.35 * np.exp(-time / 80) * np.cos(time / 12)
     assert "underdamped" in {finding.name for finding in diagnose(logged(curves))}
 
 
-def test_silent_groups_are_told_apart_by_what_they_are():
+def test_silent_groups_are_distinguished_by_their_kind():
     for name, word in (("prompts too hard", "all wrong"), ("prompts too easy", "all right")):
         curves = healthy(1, rounds=80)
         FAILURES[name](curves)
@@ -516,8 +518,8 @@ def test_every_finding_has_a_meaning_and_every_meaning_a_finding():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
                 named.add(node.args[0].value if isinstance(node.args[0], ast.Constant) else "clipped")
-    told = {name.split(" ")[0] if name.startswith("clipped") else name for name in findings_module.MEANINGS}
-    assert named == told
+    found = {name.split(" ")[0] if name.startswith("clipped") else name for name in findings_module.MEANINGS}
+    assert named == found
     assert all(meaning.endswith(".") for meaning in findings_module.MEANINGS.values())
 
 
@@ -537,7 +539,7 @@ BROKEN = {
 }
 
 
-def test_a_step_that_broke_the_model_is_told_with_its_learning_rate_and_not_the_token_limit():
+def test_a_step_that_broke_the_model_is_named_with_its_learning_rate_and_not_the_token_limit():
     [finding] = [one for one in diagnose(short(**BROKEN)) if one.severity != NOTE]
     assert (finding.name, finding.severity) == ("broken by a step", "critical")
     assert finding.evidence == (
@@ -557,12 +559,12 @@ def test_a_step_that_broke_the_model_is_told_with_its_learning_rate_and_not_the_
     ],
     ids=["it solves again", "its completions are as before", "few completions", "it never solved any"],
 )
-def test_what_one_step_need_not_have_done_is_not_said_to_be_broken_by_a_step(changes):
+def test_a_change_that_one_step_need_not_have_made_is_not_blamed_on_a_step(changes):
     assert setbacks.broken(short(**BROKEN | changes), RULE) is None
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.88, "critical"), (0.05, "warning")])
-def test_a_reward_that_raises_is_told_in_a_short_run_too(share, severity):
+def test_a_reward_that_raises_is_found_in_a_short_run_too(share, severity):
     rates = [0.5, 0.25, 0.5]
     log = short(pass_rate=rates, reward__mean=rates, completions__raised_fraction=[share] * 3)
     [finding] = [finding for finding in diagnose(log) if finding.name == "grading fails"]
@@ -570,7 +572,7 @@ def test_a_reward_that_raises_is_told_in_a_short_run_too(share, severity):
     assert finding.evidence.startswith(f"{share:.0%} of answers are in groups for which the reward function raised")
 
 
-def test_a_training_pass_rate_far_above_the_held_out_one_is_told():
+def test_a_training_pass_rate_far_above_the_held_out_one_is_found():
     log = steady(0.46 + 0.03 * (-1.0) ** np.arange(28))
     held_out = Series(np.array([0.0, 28.0]), np.array([0.02, 0.09]))
     finding = progress.memorized(replace(log, held_out=held_out, held_out_error=0.04), RULE)
@@ -586,5 +588,5 @@ def test_a_training_pass_rate_far_above_the_held_out_one_is_told():
         {"changing_prompts": True},
         {"held_out": Series(held_out.steps, np.array([0.02, 0.38]))},
     ):
-        told = replace(log, **{"held_out": held_out, "held_out_error": 0.04} | changes)
-        assert progress.memorized(told, RULE) is None, changes
+        found = replace(log, **{"held_out": held_out, "held_out_error": 0.04} | changes)
+        assert progress.memorized(found, RULE) is None, changes

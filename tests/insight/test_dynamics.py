@@ -23,7 +23,7 @@ from tests.insight.structure import assert_well_made, complaints
 
 
 @pytest.mark.slow
-def test_a_run_is_fitted_told_drawn_and_made_a_page(tmp_path, capsys):
+def test_a_run_is_fitted_printed_drawn_and_made_a_page(tmp_path, capsys):
     write_run(tmp_path, 100)
     add_resumption(tmp_path, Resumption(40, "step-00000040", 43, KILLED))
     assert main(["dynamics", "fit", str(tmp_path)]) == 0
@@ -63,7 +63,7 @@ def test_held_out_evaluations_above_the_training_curve_are_seen_whole(tmp_path):
     assert axes.get_ylim()[1] > 0.95
 
 
-def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
+def test_a_forecast_is_printed_with_the_way_there(tmp_path, capsys):
     write_run(tmp_path, 30)
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=300"]) == 0
     printed = capsys.readouterr().out
@@ -76,16 +76,16 @@ def test_a_forecast_is_told_with_the_way_there(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_what_is_told_beside_a_forecast_is_of_the_same_steps(tmp_path, capsys):
+def test_words_beside_a_forecast_are_of_the_same_steps(tmp_path, capsys):
     """The run stands, and so little is to be gained soon. Nobody knows that of twenty times as many steps."""
     rows = [{"step": step, "pass_rate": 0.97 + 0.01 * (-1) ** step} for step in range(1, 61)]
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for last_step, told in ((90, True), (1200, False)):
+    for last_step, expected in ((90, True), (1200, False)):
         assert main(["dynamics", "fit", str(path), f"last_step={last_step}"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert f"forecast for step {last_step}" in printed
-        assert (f"until step {last_step} has" in printed) == ("on the plateau" in printed) == told
+        assert (f"until step {last_step} has" in printed) == ("on the plateau" in printed) == expected
 
 
 def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with_an_exponent(tmp_path, capsys):
@@ -177,14 +177,14 @@ def test_a_log_knows_whether_groups_of_equal_rewards_are_learned_from(tmp_path, 
     assert read_log(tmp_path).learns_from_equal == learned
 
 
-def test_a_log_of_pass_rates_alone_is_told_how_many_checks_could_be_made(tmp_path, capsys):
+def test_a_log_of_pass_rates_alone_gets_the_number_of_checks_that_could_be_made(tmp_path, capsys):
     path = tmp_path / "log.jsonl"
     rows = [{"step": step, "pass_rate": 0.3 + 0.05 * (step % 3)} for step in range(1, 41)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "diagnosis: 6 of 32 checks could be made, and they found no problem; a change of less than " in printed
-    assert " points cannot be told from luck here: go on, or raise the number of prompts per step" in printed
+    assert " points could be luck here: go on, or raise the number of prompts per step" in printed
     assert (
         "if training goes on, the pass rate at step 60 will be between " in printed
         and "% (with 90 % certainty)" in printed
@@ -208,7 +208,7 @@ def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "expected"),
     [
         ("decide_every=0", "dynamics.adaptive.decide_every=0 must be above 0"),
         ("smallest_group=100", "dynamics.adaptive.smallest_group=100 must lie between 2 and"),
@@ -216,10 +216,10 @@ def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
         ("hold=nothing", "dynamics.adaptive.hold='nothing' is unknown: choose one of prompts | samples"),
     ],
 )
-def test_a_replay_by_rules_that_training_refuses_is_refused(tmp_path, capsys, word, told):
+def test_a_replay_by_rules_that_training_refuses_is_refused(tmp_path, capsys, word, expected):
     write_run(tmp_path, 2)
     assert main(["dynamics", "replay", str(tmp_path), f"dynamics.adaptive.{word}"]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -411,7 +411,7 @@ def test_rounds_of_which_nothing_could_be_graded_are_no_points_of_the_curve(tmp_
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     log = read_log(tmp_path)
     assert len(log.history) == len(log.counts) == len(log["pass_rate"]) == 26
-    # What they cost is counted all the same, and rows of older versions say it by their counts.
+    # Their cost still counts; rows without `num_sampled` take it from the counts.
     assert [num_completions(row) for row in rows] == [256] * 30
     means = statistics_of(rows[12], {}, {}, 12).means
     assert means["completions/length_mean"] == Mean(25_600, 256) and means["prompts/length_mean"] == Mean(640, 32)

@@ -197,7 +197,7 @@ def test_a_step_that_was_logged_twice_keeps_its_last_value(tmp_path):
     assert log["pass_rate"].values.tolist() == [0.1] * 20 + [0.2] * 20
 
 
-def test_what_a_resumed_run_had_logged_beyond_where_it_went_on_is_left_out(tmp_path):
+def test_rows_of_a_resumed_run_beyond_its_checkpoint_are_left_out(tmp_path):
     rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(30)]
     rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(20, 25)]
     log = read_log(write_lines(tmp_path / "log.jsonl", rows))
@@ -205,7 +205,7 @@ def test_what_a_resumed_run_had_logged_beyond_where_it_went_on_is_left_out(tmp_p
     assert log.notes[0] == "the run was resumed at step 20: what it had logged from there on before is left out"
 
 
-def test_of_two_runs_in_one_log_the_last_is_read_and_the_reader_told(tmp_path, capsys):
+def test_the_last_of_two_runs_in_one_log_is_read_and_a_line_says_so(tmp_path, capsys):
     rows = [{"step": i, "reward": 0.1} for i in range(40)] + [{"step": i, "reward": 0.2} for i in range(25)]
     path = write_lines(tmp_path / "log.jsonl", rows)
     log = read_log(path)
@@ -223,13 +223,13 @@ def test_rows_out_of_order_and_late_evaluations_are_no_second_run(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_of_which_no_error_can_be_computed_are_left_out_and_told(tmp_path, capsys):
+def test_numbers_without_a_computable_error_are_left_out_and_reported(tmp_path, capsys):
     rows = [{"step": i, "reward": rate, "rewards/judge": 1e300 * (-1) ** i} for i, rate in enumerate(RISING)]
     path = write_lines(tmp_path / "log.jsonl", rows)
     assert main(["dynamics", "diagnose", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"{len(RISING)} values beyond ±1e+60 are left out, of rewards/judge")
-    assert "nan" not in told and "gamed" not in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"{len(RISING)} values beyond ±1e+60 are left out, of rewards/judge")
+    assert "nan" not in output and "gamed" not in output
 
 
 def test_a_log_of_evaluations_only_is_diagnosed_and_forecast(tmp_path, capsys):
@@ -238,9 +238,9 @@ def test_a_log_of_evaluations_only_is_diagnosed_and_forecast(tmp_path, capsys):
     log = read_log(path)
     assert log.history.steps[-1] == 300 and log.history.values[-1] == 0.7 and not len(log.held_out)
     assert main(["dynamics", "diagnose", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("the log has held-out scores only: eval/accuracy is taken for the pass rate")
-    assert "learning; the pass rate went from 27.5% in the first 10 rounds to 62.5% in the last 10 of 31 (" in told
+    output = capsys.readouterr().out
+    assert output.startswith("the log has held-out scores only: eval/accuracy is taken for the pass rate")
+    assert "learning; the pass rate went from 27.5% in the first 10 rounds to 62.5% in the last 10 of 31 (" in output
     assert main(["dynamics", "forecast", str(path)]) == 0
     assert "forecast for step 450: pass rate " in capsys.readouterr().out
 
@@ -260,7 +260,7 @@ def test_advice_is_in_the_words_of_the_framework_that_wrote_the_log(tmp_path, co
     assert cut.remedy.startswith(f"a larger {advice}") and "rollout.sampling" not in cut.remedy
 
 
-def test_no_key_of_ours_is_left_in_what_users_of_other_frameworks_are_told():
+def test_lines_for_users_of_other_frameworks_hold_no_key_of_ours():
     key = re.compile(rf"(?<![\w./])(?:{'|'.join([*vars(TrainConfig()), 'samples', 'groups'])})[./=][a-z_]+")
     texts = [
         node.value
@@ -271,7 +271,7 @@ def test_no_key_of_ours_is_left_in_what_users_of_other_frameworks_are_told():
     ours = [text for text in texts if key.search(text)]
     left = {text: in_words_of(framework, text) for framework in ("trl", "verl", "") for text in ours}
     assert len(ours) > 25
-    assert not [text for text, told in left.items() if key.search(told.replace("actor_rollout_ref.rollout.n", ""))]
+    assert not [text for text, output in left.items() if key.search(output.replace("actor_rollout_ref.rollout.n", ""))]
 
 
 def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
@@ -294,23 +294,23 @@ def evaluated(rates, norms, runtime=1.0):
             yield {"step": step, "_runtime": runtime * step, **training, "eval/accuracy": rate}
 
 
-def told_of_gradients(path):
+def printed_on_gradients(path):
     return {finding.name: finding.evidence for finding in diagnose(read_log(path))}.get("gradients not finite")
 
 
 def test_a_cell_that_was_not_logged_is_no_skipped_step(tmp_path):
     nan, generator = float("nan"), np.random.default_rng(0)
     rows = list(evaluated(RISING, [0.5] * 40))
-    assert told_of_gradients(write_lines(tmp_path / "evaluated.jsonl", rows)) is None
+    assert printed_on_gradients(write_lines(tmp_path / "evaluated.jsonl", rows)) is None
     gaps = [{name: nan if name != "step" and generator.random() < 0.15 else value for name, value in row.items()}
             for row in evaluated(RISING, [0.5] * 40)]  # fmt: skip
-    assert told_of_gradients(write_lines(tmp_path / "gaps.jsonl", gaps)) is None
+    assert printed_on_gradients(write_lines(tmp_path / "gaps.jsonl", gaps)) is None
 
 
-def test_a_gradient_that_is_not_a_number_is_told_beside_cells_that_were_not_logged(tmp_path):
+def test_a_gradient_that_is_not_a_number_is_reported_beside_cells_that_were_not_logged(tmp_path):
     rows = list(evaluated(RISING, [float("nan") if step % 4 == 0 else 0.5 for step in range(40)]))
-    told = told_of_gradients(write_lines(tmp_path / "log.jsonl", rows))
-    assert told == "gradients were NaN or Inf in 20% of the last 10 rounds"
+    output = printed_on_gradients(write_lines(tmp_path / "log.jsonl", rows))
+    assert output == "gradients were NaN or Inf in 20% of the last 10 rounds"
 
 
 def test_a_long_log_takes_two_numbers_of_memory_for_each_number_in_it(tmp_path):
@@ -409,7 +409,7 @@ def test_a_number_of_steps_that_no_run_takes_is_none(tmp_path, planned):
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
-def test_a_damaged_file_is_told_in_one_line(tmp_path, name, capsys):
+def test_a_damaged_file_is_reported_in_one_line(tmp_path, name, capsys):
     (tmp_path / name).write_bytes(b"step,reward\n1,\x80\n")
     assert main(["dynamics", "diagnose", str(tmp_path / name)]) == 2
     assert f"{tmp_path / name}" in capsys.readouterr().err
@@ -429,13 +429,13 @@ def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
     waves = [0.5 + 0.4 * np.sin(step / 2) for step in range(30)]
     path = write_lines(tmp_path / "log.jsonl", [{"step": step, "reward": value} for step, value in enumerate(waves)])
     main(["dynamics", "diagnose", str(path)])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "which may be luck: the rounds are too few, or differ too much, to say more" in told
-    assert "certainty between -" not in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "which may be luck: the rounds are too few, or differ too much, to say more" in output
+    assert "certainty between -" not in output
 
 
 @pytest.mark.parametrize(
-    ("held_out", "told"),
+    ("held_out", "output"),
     [
         (
             [0.3, 0.5],
@@ -444,11 +444,11 @@ def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
         ([0.5, 0.1], "verdict: much of what the model could do is lost: pass rate 0.3"),
     ],
 )
-def test_a_verdict_knows_prompts_that_get_harder_from_a_loss(tmp_path, capsys, held_out, told):
+def test_a_verdict_knows_prompts_that_get_harder_from_a_loss(tmp_path, capsys, held_out, output):
     rates, scores = np.linspace(0.8, 0.4, 100), np.linspace(*held_out, 10)
     rows = [{"step": step, "reward": rate} for step, rate in enumerate(rates)]
     rows += [{"step": 10 * index, "eval/accuracy": score} for index, score in enumerate(scores)]
     main(["dynamics", "diagnose", str(write_lines(tmp_path / "log.jsonl", rows))])
     printed = " ".join(capsys.readouterr().out.split())
-    assert told in printed and ("unstable" in printed) == (held_out[1] < 0.4)
+    assert output in printed and ("unstable" in printed) == (held_out[1] < 0.4)
     assert "go back to the checkpoint" not in printed

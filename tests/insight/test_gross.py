@@ -25,25 +25,25 @@ def short(rounds, counted=True, groups=GROUPS, **shares):
     return replace(log, series={**log.series, **given}, counts=counts)
 
 
-def told(log):
+def seen(log):
     return {finding.name: finding.severity for finding in diagnose(log)}
 
 
 @pytest.mark.parametrize("rounds", [1, 5, 12, 30])
-def test_a_run_of_any_length_is_told_that_nearly_all_is_cut_off(rounds):
-    assert told(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.05))["truncated"] == "critical"
+def test_nearly_all_cut_off_is_found_in_a_run_of_any_length(rounds):
+    assert seen(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.05))["truncated"] == "critical"
     # Here completions are right though they are cut off.
-    assert told(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.5))["truncated"] == "warning"
+    assert seen(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.5))["truncated"] == "warning"
 
 
 @pytest.mark.parametrize("rounds", [1, 12])
-def test_a_run_of_any_length_is_told_that_no_answers_are_found(rounds):
+def test_missing_answers_are_found_in_a_run_of_any_length(rounds):
     shares = {"completions__no_answer_fraction": 0.95, "groups__all_wrong_fraction": 0.95}
-    names = told(short(rounds, **shares, pass_rate=0.03))
+    names = seen(short(rounds, **shares, pass_rate=0.03))
     assert names["no answers found"] == "critical" and "prompts too hard" not in names
     # A reward of one's own may call completions right in which the others find no answer.
-    assert "no answers found" not in told(short(rounds, **shares, pass_rate=0.5))
-    assert "no answers found" not in told(short(rounds, **shares, pass_rate=0.03, completions__truncated_fraction=0.99))
+    assert "no answers found" not in seen(short(rounds, **shares, pass_rate=0.5))
+    assert "no answers found" not in seen(short(rounds, **shares, pass_rate=0.03, completions__truncated_fraction=0.99))
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_a_run_of_any_length_is_told_that_no_answers_are_found(rounds):
     [(1.0, 0.0, 0.0, "prompts too hard"), (0.3, 0.7, 0.7, "prompts too easy"), (0.0, 1.0, 1.0, "problems solved")],
 )
 @pytest.mark.parametrize("rounds", [1, 5, 12])
-def test_a_run_of_any_length_is_told_that_all_groups_are_silent(rounds, wrong, right, rate, name):
+def test_all_groups_silent_is_found_in_a_run_of_any_length(rounds, wrong, right, rate, name):
     log = short(rounds, groups__silent_fraction=1.0, groups__all_wrong_fraction=wrong,
                 groups__all_correct_fraction=right, pass_rate=rate)  # fmt: skip
-    assert name in told(log)
+    assert name in seen(log)
 
 
-def test_answers_that_are_all_wrong_are_told_though_their_form_is_rewarded():
+def test_answers_that_are_all_wrong_are_found_though_their_form_is_rewarded():
     log = short(4, groups__silent_fraction=0.2, groups__all_wrong_fraction=1.0, pass_rate=0.0)
     [finding] = diagnose(log)
     assert finding.name == "prompts too hard"
@@ -68,7 +68,7 @@ def test_answers_that_are_all_wrong_are_told_though_their_form_is_rewarded():
 def test_one_round_below_the_limit_is_enough_to_say_nothing():
     log = short(12, completions__truncated_fraction=0.94)
     log.series["completions/truncated_fraction"].values[7] = 0.88
-    assert "truncated" not in told(log)
+    assert "truncated" not in seen(log)
 
 
 @pytest.mark.parametrize(("share", "masked"), [(0.4, True), (0.8, False)])
@@ -85,14 +85,14 @@ def test_completions_that_are_mostly_cut_off_are_not_to_be_masked(share, masked)
 
 def test_few_groups_and_few_uncounted_rounds_prove_nothing():
     shares = {"completions__truncated_fraction": 1.0, "groups__silent_fraction": 1.0}
-    assert told(short(3, groups=5, **shares)) == {}
-    assert set(told(short(3, groups=6, **shares))) == {"truncated", "prompts too hard"}
-    # Of somebody else's log three rounds are asked for where completions are meant, and sixteen of groups.
-    assert told(short(2, counted=False, **shares)) == {}
-    assert set(told(short(3, counted=False, **shares))) == {"truncated"}
+    assert seen(short(3, groups=5, **shares)) == {}
+    assert set(seen(short(3, groups=6, **shares))) == {"truncated", "prompts too hard"}
+    # A foreign log needs 3 rounds for shares of completions, and 16 for shares of groups.
+    assert seen(short(2, counted=False, **shares)) == {}
+    assert set(seen(short(3, counted=False, **shares))) == {"truncated"}
 
 
-def test_healthy_runs_of_every_length_are_told_nothing():
+def test_healthy_runs_of_every_length_get_no_finding():
     for seed in range(60):
         log = logged(healthy(seed, 12))
         for rounds in range(1, 12):
@@ -105,15 +105,15 @@ def test_healthy_runs_of_every_length_are_told_nothing():
 
 def test_groups_of_equal_rewards_are_no_loss_where_they_are_learned_from():
     log = short(40, groups__silent_fraction=1.0)
-    assert "prompts too easy" in told(log)
-    assert "prompts too easy" not in told(replace(log, learns_from_equal=True))
+    assert "prompts too easy" in seen(log)
+    assert "prompts too easy" not in seen(replace(log, learns_from_equal=True))
 
 
 @pytest.mark.parametrize("rounds", [1, 5, 12])
-def test_a_run_of_any_length_is_told_of_gradients_that_were_not_finite(rounds):
+def test_gradients_that_were_not_finite_are_found_in_a_run_of_any_length(rounds):
     log = short(rounds, learner__skipped_steps=1.0)
     # A round without an applied step has no gradient norm.
     log = replace(log, series={name: series for name, series in log.series.items() if "gradient_norm" not in name})
-    assert told(log)["gradients not finite"] == "critical"
+    assert seen(log)["gradients not finite"] == "critical"
     assert "gradients" not in unchecked(log)
-    assert "gradients not finite" not in told(short(rounds, learner__skipped_steps=0.0))
+    assert "gradients not finite" not in seen(short(rounds, learner__skipped_steps=0.0))

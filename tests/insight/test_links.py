@@ -47,7 +47,7 @@ def test_a_comparison_and_its_runs_link_to_each_other(tmp_path):
     assert addresses(tmp_path / "other" / "run" / "report.html") == []
 
 
-def test_what_a_model_wrote_is_no_list_of_links(tmp_path):
+def test_a_completion_is_no_list_of_links(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     write(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()

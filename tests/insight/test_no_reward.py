@@ -1,4 +1,4 @@
-"""A run without any reward is told so, with the reason, from its first round on."""
+"""A run without any reward gets this finding, with the reason, from its first round on."""
 
 import json
 
@@ -29,32 +29,32 @@ NOTHING = {"reward/mean": 0.0, "reward/std": 0.0}
     ],
 )
 def test_the_first_round_without_reward_names_the_reason_and_the_remedy(share, reason, remedy):
-    told = warnings(NOTHING | {f"completions/{share}_fraction": 0.75})
-    assert list(told) == ["no reward"]
-    assert told["no reward"].startswith("every reward is 0, so nothing was learned: 75% of the completions")
-    assert reason in told["no reward"] and f"⇒ {remedy}" in told["no reward"]
+    warned = warnings(NOTHING | {f"completions/{share}_fraction": 0.75})
+    assert list(warned) == ["no reward"]
+    assert warned["no reward"].startswith("every reward is 0, so nothing was learned: 75% of the completions")
+    assert reason in warned["no reward"] and f"⇒ {remedy}" in warned["no reward"]
 
 
 def test_wrong_answers_alone_are_a_matter_of_difficulty():
-    told = warnings(NOTHING | {"completions/no_answer_fraction": 0.1})["no reward"]
-    assert "answers are found and graded, and none is right" in told and "easier problems" in told
+    warned = warnings(NOTHING | {"completions/no_answer_fraction": 0.1})["no reward"]
+    assert "answers are found and graded, and none is right" in warned and "easier problems" in warned
 
 
 def test_a_round_with_rewards_is_warned_only_of_what_holds_for_all_completions():
     healthy_round = {"reward/mean": 0.0, "reward/std": 0.5, "completions/no_answer_fraction": 0.9}
     assert warnings(healthy_round) == {}
-    told = warnings(healthy_round | {"completions/truncated_fraction": 1.0})
-    assert list(told) == ["completions/truncated_fraction"]
+    warned = warnings(healthy_round | {"completions/truncated_fraction": 1.0})
+    assert list(warned) == ["completions/truncated_fraction"]
 
 
 def test_a_round_without_reward_after_a_good_one_is_blamed_on_the_step_between_them():
     before = {"step": 1.0, "reward/mean": 0.4, "pass_rate": 0.4, "completions/truncated_fraction": 0.0}
     after = NOTHING | {"step": 2.0, "pass_rate": 0.0, "completions/truncated_fraction": 1.0}
-    told = warnings(after, before | {"learner/learning_rate": 0.5})["no reward"]
-    assert told.startswith(
+    warned = warnings(after, before | {"learner/learning_rate": 0.5})["no reward"]
+    assert warned.startswith(
         "40% of answers were right in the rounds to step 1 and none since; of the completions 0% were"
     )
-    assert "a tenth of learner.learning_rate" in told and "max_tokens" not in told
+    assert "a tenth of learner.learning_rate" in warned and "max_tokens" not in warned
     assert "raise rollout.sampling.max_tokens" in warnings(after, before | {"pass_rate": 0.0})["no reward"]
 
 
@@ -63,8 +63,8 @@ def test_a_round_without_reward_after_a_good_one_is_blamed_on_the_step_between_t
 )
 def test_a_round_of_which_nothing_could_be_graded_says_so_and_not_that_it_failed(share, remedy):
     outage = {"completions/truncated_fraction": 0.0, f"completions/{share}_fraction": 1.0}
-    told = warnings(outage)
-    assert list(told) == [f"completions/{share}_fraction"] and f"⇒ {remedy}" in told[next(iter(told))]
+    warned = warnings(outage)
+    assert list(warned) == [f"completions/{share}_fraction"] and f"⇒ {remedy}" in warned[next(iter(warned))]
     assert shares(outage).endswith("0% were cut off, 100% could not be graded and count neither as right nor as wrong")
 
 
@@ -96,7 +96,7 @@ def test_one_reward_is_enough_to_say_nothing():
     assert "no reward" not in {finding.name for finding in diagnose(log)}
 
 
-def test_another_frameworks_log_without_reward_is_told_so_too(tmp_path):
+def test_another_frameworks_log_without_reward_gets_the_finding_too(tmp_path):
     rows = [{"step": step, "reward": 0.0, "reward_std": 0.0, "completions/clipped_ratio": 1.0} for step in range(8)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
     [finding] = diagnose(read_log(tmp_path / "trainer_state.json"))

@@ -1,4 +1,4 @@
-"""What stands in a stranger's or a later version's run folder is read by its types, or is one line."""
+"""Values in a stranger's or a later version's run folder are read by their types, or are one line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from grpo.telemetry.completions import read_completions
 from grpo.telemetry.ending import Ending, Resumption, read_ending, read_resumptions
 from grpo.telemetry.json_lines import read_metrics
 
-MEND = ": restore it; a resumed run writes it anew"
+REMEDY = ": restore it; a resumed run writes it anew"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_configuration_with_values_of_another_type_is_one_line(tmp_path, value
     with pytest.raises(UserError) as refusal:
         run_config(tmp_path)
     separator = " " if said.startswith("(") else ""
-    assert str(refusal.value) == f"{tmp_path}/config.json is damaged{separator}{said}{MEND}"
+    assert str(refusal.value) == f"{tmp_path}/config.json is damaged{separator}{said}{REMEDY}"
 
 
 def test_keys_that_an_older_version_lacked_have_their_defaults(tmp_path):

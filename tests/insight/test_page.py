@@ -23,12 +23,12 @@ def bars_and_line(axes):
     axes.plot([0, 1], [0.1, float("nan")], color="#0072B2", label="line")
     axes.set_xlabel("difficulty")
     axes.set_title("How <hard>")
-    return "What it shows."
+    return "It shows bars."
 
 
 def test_a_chart_takes_the_colours_of_the_page_and_leaves_title_and_caption_to_it():
     drawn = page.picture(bars_and_line)
-    assert (drawn["title"], drawn["caption"]) == ("How <hard>", "What it shows.")
+    assert (drawn["title"], drawn["caption"]) == ("How <hard>", "It shows bars.")
     assert "var(--orange)" in drawn["svg"] and "#d55e00" not in drawn["svg"].lower()
     assert "How" not in drawn["svg"] and "<b>" not in drawn["svg"] and "<g id" not in drawn["svg"]
     assert re.match(r"<svg [^>]*viewBox", drawn["svg"]) and " width=" not in drawn["svg"][: drawn["svg"].index(">")]
@@ -40,7 +40,7 @@ def test_the_values_of_a_chart_are_written_as_its_axes_do():
     series = {one["name"]: one for one in values["series"]}
     assert [point[2:] for point in series["<b>bars</b>"]["points"]] == [["hard", "0.25"], ["easy", "0.5"]]
     assert series["<b>bars</b>"]["color"] == "var(--orange)"
-    # What is no number has no place.
+    # A value that is no number has no place.
     assert [point[2:] for point in series["line"]["points"]] == [["hard", "0.1"]]
     left, right = series["<b>bars</b>"]["points"]
     assert left[0] < right[0] and left[1] > right[1], "further right, and higher up"
@@ -69,7 +69,7 @@ def test_a_chart_with_many_names_is_higher_and_cuts_nothing():
     assert draw(8) > draw(2) + 50
 
 
-def test_what_a_model_wrote_cannot_break_out_of_the_page(tmp_path):
+def test_a_completion_cannot_break_out_of_the_page(tmp_path):
     attack = "</pre></details><script>alert(1)</script>"
     row = {"graded": True, "judged": True, "correct": False, "facts": attack, "text": attack}
     groups = [{"score": "0 of 1", "question": attack, "answer": attack, "about": attack, "rows": [row]}]

@@ -11,7 +11,7 @@ from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import run_config
-from grpo.insight.pages.course import how_often, resumed_at, resumptions_table, standing
+from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table
 from grpo.insight.pages.run_facts import about, run_facts
 from grpo.insight.pages.run_page import run_tables, settings, shown_groups, write_report
 from grpo.insight.pages.summary import comparable, summary_rows
@@ -52,7 +52,7 @@ def metrics(*rates, norm=1.0):
     ]
 
 
-def test_a_change_without_spread_is_told_without_an_interval():
+def test_a_change_without_spread_is_printed_without_an_interval():
     verdict = judge(metrics(*[0.5] * 12, *[0.25] * 12), [])
     assert verdict.lines[0] == "The model gets worse: its pass rate in training fell by -0.250."
 
@@ -65,7 +65,7 @@ def test_a_run_that_learned_is_said_to_have_with_what_it_took():
     assert [number.value for number in verdict.numbers] == ["65.0%", "+40.0", "6 s"]
 
 
-def test_of_a_handful_of_problems_it_is_said_that_they_are_too_few():
+def test_the_page_says_that_a_handful_of_problems_are_too_few():
     """Three of eight problems were flipped by chance: two of eight choices of their signs reach as far."""
     verdict = judge(metrics(0.2), [evaluation(0, [0.0] * 8), evaluation(1, [1.0] * 3 + [0.0] * 5)])
     assert verdict.mood == "unsure" and verdict.lines[0].startswith("No clear change")
@@ -128,7 +128,7 @@ def test_evaluations_that_asked_something_else_are_not_compared():
 
 
 @pytest.mark.slow
-def test_of_a_run_resumed_with_other_problems_those_evaluations_are_compared_that_can_be(tmp_path, capsys):
+def test_a_run_resumed_with_other_problems_compares_the_evaluations_that_it_can(tmp_path, capsys):
     def asked(step, sums):
         result = evaluation(step, [0.5] * len(sums))
         texts = [{"question": f"{a} + {a} =", "answer": str(2 * a), "completion": "2"} for a in sums]
@@ -148,9 +148,9 @@ def test_of_a_run_resumed_with_other_problems_those_evaluations_are_compared_tha
     assert said in printed and "step 3" in printed
     assert said in (tmp_path / "report.html").read_text()
     assert comparable(rows[1:]) == (rows[1:], [])
-    kept, told = comparable([*rows, asked(9, [3, 2, 1]) | {"temperature": 0.5}])
+    kept, remarks = comparable([*rows, asked(9, [3, 2, 1]) | {"temperature": 0.5}])
     assert [row["temperature"] for row in kept] == [0.5]
-    assert told == ["4 earlier evaluations are left out, since the evaluations differ in temperature (1.0 and 0.5)."]
+    assert remarks == ["4 earlier evaluations are left out, since the evaluations differ in temperature (1.0 and 0.5)."]
 
 
 def test_a_run_whose_weights_never_changed_learned_nothing_whatever_chance_says():
@@ -178,40 +178,40 @@ def test_without_held_out_problems_the_training_curve_is_judged_once_it_is_long_
 
 
 def _hold(folder, ready, over):
-    from grpo.host.folder_lock import held
+    from grpo.host.folder_lock import locked
     from tests.fakes import SingleRank
 
-    with held(folder, SingleRank()):
+    with locked(folder, SingleRank()):
         ready.set()
         over.wait(60)
 
 
 def test_how_a_run_ended_is_read_from_its_folder(tmp_path):
-    assert "without a word: it was killed" in standing(tmp_path, ROWS, CONFIG)
+    assert "without a word: it was killed" in describe_state(tmp_path, ROWS, CONFIG)
     for state, said in (
         (FINISHED, "finished at step 12 of 40"),
         (INTERRUPTED, "interrupted at step 12 of 40; checkpoint.resume=true goes on"),
         (FAILED, "failed at step 12 of 40: the disk is full"),
     ):
         write_ending(tmp_path, Ending(state, 12, "the disk is full" if state == FAILED else ""))
-        assert standing(tmp_path, ROWS, CONFIG) == said
+        assert describe_state(tmp_path, ROWS, CONFIG) == said
     forget_ending(tmp_path)
     assert read_ending(tmp_path) is None
-    assert standing(tmp_path, [{"step": 40}], CONFIG) == "finished at step 40 of 40", "of an earlier version"
+    assert describe_state(tmp_path, [{"step": 40}], CONFIG) == "finished at step 40 of 40", "of an earlier version"
 
 
-def test_a_run_that_goes_on_is_told_from_one_that_was_killed(tmp_path):
+def test_a_run_that_goes_on_is_distinguished_from_a_killed_one(tmp_path):
     context = multiprocessing.get_context("fork")
     ready, over = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(tmp_path, ready, over))
     process.start()
     try:
         assert ready.wait(30)
-        assert standing(tmp_path, ROWS, CONFIG) == "still goes on, at step 12 of 40"
+        assert describe_state(tmp_path, ROWS, CONFIG) == "still goes on, at step 12 of 40"
     finally:
         over.set()
         process.join(30)
-    assert "it was killed" in standing(tmp_path, ROWS, CONFIG)
+    assert "it was killed" in describe_state(tmp_path, ROWS, CONFIG)
 
 
 RATE = ("learner.learning_rate", 0.0003, 0.0002)

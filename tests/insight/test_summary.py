@@ -44,7 +44,7 @@ def row_of(table, name: str) -> list[str]:
 BEFORE, AFTER = evaluation(0, [0, 0, 1, 1] * 5), evaluation(9, [1, 1, 2, 2] * 5)
 
 
-def test_of_few_problems_the_change_is_open_on_both_sides():
+def test_a_change_on_few_problems_is_open_on_both_sides():
     few = summary_table(evaluation(0, [0, 0, 1, 1]), evaluation(9, [1, 1, 2, 0]))
     assert row_of(few, "pass@1")[3] == "+25.0 points [-100.0, +100.0]"
 

@@ -48,11 +48,11 @@ def rising_and_falling(first, best, last, scatter, rounds=200):
 @pytest.mark.parametrize(
     ("first", "best", "last", "std"), [(-0.8, 0.5, -0.7, 0.9), (-3.0, 2.3, -1.0, 2.0), (0.0, 7.0, -1.0, 4.0)]
 )
-def test_a_loss_of_a_reward_that_is_no_pass_rate_is_told(first, best, last, std, spread):
+def test_a_loss_of_a_reward_that_is_no_pass_rate_is_found(first, best, last, std, spread):
     log = scored(rising_and_falling(first, best, last, std / 8), std if spread else None)
-    told = {finding.name: finding for finding in diagnose(log)}
-    assert "unstable" in told and "nothing learned" not in told
-    assert told["unstable"].evidence.startswith("mean reward ")
+    found = {finding.name: finding for finding in diagnose(log)}
+    assert "unstable" in found and "nothing learned" not in found
+    assert found["unstable"].evidence.startswith("mean reward ")
 
 
 def test_a_reward_that_rises_or_stands_still_has_lost_nothing():
@@ -97,43 +97,43 @@ def with_cosines(log, mean):
     return replace(log, series={**log.series, step_signs.COSINE: Series(steps, cosines)})
 
 
-def losses_told(log):
+def losses_found(log):
     return {finding.name for finding in diagnose(log) if finding.severity != NOTE} & {"unstable", "setback"}
 
 
 def test_data_that_wander_are_no_loss_where_steps_do_no_harm():
     logs = [wandering(seed, first=0.5, last=0.5) for seed in range(6)]
-    assert [bool(losses_told(log)) for log in logs] == [True, True, True, False, True, False]
-    assert [bool(losses_told(with_cosines(log, 0.0))) for log in logs] == [False] * 6
+    assert [bool(losses_found(log)) for log in logs] == [True, True, True, False, True, False]
+    assert [bool(losses_found(with_cosines(log, 0.0))) for log in logs] == [False] * 6
 
 
-def test_a_decline_is_told_sooner_where_its_steps_harm():
+def test_a_decline_is_found_sooner_where_its_steps_harm():
     """The pass rate rises to .6 until round 100 and then falls by .4 within 150 rounds."""
     curve = np.interp(np.arange(250), [0, 100, 249], [0.3, 0.6, 0.2])
     rates = np.random.default_rng(1).binomial(64, curve) / 64
 
-    def told_at(mean):
+    def found_at(mean):
         ends = range(110, 251, 10)
         logs = {end: with_cosines(steady(rates[:end]), mean) for end in ends}
-        return next(end for end in ends if "unstable" in losses_told(logs[end]))
+        return next(end for end in ends if "unstable" in losses_found(logs[end]))
 
-    without = next(end for end in range(110, 251, 10) if "unstable" in losses_told(steady(rates[:end])))
-    assert (told_at(-0.4), without) == (140, 160)
+    without = next(end for end in range(110, 251, 10) if "unstable" in losses_found(steady(rates[:end])))
+    assert (found_at(-0.4), without) == (140, 160)
 
 
-def told_names(log):
+def found_names(log):
     return {finding.name for finding in diagnose(log)}
 
 
 def test_findings_that_deny_each_other_do_not_stand_side_by_side():
     flat = 0.3 + 0.02 * np.random.default_rng(0).standard_normal(120)
     constant = changed(120, **{"reward/mean": np.full(120, -1.0), "pass_rate": np.zeros(120)})
-    assert told_names(replace(constant, history=steady(flat).history)) & {"constant reward", "on the plateau"} == {
+    assert found_names(replace(constant, history=steady(flat).history)) & {"constant reward", "on the plateau"} == {
         "constant reward"
     }
     for name, excluded in diagnostics.EXCLUDED.items():
         assert {name, *excluded} <= findings_module.MEANINGS.keys()
-        # Of a pair that excludes each other nothing would be left.
+        # A pair that excludes each other would leave nothing.
         assert not [other for other in excluded if name in diagnostics.EXCLUDED.get(other, ())]
 
 
@@ -141,11 +141,11 @@ def test_advice_names_nothing_that_is_set_already():
     flat = 0.4 + 0.02 * np.random.default_rng(0).standard_normal(200)
     log = changed(200, **{"completions/length_mean": np.linspace(100, 300, 200), "pass_rate": flat})
     settings = {"objective.aggregation.level": "constant", "task.reward.overlong": "keep"}
-    remedies_told = [
+    remedies = [
         next(finding.remedy for finding in diagnose(one) if finding.name == "length without reward")
         for one in (log, replace(log, settings=settings))
     ]
-    assert remedies_told == [
+    assert remedies == [
         "objective=dr_grpo, or task.reward.overlong=soft task.reward.overlong_buffer=64",
         "task.reward.overlong=soft task.reward.overlong_buffer=64",
     ]
@@ -187,7 +187,7 @@ def test_advice_names_nothing_that_is_set_already():
         ("a larger rollout.sampling.max_tokens", {}, "a larger rollout.sampling.max_tokens"),
     ],
 )
-def test_of_alternatives_those_are_left_that_are_not_set(remedy, settings, left):
+def test_advice_leaves_out_alternatives_that_are_set(remedy, settings, left):
     assert diagnostics.fitting(Finding("unstable", NOTE, "", remedy), settings).remedy == left
 
 
@@ -195,8 +195,8 @@ def test_problems_solved_within_a_few_rounds_by_far_shorter_answers_ask_for_a_lo
     rates = np.concatenate([np.full(60, 0.4), np.linspace(0.5, 0.99, 4), np.full(60, 0.996)])
     lengths = np.concatenate([np.full(60, 300.0), np.linspace(250, 40, 4), np.full(60, 30.0)])
     jumped = changed(124, pass_rate=rates, **{"completions/length_mean": lengths, "reward/mean": rates})
-    told = diagnose(jumped)
-    [finding] = [finding for finding in told if finding.name in {"solved at once", "problems solved"}]
+    found = diagnose(jumped)
+    [finding] = [finding for finding in found if finding.name in {"solved at once", "problems solved"}]
     assert finding.name == "solved at once" and finding.remedy.startswith("read samples.jsonl: does the reward")
     assert finding.evidence == (
         "about step 64 the pass rate rose by 0.56 within 5 rounds, and completions went from 300 to 30 tokens"
@@ -204,7 +204,7 @@ def test_problems_solved_within_a_few_rounds_by_far_shorter_answers_ask_for_a_lo
     slowly = np.interp(np.arange(124), [0, 60, 123], [0.4, 0.996, 0.996])
     for changes in ({"completions/length_mean": np.full(124, 300.0)}, {"pass_rate": slowly}):
         series = {"pass_rate": rates, "completions/length_mean": lengths} | changes
-        assert "solved at once" not in told_names(changed(124, **series))
+        assert "solved at once" not in found_names(changed(124, **series))
 
 
 def stepping(mean, rounds=400, seed=0, late=0):
@@ -213,7 +213,7 @@ def stepping(mean, rounds=400, seed=0, late=0):
     return 0.035 * cosines
 
 
-def test_steps_that_harm_are_told_with_their_sum_and_where_it_began():
+def test_steps_that_harm_are_found_with_their_sum_and_where_it_began():
     log = changed(400, **{"step/cosine": stepping(-0.4, late=200)})
     [finding] = [finding for finding in diagnose(log) if finding.name == "steps undo each other"]
     assert finding.evidence.startswith("step/cosine of the 256 rounds since step 145 sums up to -6.0 ")
@@ -221,13 +221,13 @@ def test_steps_that_harm_are_told_with_their_sum_and_where_it_began():
 
 
 @pytest.mark.slow
-def test_steps_whose_products_are_luck_or_help_are_not_told_at_any_round():
-    told = sum(
+def test_steps_whose_products_are_luck_or_help_get_no_finding_at_any_round():
+    found = sum(
         any(step_signs.harm(stepping(mean, 200, seed)[:end]).evidence > np.log(100) for end in range(6, 200, 3))
         for seed in range(60)
         for mean in (0.0, 0.1)
     )
-    assert told <= 1
+    assert found <= 1
 
 
 def test_harm_that_begins_late_is_seen_within_a_hundred_steps():
@@ -235,6 +235,6 @@ def test_harm_that_begins_late_is_seen_within_a_hundred_steps():
     assert sum(seen) >= 15
 
 
-def test_products_of_solved_problems_are_not_told():
+def test_products_of_solved_problems_bring_no_finding():
     log = changed(400, **{"step/cosine": stepping(-0.4), "pass_rate": np.full(400, 0.97)})
-    assert "steps undo each other" not in told_names(log)
+    assert "steps undo each other" not in found_names(log)

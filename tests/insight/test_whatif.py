@@ -104,7 +104,7 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
         (["dynamics.group_size=range(2,9000)"], "these are 8998 alternatives; ask for at most 23"),
     ],
 )
-def test_what_cannot_be_predicted_is_one_line(run, capsys, words, message):
+def test_a_run_that_cannot_be_predicted_is_one_line(run, capsys, words, message):
     assert main(["dynamics", "whatif", str(run), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and len(complaints(error)) == 1
@@ -134,12 +134,12 @@ def test_a_run_that_has_not_learned_is_refused(run, capsys):
     first = rows[0]["groups/counts"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row | {"groups/counts": first}) + "\n" for row in rows))
     assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4"]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert "has not surely learned: its pass rate was" in told
-    assert "so it does not show the course that other settings would take" in told
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "has not surely learned: its pass rate was" in shown
+    assert "so it does not show the course that other settings would take" in shown
 
 
-def test_a_price_of_noise_that_is_not_measured_is_told(run):
+def test_a_price_of_noise_that_is_not_measured_is_reported(run):
     stages = stages_of(read_log(run), BatchSetting(8, 32))
     assert noise_lines(stages)[0].startswith("in 8 of 8 parts of the run the products of its steps")
     assert noise_lines([replace(stage, heat=(0.0, 0.5)) for stage in stages]) == []
@@ -149,5 +149,5 @@ def test_a_price_of_noise_that_is_not_measured_is_told(run):
 def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
     assert main(["dynamics", "whatif", str(run), "dynamics.group_size=4", "steps=37"]) == 0
     charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())
-    told = [point[2] for one in json.loads(html.unescape(charts[0]))["series"] for point in one["points"]]
-    assert "37" in told and not [step for step in told if "." in step]
+    shown = [point[2] for one in json.loads(html.unescape(charts[0]))["series"] for point in one["points"]]
+    assert "37" in shown and not [step for step in shown if "." in step]

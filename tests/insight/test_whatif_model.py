@@ -222,7 +222,7 @@ def test_a_course_says_from_where_on_its_rate_stands_still():
     assert not small.at("steps", 780)["beyond"].any() and small.at("steps", 850)["beyond"].all()
 
 
-def test_what_a_level_costs():
+def test_a_level_costs_the_steps_to_it():
     same = course()
     tokens = np.median(same.cost("tokens", 0.5))
     # 0.5 is reached at step 40·ln 2.

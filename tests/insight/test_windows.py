@@ -29,8 +29,8 @@ def test_luck_of_few_rounds_makes_no_interval_absurd(rounds):
     ("rounds", "memory", "fewest"), [(20, 0.6, 0.91), (40, 0.6, 0.93), (100, 0.8, 0.92), (40, 0.0, 0.98)]
 )
 def test_intervals_hold_for_correlated_rounds(rounds, memory, fewest):
-    held = [interval.low <= 0 <= interval.high for interval in map(level, noises(rounds, memory))]
-    assert np.mean(held) >= fewest
+    covered = [interval.low <= 0 <= interval.high for interval in map(level, noises(rounds, memory))]
+    assert np.mean(covered) >= fewest
 
 
 def test_a_window_without_scatter_has_an_exact_mean():

@@ -16,7 +16,7 @@ def seats(words):
     return seats_of(config, words, [Machine(host, ADDRESSES[host]) for host in config.hardware.hosts])
 
 
-def test_of_two_nodes_the_first_learns_and_the_second_serves():
+def test_the_first_of_two_nodes_learns_and_the_second_serves():
     words = [*TWO, "rollout.servers.replicas=2", "rollout.deadline_seconds=7200", "learner.deadline_seconds=600"]
     server, learner = seats(words)
     assert (learner.name, learner.machine.name, server.name, server.machine.name) == (
@@ -54,7 +54,7 @@ def test_ranks_over_several_nodes_meet_on_the_first():
         ([*TWO, "rollout=vllm"], "hardware.server_nodes needs rollout=vllm_server"),
     ],
 )
-def test_what_does_not_fit_is_one_line(words, message):
+def test_seats_that_do_not_fit_are_one_line(words, message):
     with pytest.raises(UserError) as caught:
         seats(words)
     assert message in str(caught.value)

@@ -45,7 +45,7 @@ def test_builds_for_gpus_are_installed_where_their_driver_can_run_them(drivers, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_old_driver_is_told_of_before_anything_is_installed(tmp_path):
+def test_an_old_driver_is_reported_before_anything_is_installed(tmp_path):
     done = setup(tmp_path, ["535.54.03", "535.54.03"])
     assert done.returncode == 2 and done.stdout == ""
     assert "driver 535.54.03 is too old for the pinned CUDA 13 wheels, which need 580 or newer" in done.stderr

@@ -3,7 +3,7 @@
 import socket
 import subprocess
 
-from grpo.host.ports import HeldPort
+from grpo.host.ports import ReservedPort
 from tests import warm
 
 RANK = """
@@ -29,8 +29,8 @@ def test_ranks_of_one_machine_meet_where_no_other_interface_leads(tmp_path):
 
 
 def test_ranks_of_several_machines_meet_at_a_port_that_their_launcher_holds(tmp_path):
-    held = HeldPort("127.0.0.1")
-    _, said, code = torchrun(tmp_path, "--master-addr=127.0.0.1", f"--master-port={held.port}")
+    reserved = ReservedPort("127.0.0.1")
+    _, said, code = torchrun(tmp_path, "--master-addr=127.0.0.1", f"--master-port={reserved.port}")
     assert (said, code) == ("", 0)
 
 

@@ -219,8 +219,8 @@ def storages():
     left out."""
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    held = [tensor.untyped_storage() for tensor in tensors if tensor.device == DEVICE]
-    return {storage._cdata: storage.nbytes() for storage in held if storage.resizable()}
+    sizes = [tensor.untyped_storage() for tensor in tensors if tensor.device == DEVICE]
+    return {storage._cdata: storage.nbytes() for storage in sizes if storage.resizable()}
 
 
 def offload_facts(model, stage, precision):
@@ -228,7 +228,7 @@ def offload_facts(model, stage, precision):
     weights are the same. "held" has the bytes on the device before and after the states leave."""
     # Smaller than the states, so that these are cut.
     offloading.CHUNK = 2**16
-    outcomes, held = [], []
+    outcomes, sizes = [], []
     for away in (False, True):
         config = config_for(stage, precision, objective__kl__coefficient=0.1)
         before = storages()
@@ -237,21 +237,21 @@ def offload_facts(model, stage, precision):
         for _ in range(3):
             norms.append(take_step(learner, config).gradient_norm)
             if away:
-                held = [sum(size for name, size in storages().items() if name not in before)]
+                sizes = [sum(size for name, size in storages().items() if name not in before)]
                 states.offload(keep_weights=True)
                 sent = weights(learner)
                 states.offload()
                 kept = sum(chunk.nbytes for chunk in states._memory._chunks) + sent.untyped_storage().nbytes()
                 # Copies of earlier weights are in the host's memory at all times.
                 kept += sum(copy.nbytes for copy in learner._products.state().values())
-                held.append(sum(size for name, size in storages().items() if name not in before) - kept)
+                sizes.append(sum(size for name, size in storages().items() if name not in before) - kept)
                 states.reload()
-                # What was sent while the rest was away is what is there afterwards.
+                # The weights sent during offloading equal those after the reload.
                 assert torch.equal(sent, weights(learner))
         outcomes.append((norms, weights(learner)))
         learner.engine.destroy()
     (norms, plain), (others, back) = outcomes
-    return {"norms": [norms, others], "same": torch.equal(plain, back), "held": held}
+    return {"norms": [norms, others], "same": torch.equal(plain, back), "held": sizes}
 
 
 def hpz_facts(model):

@@ -60,7 +60,7 @@ def off(ours, exact, least=1e-30):
 
 
 def errors(model):
-    """What a GPU refuses, and what makes the host wait for it."""
+    """Returns the errors of operations that a GPU refuses, and those that make the host wait for it."""
     facts = {}
     with pretend_gpu() as gpu:
         here, there = torch.arange(6.0), torch.arange(6.0, device=gpu)
@@ -166,7 +166,8 @@ def family(model):
 
 
 def proofs(model):
-    """What GPU tests and `grpo prove` compare with float64 on a GPU, so that their own code has run once."""
+    """Makes the comparisons with float64 that GPU tests and `grpo prove` make on a GPU, so that their own code has run
+    once."""
     facts = {}
     with pretend_gpu() as gpu, patch.object(torch.cuda, "set_sync_debug_mode", lambda mode: None):
         for kind, dtype in itertools.product(test_kernels.KINDS, test_kernels.BOUNDS):

@@ -24,7 +24,7 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import load_policy
 
 DEVICE = torch.device("cpu")
-held = {"most at once": 0}
+allocated = {"most at once": 0}
 
 
 def note(name, start):
@@ -32,8 +32,8 @@ def note(name, start):
     its shards."""
 
     def started(policy, *arguments):
-        held[name] = sum(parameter.data.numel() for parameter in policy.parameters())
-        held[f"{name}'s shard"] = sum(parameter.ds_tensor.numel() for parameter in sharded(policy))
+        allocated[name] = sum(parameter.data.numel() for parameter in policy.parameters())
+        allocated[f"{name}'s shard"] = sum(parameter.ds_tensor.numel() for parameter in sharded(policy))
         return start(policy, *arguments)
 
     return started
@@ -53,8 +53,8 @@ def noted(enter):
 
     def entered(self):
         enter(self)
-        held["most at once"] = max(
-            held["most at once"], sum(parameter.data.numel() for parameter in getattr(self, "params", ()))
+        allocated["most at once"] = max(
+            allocated["most at once"], sum(parameter.data.numel() for parameter in getattr(self, "params", ()))
         )
 
     return entered
@@ -71,9 +71,9 @@ def main(model: str, output: str) -> None:
         config = TrainConfig()
         config.learner.zero_stage, config.objective.kl.coefficient = 3, 0.1
         config.learner.precision = config.rollout.precision = precision
-        held["most at once"] = 0
+        allocated["most at once"] = 0
         learner = DeepSpeedLearner(config, model, DEVICE)
-        facts[precision] = dict(held)
+        facts[precision] = dict(allocated)
         gathered.__enter__ = enter
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)).state_dict()
         ours = {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}

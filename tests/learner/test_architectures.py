@@ -114,7 +114,7 @@ def test_a_part_of_attention_that_is_left_out_is_noticed(name, lost, monkeypatch
     assert float(without.reason.removeprefix("packed in trees off by ")) > 1e-3
 
 
-def test_what_a_model_does_to_its_logits_is_noticed():
+def test_a_change_that_a_model_makes_to_its_logits_is_noticed():
     config = config_of("Llama")
     with pytest.raises(UserError, match=r"packed in trees off by \d.*, one completion a row off by \d.*"):
         proof.prove("a model", config, loading.builder(False), lambda config: LogitRule(scale=1.1))
@@ -156,7 +156,7 @@ def test_a_model_that_chooses_what_it_attends_is_refused_where_it_would_choose(n
         loading.check_positions("a model", config, 65)
 
 
-def test_what_is_switched_off_for_learning_may_not_change_the_model():
+def test_a_part_that_is_switched_off_for_learning_may_not_change_the_model():
     # Its noise is a threshold, too, by which experts are chosen when nothing is random.
     special = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.1}
     with pytest.raises(UserError, match="phimoe is not computed exactly here"):

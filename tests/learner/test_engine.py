@@ -1,4 +1,4 @@
-"""These tests check what DeepSpeed is told on GPUs and on CPUs."""
+"""These tests check the settings that DeepSpeed gets on GPUs and on CPUs."""
 
 import inspect
 import logging

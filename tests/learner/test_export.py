@@ -55,7 +55,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(policy, tmp_path):
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["model", "model/earlier"]
 
 
-def test_a_place_that_takes_no_folder_is_not_told_of_space(policy, tmp_path):
+def test_a_place_that_takes_no_folder_brings_no_line_about_space(policy, tmp_path):
     def in_the_way(folder):
         raise OSError(errno.EEXIST, "File exists")
 

@@ -55,5 +55,5 @@ def test_every_completion_gets_its_own_log_probabilities_wherever_they_were_comp
                 before = torch.tensor((group.prompt.token_ids[-1], *own.token_ids[:-1]))
                 assert torch.equal(logprobs, torch.tensor(own.token_ids) + before / 1024)
         assert 1 <= imbalance.value < 1.1 and imbalance.count == 1 and again.count == 0
-    # What is padded to a rank's longest completion is not even.
+    # Rows padded to a rank's longest completion are not even.
     assert layout == "padded" or max(work) < 1.3 * sum(work) / 3

@@ -58,7 +58,7 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
     lora = facts[stage]["lora_facts"]
     assert lora["kl"][0] == pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]]) and lora["kl"][1] > 1e-8
     assert lora["moved"] > 1e-5
-    # What bfloat16 rounds off when adapters are merged is said; float32 keeps all.
+    # The learner reports what bfloat16 rounds off when adapters are merged; float32 keeps all.
     low, high = {"float32": (0, 1e-5), "bfloat16": (1e-3, 0.5)}[stage.partition("/")[2]]
     assert low <= lora["merge_error"] < high
     assert lora["reference_stays"]
@@ -68,7 +68,7 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
 
 @STAGES
 @pytest.mark.slow
-def test_what_saves_memory_changes_no_gradient(facts, stage):
+def test_ways_to_save_memory_change_no_gradient(facts, stage):
     plain, recomputed, offloaded = facts[stage]["saving_facts"]
     assert plain[0] != plain[1] and min(plain) > 0
     assert recomputed == pytest.approx(plain, rel=1e-6) and offloaded == pytest.approx(plain, rel=1e-6)

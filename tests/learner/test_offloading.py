@@ -40,7 +40,7 @@ def test_storages_are_empty_while_they_are_away_and_come_back_bit_by_bit():
     assert values[2][10] == 5.0, "views are of one storage again"
 
 
-def test_what_leaves_in_two_parts_comes_back_at_once_and_the_memory_is_used_again():
+def test_states_that_leave_in_two_parts_come_back_at_once_and_the_memory_is_used_again():
     values, memory = tensors(), MainMemory(CPU)
     before = bits(values)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_what_leaves_in_two_parts_comes_back_at_once_and_the_memory_is_used_agai
     assert len(memory._chunks) == 12
 
 
-def test_what_changed_after_it_came_back_is_what_leaves_next():
+def test_states_that_changed_after_their_return_leave_changed():
     values, memory = tensors(), MainMemory(CPU)
     memory.take(values)
     memory.give_back()
@@ -69,7 +69,7 @@ def test_tensors_of_another_device_stay():
     assert elsewhere.untyped_storage().nbytes() == 12
 
 
-def test_what_another_stream_still_writes_leaves_once_it_is_written():
+def test_a_tensor_that_another_stream_still_writes_leaves_once_it_is_written():
     value = torch.zeros(100)
 
     class Streams(MainMemory):

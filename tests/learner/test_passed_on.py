@@ -20,7 +20,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_deepspeed_knows_reaches_it(stage):
+def test_settings_that_deepspeed_knows_reach_it(stage):
     learner = LearnerConfig(zero_stage=stage, precision="float32", deepspeed=KNOWN)
     check_passed_on(learner)
     read = DeepSpeedConfig(deepspeed_config(learner))
@@ -29,14 +29,14 @@ def test_what_deepspeed_knows_reaches_it(stage):
 
 
 @pytest.mark.parametrize(
-    ("passed", "told"),
+    ("passed", "expected"),
     [
         ({"zero_optimisation": {"stage": 2}}, "learner.deepspeed.zero_optimisation is no setting of DeepSpeed"),
         ({"zero_optimization": {"overlap_com": True}}, "overlap_com Extra inputs are not permitted"),
         ({"zero_optimization": {"overlap_comm": "perhaps"}}, "overlap_comm Input should be a valid boolean"),
     ],
 )
-def test_what_deepspeed_does_not_know_or_refuses_is_one_line(passed, told):
+def test_settings_that_deepspeed_does_not_know_or_refuses_are_one_line(passed, expected):
     with pytest.raises(UserError) as refused:
         check_passed_on(LearnerConfig(precision="float32", deepspeed=passed))
-    assert told in str(refused.value) and "\n" not in str(refused.value)
+    assert expected in str(refused.value) and "\n" not in str(refused.value)

@@ -107,7 +107,7 @@ def test_a_refresh_waits_once_for_each_weight_on_each_side(whole):
     assert len(whole["rounds"]["waits"]) == 2 * whole["rounds"]["tensors"]
 
 
-def test_what_is_run_on_a_gpu_to_compare_it_with_float64_has_run_here(whole):
+def test_comparisons_of_a_gpu_with_float64_have_run_here(whole):
     assert max(whole["proofs"]["torch.float32"]) < 1e-5 and max(whole["proofs"]["torch.bfloat16"]) < 1e-2
 
 

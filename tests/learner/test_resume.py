@@ -64,7 +64,7 @@ def test_a_run_of_adapters_goes_on_bit_for_bit_without_its_base_in_the_checkpoin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(REFUSED)), ids=lambda index: f"{REFUSED[index]}")
-def test_what_does_not_fit_is_one_line_before_an_engine_starts(facts, index):
+def test_a_checkpoint_that_does_not_fit_is_one_line_before_an_engine_starts(facts, index):
     refused = facts["refused"][index]
     assert REFUSED[index][-1] in refused["line"] and "\n" not in refused["line"]
     assert refused["early"]
@@ -86,7 +86,7 @@ def test_a_rank_that_cannot_write_its_shard_ends_all_at_once_and_loses_nothing(f
     first, second = full["lines"]
     assert first.startswith(f"the checkpoint of step 2 could not be written (rank {LATER[index][1]}: ")
     assert second[:60] == first[:60] and "\n" not in first + second
-    # Of a deadline of sixty.
+    # The deadline is sixty.
     assert full["seconds"] < 20
     assert full["left"] == ["step-00000001"]
     straight, again = full["norms"]
@@ -115,5 +115,5 @@ def test_other_adapters_are_refused_before_anything_is_loaded(before, after, sai
         check_resumed(lora(**before), lora(**after))
 
 
-def test_what_adapters_would_be_does_not_matter_without_any():
+def test_settings_of_adapters_do_not_matter_without_any():
     check_resumed(lora(), lora(alpha=8.0, target_modules="q_proj"))

@@ -102,7 +102,7 @@ def test_a_reference_that_moved_stays_where_it_is_in_runs_that_move_it_no_furthe
 
 
 @pytest.mark.parametrize("old_logprobs", ["learner", "sampler"])
-def test_what_a_round_has_learned_is_no_mismatch_of_its_engines(start, old_logprobs):
+def test_learning_within_a_round_is_no_mismatch_of_its_engines(start, old_logprobs):
     config = config_of(old_logprobs=old_logprobs)
     learner = start(config)
     reports = [learner.step(batch) for batch in batches_of(learner, config, sampled_by(learner))]

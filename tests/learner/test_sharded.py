@@ -23,22 +23,22 @@ def facts(tmp_path_factory):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_holds_its_shard_and_one_weight_at_a_time(facts, rank, precision):
-    held = facts[rank][precision]
+    allocated = facts[rank][precision]
     for name in ("policy", "reference"):
-        assert held[name] == 0, "a whole weight is left in memory"
+        assert allocated[name] == 0, "a whole weight is left in memory"
         # Half of the model, each weight filled up to an even number.
-        assert held[f"{name}'s shard"] == pytest.approx(held["numbers"] / 2, rel=0.01)
-    assert 0 < held["most at once"] <= held["largest"]
+        assert allocated[f"{name}'s shard"] == pytest.approx(allocated["numbers"] / 2, rel=0.01)
+    assert 0 < allocated["most at once"] <= allocated["largest"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_what_was_loaded_in_shards_is_what_was_saved(facts, precision):
-    held = facts[0][precision]
-    assert held["numbers"] > 10_000
-    assert held["weights differ"] == held["reference differs"] == []
+def test_weights_loaded_in_shards_are_those_that_were_saved(facts, precision):
+    allocated = facts[0][precision]
+    assert allocated["numbers"] > 10_000
+    assert allocated["weights differ"] == allocated["reference differs"] == []
     # Tables of positions are made in float32, whatever the weights are.
-    assert held["buffers"] == held["buffers of a whole model"]
-    assert {kind for kind, _ in held["buffers"].values()} == {"torch.float32"}
+    assert allocated["buffers"] == allocated["buffers of a whole model"]
+    assert {kind for kind, _ in allocated["buffers"].values()} == {"torch.float32"}
 
 
 def test_operations_are_counted_of_the_whole_model(facts):

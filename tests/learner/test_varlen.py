@@ -58,7 +58,7 @@ def test_one_call_attends_every_prompt_and_completion_of_a_row(kind, left, calls
 
 
 @pytest.mark.parametrize("kind", ["softcap", "sinks"])
-def test_what_the_kernel_does_not_know_is_computed_without_it(kind, calls):
+def test_attention_that_the_kernel_does_not_know_is_computed_without_it(kind, calls):
     for ours, exact in zip(attended(kind), by_hand(kind), strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
     assert calls == []

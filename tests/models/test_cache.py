@@ -149,6 +149,6 @@ def test_waiting_for_another_process_has_an_end(own_cache, monkeypatch):
 
     own_cache.mkdir()
     monkeypatch.setattr(cache, "DEADLINE_SECONDS", 0.01)
-    held = FileLock(own_cache / "entry.lock", is_singleton=False)
-    with held, pytest.raises(UserError, match="another process has held the lock .*entry.lock"):
+    lock = FileLock(own_cache / "entry.lock", is_singleton=False)
+    with lock, pytest.raises(UserError, match="another process has held the lock .*entry.lock"):
         build_once("entry", write_greeting)

@@ -1,4 +1,4 @@
-"""Adapters are told from those of another base by the checksums of its files."""
+"""Checksums of the base's files distinguish its adapters from those of another base."""
 
 import hashlib
 import os

@@ -142,15 +142,15 @@ def test_nobody_logged_in_a_wrong_token_and_a_refusal_are_one_line(hub, folder, 
     with pytest.raises(UserError, match=r"^upload=me/mine: the hub refuses it \(.*\): check the name, and the rights"):
         check_upload("me/mine")
     hub.refused = {"/api/repos/create": 403}
-    with pytest.raises(UserError, match="^upload=them/theirs: the hub refuses it") as told:
+    with pytest.raises(UserError, match="^upload=them/theirs: the hub refuses it") as raised:
         upload(folder, "them/theirs")
-    assert "\n" not in str(told.value) and TOKEN not in str(told.value) and not hub.commits
+    assert "\n" not in str(raised.value) and TOKEN not in str(raised.value) and not hub.commits
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match="nobody is logged in on this machine: run `hf auth login`, or set HF_TOKEN"):
         check_upload("me/mine")
 
 
-def test_a_name_of_somebody_else_and_a_token_that_only_reads_are_told_before_any_work(hub):
+def test_a_name_of_somebody_else_and_a_token_that_only_reads_are_reported_before_any_work(hub):
     check_upload("team/ours")
     with pytest.raises(UserError, match="upload=them/theirs: the token on this machine may write to me or team only"):
         check_upload("them/theirs")

@@ -91,7 +91,7 @@ def test_the_mixture_law_is_exponentials_of_exponentially_distributed_rates():
     assert identification.fits[0].law.name == "mixture"
 
 
-def test_gating_is_told_from_a_single_exponential():
+def test_gating_is_distinguished_from_a_single_exponential():
     law = gating_law(1.0)
     curve = law.predict(np.array([-3.5, 4.0, np.log(8.0)]), np.arange(120.0), np.ones(120), np.zeros(120))
     identification = identify(measured(curve, prompts=256), 0.9)
@@ -116,11 +116,11 @@ def test_the_curves_of_many_draws_are_those_of_each_alone(law):
     """The draws mix damped, overdamped and unstable curves, under intervals and lags that change."""
     intervals = np.array([1.0] * 30 + [8.0] * 30 + [64.0] * 5)
     steps = np.concatenate([[0.0], np.cumsum(intervals)[:-1]])
-    held = intervals, np.array([0.0] * 40 + [4.0] * 25)
+    timing = intervals, np.array([0.0] * 40 + [4.0] * 25)
     draws = np.random.default_rng(0).normal(0.0, 4.0, (300, len(law.names)))
-    alone = np.array([law.predict(free, steps, *held) for free in draws])
+    alone = np.array([law.predict(free, steps, *timing) for free in draws])
     assert np.isfinite(alone).all() and len(np.unique(alone, axis=0)) > 200
-    np.testing.assert_array_equal(law.predict(draws, steps, *held), alone)
+    np.testing.assert_array_equal(law.predict(draws, steps, *timing), alone)
 
 
 def test_the_draws_of_a_long_curve_need_little_memory():
@@ -137,8 +137,8 @@ def test_the_draws_of_a_long_curve_need_little_memory():
 def test_no_draw_leaves_the_likelihood_of_its_law():
     for history in (measured(oscillating(150, stiffness=0.01)).until(40), measured(0.2 + 0.002 * np.arange(40))):
         for fit in identify(history, 0.9).fits:
-            held = fit.history.intervals, fit.history.lags
-            predicted = np.array([fit.law.predict(free, fit.history.steps, *held) for free in fit.draws])
+            timing = fit.history.intervals, fit.history.lags
+            predicted = np.array([fit.law.predict(free, fit.history.steps, *timing) for free in fit.draws])
             chi_squares = (((fit.history.values - predicted) / fit.history.errors) ** 2).sum(axis=1)
             assert (chi_squares - fit.chi_square).max() <= chi2.isf(1e-4, len(fit.free)) + 1e-9
 

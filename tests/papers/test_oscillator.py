@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from benchmarks.papers.oscillator import held_oscillator, oscillator, propagate
+from benchmarks.papers.oscillator import oscillator, propagate, sampled_oscillator
 
 
 def from_rest(times, ratio, frequency):
@@ -16,23 +16,23 @@ def test_coefficients_and_what_follows_from_them():
     assert model.damping_ratio == pytest.approx(0.06 / (2 * np.sqrt(0.01 * 1.03)))
 
 
-def test_a_held_gradient_has_the_mean_of_its_samples_ages():
+def test_a_gradient_under_sample_and_hold_has_the_mean_of_its_samples_ages():
     """With τ = 4, sampled 3 steps ahead, the ages are 3, 4, 5 and 6. Their mean is 4.5, and that of their squares
     21.5."""
-    held = held_oscillator(momentum=0.9, stiffness=0.01, interval=4, lag=3)
-    assert (held.mass, held.damping) == pytest.approx((0.95 + 0.01 * 21.5 / 2, 0.1 - 0.045))
-    assert held_oscillator(0.9, 0.01, 1, lag=5) == oscillator(0.9, 0.01, lag=5)
+    sampled = sampled_oscillator(momentum=0.9, stiffness=0.01, interval=4, lag=3)
+    assert (sampled.mass, sampled.damping) == pytest.approx((0.95 + 0.01 * 21.5 / 2, 0.1 - 0.045))
+    assert sampled_oscillator(0.9, 0.01, 1, lag=5) == oscillator(0.9, 0.01, lag=5)
 
 
 @pytest.mark.parametrize(
     ("interval", "lag", "stiffness"), [(2, 0, 1.8e-3), (8, 0, 1.5e-3), (16, 0, 7e-4), (4, 4, 1.4e-3)]
 )
-def test_training_that_samples_and_holds_decays_at_the_held_models_rate(interval, lag, stiffness):
+def test_training_that_samples_and_holds_decays_at_the_rate_of_its_model(interval, lag, stiffness):
     """Momentum is .9, and each round keeps the gradient of its first policy. A lag of all τ steps is far off."""
-    past, velocity, held = [1.0] * (interval + lag + 1), 0.0, 1.0
+    past, velocity, sampled = [1.0] * (interval + lag + 1), 0.0, 1.0
     for step in range(600 * interval):
-        held = past[-1 - lag] if step % interval == 0 else held
-        velocity = 0.9 * velocity - stiffness * held
+        sampled = past[-1 - lag] if step % interval == 0 else sampled
+        velocity = 0.9 * velocity - stiffness * sampled
         past.append(past[-1] + velocity)
     window = 20 * interval
     measured = np.log(past[-1 - window] / past[-1]) / window
@@ -40,7 +40,7 @@ def test_training_that_samples_and_holds_decays_at_the_held_models_rate(interval
     def slowest(model):
         return -np.roots([model.mass, model.damping, model.stiffness]).real.max()
 
-    assert slowest(held_oscillator(0.9, stiffness, interval, lag)) == pytest.approx(measured, rel=1e-3)
+    assert slowest(sampled_oscillator(0.9, stiffness, interval, lag)) == pytest.approx(measured, rel=1e-3)
     assert slowest(oscillator(0.9, stiffness, interval + lag)) > 1.04 * measured
 
 

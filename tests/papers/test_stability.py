@@ -20,7 +20,7 @@ def test_sample_and_hold_without_momentum_takes_twice_the_printed_bound(interval
     assert stability.critical_gain("sample_and_hold", 0.0, interval) == pytest.approx(2.0)
 
 
-def test_sampling_a_round_ahead_takes_from_what_a_held_gradient_may_do():
+def test_sampling_a_round_ahead_shortens_the_stable_interval_of_sample_and_hold():
     alone, ahead, less = (stability.critical_stiffness("sample_and_hold", 0.9, 8, lag) for lag in (0, 8, 5))
     assert (alone, ahead) == (pytest.approx(0.03386, rel=1e-3), pytest.approx(0.01023, rel=1e-3))
     # A lag counts in whole rounds.
@@ -41,10 +41,10 @@ def test_the_limit_parts_decay_from_growth_when_simulated(kind, lag):
 
     def size_after(stiffness, steps=3000 + 1000 * lag):
         past = [1.0] * (interval + lag + 1)
-        held, velocity = 1.0, 0.0
+        sampled, velocity = 1.0, 0.0
         for step in range(steps):
-            held = past[-1 - lag] if step % interval == 0 else held
-            old = held if kind == "sample_and_hold" else past[-1 - interval - lag]
+            sampled = past[-1 - lag] if step % interval == 0 else sampled
+            old = sampled if kind == "sample_and_hold" else past[-1 - interval - lag]
             velocity = momentum * velocity - stiffness * old
             past.append(past[-1] + velocity)
         return abs(np.array(past[-50:])).max()

@@ -66,7 +66,7 @@ def measured(monkeypatch):
 
     for name, value in {
         "peak_of_tensors_gib": taking,
-        "held_gib": lambda device: 1.0,
+        "allocated_gib": lambda device: 1.0,
         "peak_gib": lambda device: 5.0,
         "reset_peak": lambda device: None,
         "estimated_gib": lambda bench, num_ranks: 2.0,
@@ -78,7 +78,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-def test_ranks_share_a_step_and_its_speed_is_told_for_all_and_kept_for_one(tmp_path, measured):
+def test_ranks_share_a_step_whose_speed_is_printed_for_all_and_kept_for_one(tmp_path, measured):
     benches = [bench_with(tmp_path) for _ in range(2)]
 
     def learned(collective):
@@ -99,7 +99,7 @@ def test_ranks_share_a_step_and_its_speed_is_told_for_all_and_kept_for_one(tmp_p
     assert report.basis == {"gpus": 2, "device_gib": 80.0, "at_rest_gib": 1.0, "packed_tokens": 2 * tokens}
 
 
-def test_a_gpu_that_is_slow_and_a_step_that_takes_more_than_was_estimated_are_told(tmp_path, measured, monkeypatch):
+def test_a_gpu_that_is_slow_and_a_step_that_takes_more_than_was_estimated_are_reported(tmp_path, measured, monkeypatch):
     report = learning.learning(bench_with(tmp_path))
     utilization, memory = row_of(report, "share of the peak (MFU)"), row_of(report, "peak memory (est. 2)")
     # 2e14 operations in 2 s are 100 TFLOP/s, all that there is. Memory may be 1.1 of the estimate.
@@ -119,7 +119,7 @@ def test_rows_are_measured_up_to_those_for_which_a_gpu_has_no_memory(tmp_path, m
     tried = learning.rows(bench)
     assert [row[::2] for row in tried.basis["rows"]] == [(64, 5.0), (128, 5.0), (256, 5.0)]
     assert [fact.what for fact in tried.facts] == [f"in rows of {tokens}" for tokens in (64, 128, 256)]
-    # What is estimated not to fit is not tried.
+    # A row that is estimated not to fit is not tried.
     monkeypatch.setattr(learning, "estimated_gib", lambda bench, _: bench.config.learner.micro_batch_tokens / 2)
     assert [row[0] for row in learning.rows(bench).basis["rows"]] == [64, 128]
 
@@ -216,7 +216,7 @@ def test_a_sampler_reaches_a_share_of_what_the_memory_allows(tmp_path, monkeypat
     assert report.basis["cache_gib"] == pytest.approx(2 * 2 * 64 * 2 * 48 * 16 / 2**30)
 
 
-def test_what_sampling_without_graphs_cannot_do_is_told_with_its_speed(tmp_path, monkeypatch):
+def test_sampling_without_graphs_reports_its_failures_with_its_speed(tmp_path, monkeypatch):
     facts = [
         Fact("sampler", "16 completions at once", 50.0, "tokens/s"),
         Fact("sampler", "share of the roofline", 0.1, low=0.6),
@@ -318,7 +318,7 @@ def test_completions_that_a_lost_server_did_not_write_are_missed(tmp_path):
 
 
 class Scripted:
-    """After each refresh of this run, as many servers hold the right weights as `counts` says."""
+    """After each refresh of this run, `counts` is the number of servers that hold the right weights."""
 
     def __init__(self, counts, missing):
         self.counts, self.missing, self.rounds, self.killed = counts, missing, -1, 0
@@ -352,13 +352,13 @@ FIRST, THEN, LAST = (
         ([2, 2, 1, 2], 1, {"completions lost": "wrong"}),
     ],
 )
-def test_what_goes_wrong_when_a_server_is_lost_is_told_by_its_row(counts, missing, failing, monkeypatch):
+def test_the_row_of_a_lost_server_says_what_goes_wrong(counts, missing, failing, monkeypatch):
     monkeypatch.setattr(lost_server, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(lost_server, "LATEST", 0.0)
     monkeypatch.setattr(lost_server, "GRACE_SECONDS", 0.05)
     report = lost_server.lose(Scripted(counts, missing), 1.0)
-    told = {fact.what: fact.verdict for fact in report.facts if fact.verdict not in ("fine", "–")}
-    assert told == failing and len(report.facts) == 9
+    odd_verdicts = {fact.what: fact.verdict for fact in report.facts if fact.verdict not in ("fine", "–")}
+    assert odd_verdicts == failing and len(report.facts) == 9
 
 
 def test_servers_that_would_share_a_gpu_with_the_learner_are_not_started(tmp_path, monkeypatch):
@@ -367,7 +367,7 @@ def test_servers_that_would_share_a_gpu_with_the_learner_are_not_started(tmp_pat
     assert (fact.needs, fact.verdict) == ("needs 3 GPUs", "skipped")
 
 
-def test_a_channel_whose_other_end_is_lost_is_told(tmp_path, monkeypatch):
+def test_a_channel_whose_other_end_is_lost_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(link, "SECONDS", 0.3)
     monkeypatch.setattr(link, "sys", SimpleNamespace(executable="false", stderr=sys.stderr))
     bench = bench_with(tmp_path, device=torch.device("cpu"), bandwidth=1e9)

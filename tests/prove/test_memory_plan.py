@@ -29,7 +29,7 @@ def on(monkeypatch, tmp_path):
     return made
 
 
-def test_what_a_model_of_7b_takes_is_counted_by_hand(on):
+def test_the_memory_of_a_model_of_7b_is_counted_by_hand(on):
     assert ModelShape(7_615_616_512, 28, 3584, 18_944, 152_064, 3584, 512) == SEVEN_B
     # Weights 14.2, gradients 28.4, masters 28.4, of the sampler 0.4 of the GPU, and 1.5 of runtime.
     config = on(H100, "7b").config

@@ -188,7 +188,7 @@ def test_the_command_measures_parts_and_writes_them_down(tmp_path):
     assert "grpo train … " + " ".join(words) in " ".join(done.stdout.split())
 
 
-def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monkeypatch, capfd):
+def test_a_process_that_fails_or_hangs_is_reported_with_its_output(bench, monkeypatch, capfd):
     assert own_process.exit_code([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]) == 3
     monkeypatch.setattr(own_process, "LONGEST_SECONDS", 1.0)
     assert own_process.exit_code(["sh", "-c", "echo the last word; exec sleep 60"]) == 124
@@ -199,7 +199,7 @@ def test_a_process_that_fails_or_hangs_is_told_with_what_it_printed(bench, monke
     assert (fact.what, fact.verdict) == ("ZeRO-3: exit code of its process", "wrong")
 
 
-def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_told(bench, monkeypatch):
+def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_reported(bench, monkeypatch):
     norms = dict.fromkeys(learning.WAYS, 2.0) | {"ZeRO-3": 2.1}
     monkeypatch.setattr(learning, "_lacking", lambda bench, words, num_ranks: "needs more" * ("stage=2" in str(words)))
     tried = {}
@@ -219,7 +219,7 @@ def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_told(bench,
         "checkpointing": (1, True, False, "learning"),
         "offload": (1, False, True, "learning"),
     }
-    # Of the learner as it is configured.
+    # The constant is that of the learner as it is configured.
     assert report.constants == {"learning_tokens_per_second": 6.0}
 
 
@@ -239,7 +239,7 @@ def test_a_measurement_that_fails_is_a_fact_and_the_others_are_made(tmp_path, mo
     printed = capsys.readouterr()
     assert "grpo:   refused  learner and sampler hold different weights  wrong\n" in printed.err
     assert "grpo:   crashed  RuntimeError: CUDA error: no kernel image is available  wrong\n" in printed.err
-    # The place is told where it is no answer to the user.
+    # A traceback shows the place where the error is no answer to the user.
     assert printed.err.count("Traceback") == 1
     facts = json.loads((tmp_path / "prove.json").read_text())["facts"]
     assert [fact["verdict"] for fact in facts] == ["wrong", "–", "wrong", "fine"]
@@ -277,7 +277,7 @@ def test_parts_that_need_vllm_say_so_where_there_is_none(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.count("needs vLLM") == 2
 
 
-def test_what_there_is_not_is_refused(tmp_path):
+def test_unknown_parts_are_refused(tmp_path):
     with pytest.raises(
         UserError, match="part=nets is unknown: choose among attention, learner, round, servers, sync, sampler"
     ):
@@ -293,7 +293,7 @@ def test_keys_of_a_run_that_cannot_work_are_refused_before_anything_is_measured(
     assert not (tmp_path / "new").exists()
 
 
-def test_what_an_interrupted_proof_has_written_is_no_model(tmp_path):
+def test_files_of_an_interrupted_proof_are_no_model(tmp_path):
     half = tmp_path / ".writing-model-tiny"
     half.mkdir()
     (half / "config.json").write_text("half")

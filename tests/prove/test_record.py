@@ -64,13 +64,13 @@ def test_parts_that_are_measured_one_by_one_stand_in_one_file(tmp_path):
     )
 
 
-def test_a_device_that_held_no_row_is_asked_for_no_settings(tmp_path):
+def test_a_device_without_room_for_a_row_gets_no_settings(tmp_path):
     measured = Report([], REST | {"learning_tokens_per_second": 500.0}, BASIS | {"rows": []})
     assert write_record(tmp_path, ABOUT, [measured])["settings"] == []
 
 
 @pytest.mark.parametrize("other", [{"device": "NVIDIA H100"}, {"size": "7b"}, {"words": ["learner.zero_stage=3"]}])
-def test_what_was_measured_on_something_else_is_not_mixed_in(tmp_path, other):
+def test_numbers_measured_on_another_machine_are_not_mixed_in(tmp_path, other):
     write_record(tmp_path, ABOUT, [LEARNER])
     record = write_record(tmp_path, ABOUT | other, [Report([], {"refresh_seconds": 0.1})])
     assert record["facts"] == [] and record["constants"] == {"refresh_seconds": 0.1}

@@ -56,7 +56,7 @@ def test_servers_are_asked_for_where_the_learner_leaves_no_room():
     assert words(dataclasses.replace(BASIS, at_rest_gib=72.0))[1] == "rollout=vllm"
 
 
-def test_one_gpu_without_room_is_told_so():
+def test_one_gpu_without_room_is_reported():
     one = dataclasses.replace(BASIS, gpus=1, at_rest_gib=78.0)
     assert "too much for a sampler" in settings_of(CONSTANTS, one)[-1].reason
 

@@ -69,7 +69,7 @@ def test_nothing_is_sampled_beyond_the_end_of_the_run():
     assert [(plan.refresh_interval, left) for plan, left in inner.plans] == [(2, 5), (2, 3), (1, 1)]
 
 
-def test_what_a_policy_left_behind_has_written_is_thrown_away_and_its_prompts_are_asked_again():
+def test_completions_of_an_abandoned_policy_are_thrown_away_and_their_prompts_asked_again():
     inner = Watched()
     ahead = AheadCollector(inner, inner.task)
     first = ahead.collect(PLAN, 10)

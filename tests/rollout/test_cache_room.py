@@ -1,4 +1,4 @@
-"""These tests check when a small KV cache is told before the first round."""
+"""These tests check when a run warns of a small KV cache before its first round."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def config():
     return value
 
 
-def test_room_for_few_completions_is_told_with_the_key_that_makes_more(config):
+def test_room_for_few_completions_is_reported_with_the_key_that_makes_more(config):
     line = few_at_once(2.53, config, 2, "rollout.kv_cache_gib")
     assert "room for 2.5 completions of model.max_length=512 tokens at a time" in line
     assert line.endswith(": raise rollout.kv_cache_gib")
@@ -24,7 +24,7 @@ def test_room_for_few_completions_is_told_with_the_key_that_makes_more(config):
     assert line.endswith(": start the servers with a higher rollout.servers.gpu_memory_fraction")
 
 
-def test_nothing_is_told_where_enough_are_sampled_at_a_time_or_no_more_are_asked(config):
+def test_the_cache_is_not_reported_where_enough_are_sampled_at_a_time_or_no_more_are_asked(config):
     assert few_at_once(None, config, 1, "") == few_at_once(FEW, config, 1, "") == ""
     assert few_at_once(FEW - 0.1, config, 1, "")
     assert few_at_once(4.0, config, 8, "") == "", "each of eight engines is asked for four"

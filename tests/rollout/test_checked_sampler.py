@@ -1,4 +1,4 @@
-"""These tests hold that an impossible answer of a sampler is told in one line, before it is graded."""
+"""These tests hold that an impossible answer of a sampler is refused in one line, before it is graded."""
 
 from dataclasses import replace
 
@@ -83,13 +83,13 @@ def test_so_is_one_that_was_asked_for_ahead(completion, message):
         (lambda groups: [groups[0], replace(groups[1], completions=())], "gave no completion of prompt 'p1@0'"),
     ],
 )
-def test_missing_groups_and_completions_are_told(change, message):
+def test_missing_groups_and_completions_are_reported(change, message):
     sampler = CheckedSampler(Odd(change=change), VOCABULARY)
     with pytest.raises(UserError, match=message):
         sampler.generate(Draw(ScriptedTask([]).next_prompts(2), 2))
 
 
-def test_what_a_policy_can_have_written_passes():
+def test_possible_completions_pass():
     groups = CheckedSampler(Odd(Completion((0, 7), (0.0, -80.0), "", True)), VOCABULARY).generate(
         Draw(ScriptedTask([]).next_prompts(2), 2)
     )

@@ -11,7 +11,7 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout import claims
-from grpo.rollout.claims import Claims, claim, claim_all, require_same, served, told_versions
+from grpo.rollout.claims import Claims, claim, claim_all, remark_on_versions, require_same, served
 from grpo.rollout.replica import Replica, ReplicaLost, RequestRefused
 from grpo.rollout.server_middleware import LEASE_SECONDS, RELEASE_ROUTE, SERVED_VARIABLE, ClaimMiddleware
 
@@ -127,22 +127,22 @@ def test_a_server_with_other_arguments_of_vllm_is_refused_unless_they_only_spend
         assert f"{said}: start `grpo serve` there with the words of this run, or" in str(refused.value)
 
 
-def test_what_machines_choose_by_themselves_has_to_be_named_where_they_choose_differently(described):
+def test_values_that_machines_choose_differently_have_to_be_named(described):
     ours = described() | {"rollout.precision": "float32"}
     with pytest.raises(UserError, match=r", and name rollout.precision there and here, since auto depends on"):
         require_same("http://a:1", ours | {"rollout.precision": "bfloat16"}, ours)
 
 
-def test_several_versions_of_vllm_are_told_and_not_refused(described):
+def test_several_versions_of_vllm_give_a_warning_and_no_error(described):
     ours = described() | {"the version of vLLM": "0.32.0"}
     other, older = ours | {"the version of vLLM": "0.32.1"}, {**ours}
     del older["the version of vLLM"]
     require_same("http://a:1", other, ours)
-    assert told_versions(ours, {"http://a:1": ours, "http://b:1": older}) == ""
-    told = told_versions(ours, {"http://a:1": ours, "http://b:1": other})
-    assert "0.32.0 at http://a:1, 0.32.1 at http://b:1, 0.32.0 at this machine" in told
+    assert remark_on_versions(ours, {"http://a:1": ours, "http://b:1": older}) == ""
+    remark = remark_on_versions(ours, {"http://a:1": ours, "http://b:1": other})
+    assert "0.32.0 at http://a:1, 0.32.1 at http://b:1, 0.32.0 at this machine" in remark
     # A learner needs no vLLM of its own.
-    assert told_versions(ours | {"the version of vLLM": ""}, {"http://b:1": other}) == ""
+    assert remark_on_versions(ours | {"the version of vLLM": ""}, {"http://b:1": other}) == ""
 
 
 class Reached:
@@ -199,7 +199,7 @@ def two_servers(described, monkeypatch):
 
 
 @pytest.mark.parametrize("second", [("http://a:1", "http://b:1"), ("http://z:1", "http://y:1")])
-def test_of_two_runs_that_start_at_once_one_has_both_servers_and_the_other_is_refused(two_servers, second):
+def test_one_of_two_runs_that_start_at_once_gets_both_servers_and_the_other_is_refused(two_servers, second):
     owners, ends = two_servers(("http://a:1", "http://b:1"), second)
     [winner] = owners
     refused = ends[1 - int(winner[-1])]
@@ -252,7 +252,7 @@ def test_servers_that_are_claimed_beside_one_that_is_refused_are_given_back(desc
     assert first.released == second.released == 1
 
 
-def test_a_server_that_does_not_answer_a_claim_is_told_before_the_first_round(described):
+def test_a_server_that_does_not_answer_a_claim_is_reported_before_the_first_round(described):
     with pytest.raises(UserError, match="a:1 was lost before the first round: no answer within 5 s"):
         asyncio.run(claim_all([Claiming(None)], described()))
 

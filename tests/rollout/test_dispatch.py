@@ -12,7 +12,7 @@ from aiohttp import web
 from grpo.config import UserError
 from grpo.config.errors import SamplerLost
 from grpo.rollout.dispatch import Dispatcher
-from grpo.rollout.replica import Replica, ReplicaLost, Standing
+from grpo.rollout.replica import Replica, ReplicaLost, ServerState
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def test_no_more_than_so_many_are_with_one_server():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", ["error", "hang", "drop"])
-def test_what_a_lost_server_leaves_behind_is_drawn_by_another(failure):
+def test_requests_that_a_lost_server_leaves_behind_go_to_another(failure):
     async def fails(payload, before):
         if before < 6:
             return await well(payload, before)
@@ -122,7 +122,7 @@ def test_what_a_lost_server_leaves_behind_is_drawn_by_another(failure):
     assert max(Counter(seed_of(payload) for payload in asked).values()) == 1
 
 
-def test_with_no_server_left_whoever_waits_is_told():
+def test_requests_that_wait_fail_when_no_server_is_left():
     async def dies(payload, before):
         return web.Response(status=503)
 
@@ -133,7 +133,7 @@ def test_with_no_server_left_whoever_waits_is_told():
     assert [replica.alive for replica in servers] == [False, False]
 
 
-def test_a_request_that_is_refused_is_the_users_to_mend():
+def test_a_refused_request_is_an_error_of_the_user():
     async def refuses(payload, before):
         return web.Response(status=400, text="max_tokens is too large")
 
@@ -141,7 +141,7 @@ def test_a_request_that_is_refused_is_the_users_to_mend():
         draw(REQUESTS, replicas(url), at_once=8)
 
 
-def test_what_one_server_refuses_is_drawn_by_another():
+def test_a_request_that_one_server_refuses_goes_to_another():
     async def refuses(payload, before):
         return web.Response(status=401, text="another key") if before == 5 else await well(payload, before)
 
@@ -151,7 +151,7 @@ def test_what_one_server_refuses_is_drawn_by_another():
     assert [replica.alive for replica in servers] == [False, True]
 
 
-def test_what_two_servers_lose_at_the_same_moment_is_not_forgotten():
+def test_requests_that_two_servers_lose_at_the_same_moment_are_not_forgotten():
     """Work can move to a server that is lost before it begins. It then goes on to the third."""
 
     async def refuses(payload, before):
@@ -169,8 +169,8 @@ class Scripted:
 
     url = "http://scripted"
 
-    def __init__(self, standing, answer, together=1):
-        self.standing, self._answer, self._together = standing, answer, together
+    def __init__(self, state, answer, together=1):
+        self.state, self._answer, self._together = state, answer, together
         self._came = 0
 
     alive = Replica.alive
@@ -187,7 +187,7 @@ class Scripted:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_what_goes_to_another_server_is_settled_by_that_one_only(lost):
+def test_a_request_that_moves_to_another_server_is_settled_by_that_one_only(lost):
     """A server is lost at the very moment at which it answers another prompt with nonsense."""
 
     def fails(seed):
@@ -195,13 +195,13 @@ def test_what_goes_to_another_server_is_settled_by_that_one_only(lost):
             raise ReplicaLost("it is gone")
         return {}
 
-    other = Scripted(Standing.JOINING, lambda seed: {"choices": [{"seed": seed}]})
-    dispatcher = Dispatcher([Scripted(Standing.READY, fails, together=2), other], at_once=8)
+    other = Scripted(ServerState.JOINING, lambda seed: {"choices": [{"seed": seed}]})
+    dispatcher = Dispatcher([Scripted(ServerState.READY, fails, together=2), other], at_once=8)
     try:
         answers = dispatcher.ask([{0: asked_for(seed, 8)} for seed in range(2)])
         while dispatcher._servers[0].replica.alive:
             threading.Event().wait(0.001)
-        other.standing = Standing.READY
+        other.state = ServerState.READY
         dispatcher.look_again()
         assert answers[lost].result(20) == {0: {"seed": lost}}
         # The other prompt was settled before its server was lost, or is answered as well.
@@ -242,7 +242,7 @@ def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
         answers = dispatcher.ask(REQUESTS)
         started.wait(10)
         # As after a refresh in which it did not answer.
-        servers[0].standing = Standing.LOST
+        servers[0].state = ServerState.LOST
         dispatcher.look_again()
         assert [answer.result(20) for answer in answers] == EXPECTED
         dispatcher.close()
@@ -251,11 +251,11 @@ def test_a_server_that_is_given_up_elsewhere_gives_back_its_work():
 def test_a_server_that_came_back_is_asked_once_it_has_its_weights():
     with server(well) as (back, asked_back), server(well) as (other, asked_other):
         servers = replicas(back, other)
-        servers[0].standing = Standing.JOINING
+        servers[0].state = ServerState.JOINING
         dispatcher = Dispatcher(servers, at_once=99)
         assert [answer.result(20) for answer in dispatcher.ask(REQUESTS)] == EXPECTED
         assert asked_back == [] and len(asked_other) == 48
-        servers[0].standing = Standing.READY
+        servers[0].state = ServerState.READY
         assert [answer.result(20) for answer in dispatcher.ask(REQUESTS)] == EXPECTED
         dispatcher.close()
     assert len(asked_back) == len(asked_other) - 48 == 24

@@ -11,7 +11,7 @@ def scheduler(usage, queries=0, hits=0):
     return SimpleNamespace(kv_cache_usage=usage, prefix_cache_stats=SimpleNamespace(queries=queries, hits=hits))
 
 
-def test_the_fullest_moment_and_all_interruptions_of_a_round_are_told_once():
+def test_the_fullest_moment_and_all_interruptions_of_a_round_are_reported_once():
     use = EngineUse()
     use.record(scheduler(0.5, queries=8, hits=2), SimpleNamespace(num_preempted_reqs=1), mm_cache_stats=None)
     use.record(scheduler(0.75, queries=8, hits=6), SimpleNamespace(num_preempted_reqs=2))
@@ -77,6 +77,6 @@ def test_a_server_tells_its_peak_to_the_run_and_to_nobody_else():
     assert answered("/metrics", take) == {TAKE.encode(): b"0.0"}
 
 
-def test_of_several_engines_the_fullest_counts_and_interruptions_add_up():
+def test_the_fullest_of_several_engines_counts_and_interruptions_add_up():
     uses = [{"rollout/cache_peak_fraction": 0.5, "rollout/preemptions": 1.0}, {"rollout/cache_peak_fraction": 0.9}]
     assert use_of_all(uses) == {"rollout/cache_peak_fraction": 0.9, "rollout/preemptions": 1.0}

@@ -89,7 +89,7 @@ def test_more_is_under_way_while_the_learner_has_to_wait_and_never_beyond_the_bo
             run.settle()
         run.source.begin(PLAN, 100)
         under_way.append(len(run.source._under_way))
-        # As many as are taken, or were.
+        # The sampler answers two, the number that is taken.
         run.sampler.answer(most=2)
         run.source.take(2)
         run.sampler.policy_version += 1
@@ -179,7 +179,7 @@ def test_ranks_agree_on_how_far_ahead_they_ask_when_only_some_have_prompts_under
     assert second[0] == first[0]
 
 
-def test_what_became_too_old_is_asked_again_and_comes_in_its_place():
+def test_groups_that_became_too_old_are_asked_again_and_come_in_their_place():
     run = Run(max_staleness=1)
     wide = replace(PLAN, prompts_per_step=4)
     run.round(wide)
@@ -192,7 +192,7 @@ def test_what_became_too_old_is_asked_again_and_comes_in_its_place():
     assert [name for name, _, _ in run.sampler.asked].count("p6") == 2
 
 
-def test_what_a_policy_left_behind_has_written_is_thrown_away_and_its_prompts_are_asked_again():
+def test_completions_of_an_abandoned_policy_are_thrown_away_and_their_prompts_asked_again():
     run = Run(max_staleness=3)
     first = run.round()
     run.source.forget()
@@ -217,7 +217,7 @@ def test_a_new_group_size_is_that_of_prompts_asked_from_then_on():
     assert [scored.count[1] for scored in run.round(larger).groups] == [4, 4]
 
 
-def test_with_no_server_left_the_run_is_told():
+def test_the_run_ends_with_a_line_when_no_server_is_left():
     run = Run(max_staleness=3)
     run.sampler.quick = False
     run.source.begin(PLAN, 100)

@@ -43,11 +43,11 @@ def test_a_server_that_is_killed_has_ended_with_the_processes_below_it(tmp_path)
     process._command += ["-m", "grpo.host.tether", "600", "0", *below]
     process.start()
     deadline = time.monotonic() + 30
-    while not (told := tmp_path / "child").exists() or not told.read_text().strip():
+    while not (pid_file := tmp_path / "child").exists() or not pid_file.read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.kill()
-    assert process.ended and not psutil.pid_exists(int(told.read_text()))
+    assert process.ended and not psutil.pid_exists(int(pid_file.read_text()))
 
 
 def test_a_server_elsewhere_that_never_answers_is_not_waited_for_for_ever():

@@ -34,7 +34,7 @@ class Alone(SingleRank):
 
 class StandIn:
     """This stands in for a vLLM server that is given weights. From refresh number `since` on, it answers requests to
-    `route` with `failure`. What it says that it runs is what `model` needs."""
+    `route` with `failure`. It claims to run what `model` needs."""
 
     serves: ClassVar = {}
 
@@ -157,7 +157,7 @@ def test_a_server_that_hangs_in_a_refresh_is_given_up_long_before_the_run_is(syn
     assert alone.deadline == 7200.0
 
 
-def test_the_smallest_cache_of_the_servers_is_told_where_it_has_room_for_few(model, capsys):
+def test_the_smallest_cache_of_the_servers_is_reported_where_it_has_room_for_few(model, capsys):
     small, large = StandIn(), StandIn()
     small.page, large.page = (
         f'vllm:cache_config_info{{kv_cache_max_concurrency="{room}"}} 1.0\n' for room in (2.5, 99.0)
@@ -166,8 +166,8 @@ def test_the_smallest_cache_of_the_servers_is_told_where_it_has_room_for_few(mod
         config = TrainConfig()
         config.rollout.engine, config.rollout.servers.urls = "vllm_server", [first, second]
         ServerSampler(config, model, tiny_tokenizer(), torch.device("cpu"), Alone()).close()
-    [told] = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
-    assert "room for 2.5 completions" in told and told.endswith("start the servers with a higher rollout.kv_cache_gib")
+    [note] = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
+    assert "room for 2.5 completions" in note and note.endswith("start the servers with a higher rollout.kv_cache_gib")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from benchmarks.small_models import tiny_tokenizer
 from tests import warm
 from tests.learner.models import tiny_llama
 
-# What a run of the same kind leaves on this machine when it is killed (vLLM 0.32).
+# A run of the same kind leaves these files on this machine when it is killed (vLLM 0.32).
 LEFT = [Path(f"/dev/shm/-tp:0-[0-1]-cpushm_{rank}") for rank in (0, 1)]
 
 
@@ -31,6 +31,6 @@ def test_two_ranks_are_one_engine_that_runs_the_learners_policy(tmp_path):
         assert 0.45 < rank["shard"] / facts["numbers"] < 0.6
         # A sign of one rank's shard.
         assert "layer 0" in rank["flipped"] and "layers.0.mlp.down_proj.weight [64, 96]" in rank["flipped"]
-    # Its use is told once.
+    # Its use is reported once.
     first, second = (rank["use"] for rank in facts["ranks"])
     assert first["rollout/cache_peak_fraction"] > 0 and second == {}

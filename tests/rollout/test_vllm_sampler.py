@@ -1,4 +1,4 @@
-"""These tests check what the engine in the learner's process is told on GPUs, by vLLM's own functions and by
+"""These tests check the settings that the engine in the learner's process gets on GPUs, by vLLM's own functions and by
 stand-ins."""
 
 import os
@@ -124,14 +124,14 @@ def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_
 
 
 @pytest.mark.parametrize(
-    ("device", "said", "told"),
+    ("device", "said", "expected"),
     [
         ("cuda", "is less than desired GPU memory utilization", "lower rollout.gpu_memory_fraction"),
         ("cuda", "No available memory for the cache blocks", "raise rollout.gpu_memory_fraction"),
         ("cpu", "No available memory for the cache blocks", "raise rollout.kv_cache_gib"),
     ],
 )
-def test_an_engine_without_memory_to_start_is_one_line_on_each_device(device, said, told, tmp_path, monkeypatch):
+def test_an_engine_without_memory_to_start_is_one_line_on_each_device(device, said, expected, tmp_path, monkeypatch):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler
 
@@ -140,7 +140,7 @@ def test_an_engine_without_memory_to_start_is_one_line_on_each_device(device, sa
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(vllm_sampler, "LLM", full)
-    with pytest.raises(UserError, match=f"vLLM has too little memory to start: .*{told}"):
+    with pytest.raises(UserError, match=f"vLLM has too little memory to start: .*{expected}"):
         vllm_sampler.VllmSampler(TrainConfig(), tiny_llama(tmp_path), tiny_tokenizer(), torch.device(device))
 
 
@@ -157,7 +157,7 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("passed", "told"),
+    ("passed", "expected"),
     [
         ({"engine_args": {"max_seqs": 3}}, r"rollout.engine_args={'max_seqs': 3} is refused: no such argument"),
         (
@@ -167,7 +167,7 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
         ({"sampling": SamplingConfig(extra={"min_p": 2.0})}, r"min_p must be in \[0, 1\]"),
     ],
 )
-def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeypatch):
+def test_settings_that_vllm_refuses_are_one_line(passed, expected, tmp_path, monkeypatch):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.rollout import vllm_sampler
 
@@ -178,7 +178,7 @@ def test_settings_that_vllm_refuses_are_one_line(passed, told, tmp_path, monkeyp
     config = TrainConfig()
     for name, value in passed.items():
         setattr(config.rollout, name, value)
-    with pytest.raises(UserError, match=told) as refused:
+    with pytest.raises(UserError, match=expected) as refused:
         vllm_sampler.VllmSampler(config, tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cpu"))
     assert "\n" not in str(refused.value)
 
@@ -204,8 +204,8 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
         lambda: cache(0): r"raise rollout.gpu_memory_fraction\.",
         lambda: cache(gib): r"raise rollout.gpu_memory_fraction, or lower model.max_length\.",
     }
-    for fail, told in failures.items():
-        with pytest.raises(UserError, match=told) as refused, explaining_startup(on_gpu=True):
+    for fail, expected in failures.items():
+        with pytest.raises(UserError, match=expected) as refused, explaining_startup(on_gpu=True):
             fail()
         assert "too little memory" in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(UserError, match=r"raise rollout.kv_cache_gib\."), explaining_startup(on_gpu=False):

@@ -207,7 +207,7 @@ def test_the_checkpoint_before_one_that_a_run_cannot_go_on_from_is_taken(store, 
     assert said in capsys.readouterr().err
 
 
-def test_what_is_no_state_of_a_random_generator_is_one_line(store):
+def test_a_damaged_state_of_a_random_generator_is_one_line(store):
     checkpoint = store.save(5, write("x"), {})
     for other in (torch.zeros(3, dtype=torch.uint8), torch.get_rng_state().float(), {"state": 1}):
         torch.save(other, checkpoint / "rng-0.pt")
@@ -229,7 +229,7 @@ def test_ranks_share_the_checksums_and_agree_on_what_is_damaged(tmp_path):
 
     [(newest, whole), other] = on_ranks(2, save)
     assert whole == newest == other[1]
-    # Of each rank three shards and a generator, the state, and the line that seals the others.
+    # The file lists three shards and a generator of each rank, the state, and the line that seals the others.
     lines = (newest / "SHA256SUMS").read_text().splitlines()
     assert len(lines) == 2 * 4 + 1 + 1 and lines[-1].startswith("# 9 files; SHA-256 of the lines above: ")
     (newest / "shard-b-1").write_text("B")
@@ -237,7 +237,7 @@ def test_ranks_share_the_checksums_and_agree_on_what_is_damaged(tmp_path):
     assert [path.name for path in by_rank] == ["step-00000005"] * 2
 
 
-def test_what_one_rank_cannot_write_is_told_on_all(tmp_path):
+def test_a_file_that_one_rank_cannot_write_is_reported_on_all(tmp_path):
     def save(collective):
         def into(folder):
             if collective.rank == 1:
@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_on_all(tmp_path):
         assert isinstance(error, UserError) and "make it writable" in str(error) and "\n" not in str(error)
 
 
-def test_memory_that_runs_out_is_not_told_as_a_full_disk(store):
+def test_memory_that_runs_out_is_not_called_a_full_disk(store):
     def gather(folder):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -303,7 +303,7 @@ def test_a_damaged_checkpoint_of_a_later_step_makes_none_go(store, tmp_path):
     for step in (6, 7):
         store.save(step, write("x"), {})
     assert names(tmp_path) == ["step-00000006", "step-00000007", "step-00000010"]
-    # What is saved again takes the place of the damaged one.
+    # A checkpoint that is saved again takes the place of the damaged one.
     store.save(10, write("z"), {})
     assert store.whole().name == "step-00000010"
 

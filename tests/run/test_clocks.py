@@ -180,7 +180,7 @@ def trained(request):
 
 
 @pytest.mark.parametrize("trained", ["off"], indirect=True)
-def test_evaluations_and_checkpoints_are_told_and_belong_to_no_round(trained):
+def test_seconds_of_evaluations_and_checkpoints_are_reported_and_belong_to_no_round(trained):
     round_seconds = {"round": 14.5, "sample": 4.0, "grade": 0.0, "logprobs": 0.0, "learn": 10.0, "sync": 0.5}
     # Grading goes on beside sampling.
     between = {"evaluation": 40.0, "save": 100.0}
@@ -207,7 +207,7 @@ def test_sampling_beside_the_loop_belongs_to_the_round_whose_tokens_it_made_and_
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Returns the complaints with which processes were ended. What hangs goes on then, instead of ending."""
+    """Returns the complaints with which processes were ended. A process that hangs goes on then, instead of ending."""
 
     class Complaints(list):
         over = threading.Event()
@@ -239,7 +239,7 @@ def config_with_deadline(seconds):
     return config
 
 
-def test_an_evaluation_whose_sampler_or_grader_hangs_is_ended_and_told(ended):
+def test_an_evaluation_whose_sampler_or_grader_hangs_is_ended_with_a_line(ended):
     clocks, task = Clocks(config_with_deadline(0.05), Phases()), ScriptedTask([(1, 0)] * 9)
     prompts = task.next_prompts(4)
     groups = clocks.evaluated(Hanging(ended.over)).generate(Draw(prompts, 2))
@@ -267,16 +267,16 @@ def test_an_evaluation_may_take_long_as_long_as_groups_come(monkeypatch):
             super().__init__(seconds, *rest)
 
     monkeypatch.setattr(threading, "Timer", Timer)
-    clocks, told = Clocks(config_with_deadline(60.0), Phases()), []
+    clocks, lines = Clocks(config_with_deadline(60.0), Phases()), []
     prompts = ScriptedTask([(1, 0)] * 9).next_prompts(4)
     evaluated = clocks.evaluated(ScriptedSampler())
-    groups = evaluated.generate(Draw(prompts, 2), on_group=lambda place, group: told.append((place, group)))
-    assert told == [*enumerate(groups)]
+    groups = evaluated.generate(Draw(prompts, 2), on_group=lambda place, group: lines.append((place, group)))
+    assert lines == [*enumerate(groups)]
     assert guards == [60.0] * 5, "one at the start, and one after each group"
     assert len(evaluated.generate(Draw(prompts, 2))) == 4
 
 
-def test_what_is_not_timed_is_asked_of_the_part_and_set_in_it():
+def test_attributes_of_a_timed_part_are_read_and_set_in_the_part():
     task = ScriptedTask([(1, 0)] * 9)
     timed = Timed(task, grade=lambda groups: "timed")
     assert timed.grade([]) == "timed" and task.grade([]) == []

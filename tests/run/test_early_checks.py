@@ -12,7 +12,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import ModelConfig, UserError
 from grpo.host.disk import require_writable
-from grpo.host.ports import require_held
+from grpo.host.ports import require_ports
 from grpo.models.resolve import check_early
 from tests.tasks.test_early_checks import said
 
@@ -46,7 +46,7 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["train", "model=huggingface"], "model.path is empty"),
     ],
 )
-def test_words_that_are_missing_or_wrong_are_told_without_torch(words, message, capsys, monkeypatch):
+def test_words_that_are_missing_or_wrong_are_reported_without_torch(words, message, capsys, monkeypatch):
     # `tests.tasks.test_early_checks` starts a process for such words. Here what would import torch is refused.
     monkeypatch.setattr("grpo.cli.working", None)
     assert main(words) == 2
@@ -58,14 +58,14 @@ def test_a_hub_model_is_looked_for_early_only_without_a_network(monkeypatch, cap
     monkeypatch.setattr(resolving, "is_offline_mode", lambda: True)
     assert main(["eval", "model.path=me/mine", "task=tiny_arithmetic"]) == 2
     assert "nor in the hub's cache, and the hub is not reachable (or HF_HUB_OFFLINE is set)" in capsys.readouterr().err
-    # With a network it may take long, so it is told of later.
+    # With a network the look-up may take long, so it comes later.
     monkeypatch.setattr(resolving, "is_offline_mode", lambda: False)
     monkeypatch.setattr(resolving, "_download", None)
     check_early(ModelConfig(path="me/mine"))
 
 
 @pytest.mark.parametrize("words", [["eval", "model.path=me/mine"], ["train", "experiment=tiny", "task=gsm8k"]])
-def test_a_cache_of_the_hub_that_cannot_be_made_is_told_early(words, monkeypatch, capsys, tmp_path):
+def test_a_cache_of_the_hub_that_cannot_be_made_is_reported_early(words, monkeypatch, capsys, tmp_path):
     (tmp_path / "file").write_text("")
     resolving = sys.modules["grpo.models.resolve"]
     monkeypatch.setattr(resolving, "is_offline_mode", lambda: False)
@@ -76,7 +76,7 @@ def test_a_cache_of_the_hub_that_cannot_be_made_is_told_early(words, monkeypatch
     assert "/file/hub, which keeps what the hub sends, cannot be made (Not a directory)" in capsys.readouterr().err
 
 
-def test_a_missing_gpu_is_told_before_torch_is_imported(monkeypatch, capsys):
+def test_a_missing_gpu_is_reported_before_torch_is_imported(monkeypatch, capsys):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -92,8 +92,8 @@ def test_a_port_that_is_taken_is_named_before_a_server_starts():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"servers.port={port} cannot be used at 127.0.0.1 .*choose another"):
-            require_held("127.0.0.1", [port], "rollout.servers")
-    require_held("127.0.0.1", [port], "rollout.servers")
+            require_ports("127.0.0.1", [port], "rollout.servers")
+    require_ports("127.0.0.1", [port], "rollout.servers")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_named_before_a_server_starts():
         ["experiment=tiny", "rollout=vllm_server", "rollout.servers.host=192.0.2.1"],
     ],
 )
-def test_what_ranks_on_this_machine_would_refuse_the_launcher_refuses_at_once(words, tmp_path, capsys):
+def test_the_launcher_refuses_at_once_what_ranks_on_this_machine_would_refuse(words, tmp_path, capsys):
     words.append(f"output_dir={tmp_path}/run")
     assert (main(["train", *words]), main(["launch", *words])) == (2, 2)
     by_rank, by_launcher = capsys.readouterr().err.splitlines()
@@ -138,14 +138,14 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
         (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),
     ],
 )
-def test_what_a_run_cannot_have_is_told_before_anything_is_made(words, message, monkeypatch, capsys):
+def test_settings_that_a_run_cannot_have_are_refused_before_anything_is_made(words, message, monkeypatch, capsys):
     monkeypatch.setattr("grpo.cli.working", None)
     assert main(["train", "experiment=tiny", *words]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["/proc/none", "/proc/none/deeper", "/dev/null/run"])
-def test_a_folder_that_nobody_can_make_is_told_before_anything_heavy_is_imported(folder, monkeypatch, capsys):
+def test_a_folder_that_nobody_can_make_is_reported_before_anything_heavy_is_imported(folder, monkeypatch, capsys):
     monkeypatch.setattr("grpo.cli.working", None)
     assert main(["train", "experiment=tiny", f"output_dir={folder}"]) == 2
     assert re.match(
@@ -153,7 +153,7 @@ def test_a_folder_that_nobody_can_make_is_told_before_anything_heavy_is_imported
     )
 
 
-def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, monkeypatch):
+def test_a_folder_on_a_read_only_disk_is_reported_before_anything_is_made(tmp_path, monkeypatch):
     require_writable(tmp_path / "new" / "run")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -182,7 +182,7 @@ def test_a_folder_on_a_read_only_disk_is_told_before_anything_is_made(tmp_path, 
         ),
     ],
 )
-def test_wrong_variables_of_a_launcher_are_told(variables, message, monkeypatch, capsys):
+def test_wrong_variables_of_a_launcher_are_reported(variables, message, monkeypatch, capsys):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -197,8 +197,8 @@ def test_an_evaluation_overwrites_no_other(tmp_path, capsys):
     assert f"{tmp_path}/math500.json holds an evaluation already: choose another output_dir" in capsys.readouterr().err
 
 
-def test_a_dotted_key_of_a_file_is_told_how_to_be_nested(tmp_path, capsys):
+def test_a_dotted_key_of_a_file_is_refused_with_its_nested_form(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]\nlearner.learning_rate: 1e-5\n")
     assert main(["train", f"{tmp_path}/mine.yaml"]) == 2
-    told = "unknown config key learner.learning_rate: a file nests keys, so write learner: {learning_rate: …}"
-    assert told in capsys.readouterr().err
+    expected = "unknown config key learner.learning_rate: a file nests keys, so write learner: {learning_rate: …}"
+    assert expected in capsys.readouterr().err

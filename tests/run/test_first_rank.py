@@ -71,7 +71,7 @@ def failed(tmp_path_factory):
     return two_ranks(tmp_path_factory.mktemp("failed"))
 
 
-def test_what_fails_on_the_first_rank_is_told_once_and_ends_all(failed):
+def test_a_failure_on_the_first_rank_is_reported_once_and_ends_all(failed):
     (first_code, _, first_said), (second_code, _, second_said) = failed
     assert (first_code, second_code) == (2, 2)
     assert first_said.splitlines()[-1] == "grpo: the disk is full: make room"
@@ -86,9 +86,9 @@ def test_a_crash_of_the_first_rank_has_one_traceback(tmp_path):
     assert "Traceback" not in second_said
 
 
-def test_what_the_first_rank_finds_can_be_had_by_all(failed):
+def test_all_ranks_can_have_the_result_of_the_first(failed):
     assert [printed.splitlines()[0] for _, printed, _ in failed] == ["from 0 alone", "from 0 None"]
 
 
-def test_ranks_wait_for_each_other_in_another_thread_as_long_as_they_are_told_to(failed):
+def test_ranks_wait_for_each_other_in_another_thread_until_their_deadline(failed):
     assert [printed.splitlines()[1] for _, printed, _ in failed] == ["5400.0"] * 2

@@ -71,7 +71,7 @@ def test_each_phase_names_the_keys_that_need_less_memory(call, phase, key):
 
 
 @pytest.mark.parametrize(("method", "phase"), [("wake", "sleep"), ("refresh", "sync")])
-def test_an_engine_that_finds_no_room_when_it_wakes_is_told_of_too(method, phase):
+def test_an_engine_that_finds_no_room_when_it_wakes_is_reported_too(method, phase):
     """vLLM (0.32, csrc/cumem_allocator.cpp) maps memory by itself, and raises no error of torch's."""
 
     class Waking:

@@ -48,7 +48,7 @@ def test_lengths_fit_the_longest_prompt_in_whole_blocks(tiny, problems):
     assert fitted(tiny, problems, "evaluation.max_tokens=33") == (longest, 64)
 
 
-def test_what_has_no_room_is_refused_after_the_data_are_read(tiny, problems, tmp_path):
+def test_lengths_without_room_are_refused_after_the_data_are_read(tiny, problems, tmp_path):
     with pytest.raises(UserError, match="no room for a prompt, since the model has 2048 positions"):
         fitted(tiny, problems, "rollout.sampling.max_tokens=2048")
     with pytest.raises(UserError, match=r"evaluation.max_tokens=2048 leaves no room for a prompt, since"):

@@ -16,7 +16,7 @@ from grpo.telemetry import phases
 from tests.fakes import ScriptedSampler, ScriptedTask
 
 
-def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_share_them():
+def test_a_checkpoint_says_how_its_weights_are_stored_and_this_command_how_ranks_share_them():
     here, saved = TrainConfig().learner, TrainConfig().learner
     saved.precision, saved.zero_stage, saved.sequence_parallel, saved.hpz_partition_size = "bfloat16", 3, 4, 8
     saved.offload_optimizer = saved.offload_states = True
@@ -24,8 +24,8 @@ def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_s
     saved.deepspeed = {"csv_monitor": {"enabled": True, "output_path": "/elsewhere", "job_name": "x"}}
     here.sequence_parallel, here.deepspeed = 2, {"communication_data_type": "fp32"}
     learner = saved_learner(here, saved)
-    held = {"precision": "bfloat16", "zero_stage": 3, "offload_optimizer": True, "offload_states": True}
-    assert learner == replace(here, **held)
+    layout = {"precision": "bfloat16", "zero_stage": 3, "offload_optimizer": True, "offload_states": True}
+    assert learner == replace(here, **layout)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_checkpoint_says_how_its_weights_are_held_and_this_command_how_ranks_s
         ),
     ],
 )
-def test_what_a_checkpoint_brings_is_checked_as_words_are(keys, value, said, tmp_path):
+def test_values_of_a_checkpoint_are_checked_as_words_are(keys, value, said, tmp_path):
     folder, saved = tmp_path / "step-00000004", asdict(TrainConfig())
     folder.mkdir()
     saved[keys[0]][keys[1]] = value

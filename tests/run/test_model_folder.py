@@ -45,7 +45,7 @@ def with_settings(path, **settings):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_weights_that_every_kind_of_model_lacks_are_told_by_name_and_whole_ones_are_not(name, tmp_path):
+def test_weights_that_every_kind_of_model_lacks_are_named_and_whole_ones_are_not(name, tmp_path):
     AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(tmp_path)
     assert model_folder(run_with(tmp_path)) == tmp_path
     lost = sorted(load_file(tmp_path / WEIGHTS))[5]
@@ -73,13 +73,13 @@ def test_a_head_is_missing_only_where_it_is_not_tied(tmp_path):
     )
 
 
-def test_weights_under_other_names_are_told_with_the_missing_ones(tmp_path):
+def test_weights_under_other_names_are_named_with_the_missing_ones(tmp_path):
     tiny_llama(tmp_path)
     with_weights(tmp_path, lambda weights: {k.replace("self_attn", "attn"): v for k, v in weights.items()})
     assert ", and have 8 that it does not have: model.layers.0.attn.k_proj.weight, " in refusal(tmp_path)
 
 
-def test_weights_that_are_not_used_are_told_in_one_line(tmp_path, capsys):
+def test_weights_that_are_not_used_are_named_in_one_line(tmp_path, capsys):
     tiny_llama(tmp_path, layers=3)
     model_folder(run_with(tmp_path, config={"num_hidden_layers": 2}))
     line = capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_weights_that_are_not_used_are_told_in_one_line(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
-def test_an_expert_that_is_missing_is_told_by_its_name_in_the_files(tmp_path):
+def test_an_expert_that_is_missing_is_named_as_in_the_files(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Mixtral, window")).save_pretrained(tmp_path)
     lost = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
     assert lost in load_file(tmp_path / WEIGHTS)
@@ -96,7 +96,7 @@ def test_an_expert_that_is_missing_is_told_by_its_name_in_the_files(tmp_path):
     assert f"lack 1 of the model's weights, which would be random: {lost};" in refusal(tmp_path)
 
 
-def test_weights_that_do_not_fit_their_configuration_are_told(tmp_path):
+def test_weights_that_do_not_fit_their_configuration_are_reported(tmp_path):
     tiny_llama(tmp_path)
     with_settings(tmp_path, intermediate_size=192)
     assert "weights have other shapes than its config.json says: correct model.config" in refusal(tmp_path)
@@ -116,7 +116,7 @@ def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "complaint"),
     [
         ("{", " has a damaged config.json: copy it again"),
         ("[]", " has a damaged config.json, which is no object: copy it again"),
@@ -127,10 +127,10 @@ def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
         ('{"model_type": "t5"}', " is a t5 model, of which transformers makes no language model that continues a text"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_makes_no_model_is_one_line(text, told, tmp_path):
+def test_a_configuration_that_makes_no_model_is_one_line(text, complaint, tmp_path):
     tiny_llama(tmp_path)
     (tmp_path / "config.json").write_text(text)
-    assert told in refusal(tmp_path)
+    assert complaint in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao", "compressed-tensors", "bitnet"])
@@ -174,7 +174,7 @@ def test_every_command_finds_its_model_here():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "complaint"),
     [
         ({"num_hidden_layers": 10**9}, ": its config.json says num_hidden_layers=1,000,000,000, which no model has"),
         ({"num_hidden_layers": -3}, ": its config.json says num_hidden_layers=-3, which no model has: correct it"),
@@ -182,10 +182,10 @@ def test_every_command_finds_its_model_here():
         ({"is_encoder_decoder": True}, " is a llama model, whose encoder reads what its decoder then answers"),
     ],
 )
-def test_a_model_that_cannot_be_one_is_refused_before_it_is_made(settings, told, tmp_path):
+def test_a_model_that_cannot_be_one_is_refused_before_it_is_made(settings, complaint, tmp_path):
     tiny_llama(tmp_path)
     with_settings(tmp_path, **settings)
-    assert refusal(tmp_path).startswith(told)
+    assert refusal(tmp_path).startswith(complaint)
 
 
 def test_as_many_experts_as_doge_has_are_no_mistake(tmp_path):
@@ -195,16 +195,16 @@ def test_as_many_experts_as_doge_has_are_no_mistake(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "complaint"),
     [
         (ViTConfig(), " is a vit model, of which transformers makes no language model that continues a text"),
         (T5Config(), " is a t5 model, of which transformers makes no language model"),
         (WhisperConfig(), " is a whisper model, whose encoder reads what its decoder then answers"),
     ],
 )
-def test_a_model_that_does_not_continue_texts_is_refused(config, told, tmp_path):
+def test_a_model_that_does_not_continue_texts_is_refused(config, complaint, tmp_path):
     config.save_pretrained(tmp_path)
     (tmp_path / WEIGHTS).touch()
     with pytest.raises(UserError) as caught:
         model_folder(run_with(tmp_path), needs_weights=False)
-    assert str(caught.value).startswith(f"model.path={tmp_path}{told}")
+    assert str(caught.value).startswith(f"model.path={tmp_path}{complaint}")

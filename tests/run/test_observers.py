@@ -24,21 +24,21 @@ from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, Roun
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks
 
 
-def test_findings_are_looked_for_every_so_often_and_told_once():
-    told, looked = [], []
-    standing = [Finding("truncated", "warning", "80% cut off", "rollout.sampling.max_tokens=64")]
+def test_findings_are_looked_for_every_so_often_and_reported_once():
+    reported, looked = [], []
+    lasting = [Finding("truncated", "warning", "80% cut off", "rollout.sampling.max_tokens=64")]
 
     def findings():
         looked.append(True)
-        return standing
+        return lasting
 
-    watch = Watch(5, findings, told.append)
+    watch = Watch(5, findings, reported.append)
     for index in range(1, 21):
         if index == 15:
-            standing.append(Finding("unstable", "critical", "fell by 0.4", "dynamics.refresh_interval=1"))
+            lasting.append(Finding("unstable", "critical", "fell by 0.4", "dynamics.refresh_interval=1"))
         watch.after_round(FinishedRound(None, None, Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None), Verdict()))
     assert len(looked) == 4
-    assert told == [
+    assert reported == [
         "step 10: warning: truncated: 80% cut off ⇒ rollout.sampling.max_tokens=64",
         "step 30: critical: unstable: fell by 0.4 ⇒ dynamics.refresh_interval=1",
     ]
@@ -55,7 +55,7 @@ def test_a_long_run_is_looked_at_seldom_enough_for_the_looking_to_take_no_more_t
     assert max(after - before for before, after in pairwise(looked)) <= 0.02 * 100_000 + 20
 
 
-def test_never_looks_when_told_so():
+def test_a_watch_that_is_switched_off_never_looks():
     looked = []
     watch = Watch(0, lambda: looked.append(True) or [], print)
     for index in range(1, 5):
@@ -108,7 +108,7 @@ class Noted:
 
 
 class Lessons:
-    """This task keeps the outcomes and lengths that it is told."""
+    """This task keeps the outcomes and lengths that it gets."""
 
     def __init__(self):
         self.learned, self.lengths = [], []
@@ -120,11 +120,11 @@ class Lessons:
         self.lengths.append(lengths)
 
 
-def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
+def test_a_resumed_run_reads_back_the_outcomes_that_the_task_learned():
     # The second round asks p2 twice, as a curriculum may.
     scripted = ScriptedTask([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 1]])
     collector = PlainCollector(asking(scripted, ScriptedSampler()))
-    told, read, noted = Lessons(), Lessons(), Noted()
+    reported, read, noted = Lessons(), Lessons(), Noted()
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
     for index in range(2):
         plan = RoundPlan(4, 1, 2)
@@ -135,20 +135,20 @@ def test_what_a_resumed_run_reads_back_is_what_the_task_was_told():
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
         progress = Progress(index + 1, index + 1, collected.cursor, plan, None)
         recorder.after_round(FinishedRound(statistics, collected, progress, Verdict()))
-        told.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
-        told.record_lengths(mean_lengths(collected, SingleRank()))
-    assert told.lengths == [{"p0": 2.0, "p1": 2.0}, {"p2": 2.0}]
-    assert told.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
+        reported.record_outcomes(outcomes(collected, SingleRank()), collected.cursor)
+        reported.record_lengths(mean_lengths(collected, SingleRank()))
+    assert reported.lengths == [{"p0": 2.0, "p1": 2.0}, {"p2": 2.0}]
+    assert reported.learned == [({"p0": (3, 4), "p1": (0, 4)}, 2), ({"p2": (4, 8)}, 4)]
     # A run that was killed after its second round, and resumed after its first, takes the second one again.
     relearn(read, asked_of(noted.rows), step=1)
-    assert (read.learned, read.lengths) == (told.learned[:1], told.lengths[:1])
+    assert (read.learned, read.lengths) == (reported.learned[:1], reported.lengths[:1])
     relearn(read, asked_of(noted.rows[1:]), step=2)
-    assert (read.learned, read.lengths) == (told.learned, told.lengths)
+    assert (read.learned, read.lengths) == (reported.learned, reported.lengths)
     # Runs of earlier versions have no lengths.
     older = Lessons()
     rows = [{name: value for name, value in row.items() if name != "lengths"} for row in noted.rows]
     relearn(older, asked_of(rows), step=2)
-    assert (older.learned, older.lengths) == (told.learned, [])
+    assert (older.learned, older.lengths) == (reported.learned, [])
 
 
 def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_right():
@@ -189,8 +189,8 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     scored = {"pass@1": {"value": 0.25}}
     evaluator = Evaluator(config, lambda: scored, lambda result: None, (), lambda at, verdict: at.step == 6)
     learner = SimpleNamespace(save=written.append)
-    told, facts = [], {"config": {}, "base": {"path": "some/base"}}
-    checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, facts, evaluator, told.append)
+    reported, facts = [], {"config": {}, "base": {"path": "some/base"}}
+    checkpointer = Checkpointer(CheckpointConfig(every_rounds=1), store, learner, facts, evaluator, reported.append)
     for index in (1, 2, 3):
         progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None)
         for observer in (evaluator, checkpointer):
@@ -199,10 +199,10 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [None, None, 0.25]
     assert len(written) == 3
     assert {read_state(path)["base"]["path"] for path in checkpoints_in(tmp_path)} == {"some/base"}
-    assert len(told) == 1 and re.match(rf"step 2: a checkpoint takes \d+ KiB in {tmp_path};", told[0])
+    assert len(reported) == 1 and re.match(rf"step 2: a checkpoint takes \d+ KiB in {tmp_path};", reported[0])
 
 
-def test_an_evaluation_that_could_not_be_graded_is_told_and_neither_kept_nor_the_best(tmp_path):
+def test_an_evaluation_that_could_not_be_graded_is_reported_and_neither_kept_nor_the_best(tmp_path):
     ungraded = {"problems": 4, "ungraded": 4}
     first, best = {"pass@1": {"value": 0.25}}, {"pass@1": {"value": 0.5}}
     results, recorded, written = iter([first, ungraded, first | {"ungraded_sets": ["b"]}, best]), [], []
@@ -220,17 +220,17 @@ def test_an_evaluation_that_could_not_be_graded_is_told_and_neither_kept_nor_the
 
 
 def test_the_checkpoint_that_a_run_went_on_from_is_not_written_again(tmp_path):
-    store, written, told = CheckpointStore(tmp_path, 1, SingleRank()), [], []
+    store, written, reported = CheckpointStore(tmp_path, 1, SingleRank()), [], []
     config, learner = CheckpointConfig(every_rounds=1), SimpleNamespace(save=written.append)
     evaluator = Evaluator(EvaluationConfig(num_problems=0), dict, lambda result: None)
-    checkpointer = Checkpointer(config, store, learner, {}, evaluator, told.append, resumed_at=4)
+    checkpointer = Checkpointer(config, store, learner, {}, evaluator, reported.append, resumed_at=4)
     for step, writes in ((4, 0), (6, 1)):
         checkpointer.save(Progress(step // 2, step, 0, RoundPlan(8, 2, 8), None), Verdict())
-        assert len(written) == len(told) == writes
+        assert len(written) == len(reported) == writes
 
 
 def test_a_model_is_written_every_so_many_rounds_and_a_full_disk_does_not_end_the_run(tmp_path):
-    told, written = [], []
+    reported, written = [], []
 
     def write(step, folder):
         written.append((step, folder.name))
@@ -239,13 +239,13 @@ def test_a_model_is_written_every_so_many_rounds_and_a_full_disk_does_not_end_th
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(bytes(4096))
 
-    exporter = Exporter(2, tmp_path, write, told.append)
+    exporter = Exporter(2, tmp_path, write, reported.append)
     for index in range(1, 7):
         progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None)
         exporter.after_round(FinishedRound(None, None, progress, Verdict()))
     assert written == [(4, "step-00000004"), (8, "step-00000008"), (12, "step-00000012")]
-    assert told[0] == f"step 4: the model is in {tmp_path}/models/step-00000004 (4 KiB)"
-    assert "No space left on device" in told[1] and "the run goes on" in told[1] and len(told) == 3
+    assert reported[0] == f"step 4: the model is in {tmp_path}/models/step-00000004 (4 KiB)"
+    assert "No space left on device" in reported[1] and "the run goes on" in reported[1] and len(reported) == 3
 
 
 def test_only_a_change_of_what_is_sampled_is_remarked_on():
@@ -285,19 +285,19 @@ HEALTHY = {
         ({"reward/square": 0.0}, "task.reward.parts"),
     ],
 )
-def test_a_round_that_is_useless_is_told_the_first_time(odd, key):
+def test_a_round_that_is_useless_is_reported_the_first_time(odd, key):
     assert remarks_of(HEALTHY) == []
     [note] = remarks_of(HEALTHY, HEALTHY | odd, HEALTHY | odd)
     assert note.startswith("step 2: ") and key in note
 
 
 @pytest.mark.parametrize("crash", [True, False])
-def test_trackers_are_told_whether_a_run_crashed(crash):
-    told = []
-    tracker, other = SimpleNamespace(close=lambda failed: told.append(failed)), SimpleNamespace(close=lambda: None)
+def test_trackers_learn_whether_a_run_crashed(crash):
+    reported = []
+    tracker, other = SimpleNamespace(close=lambda failed: reported.append(failed)), SimpleNamespace(close=lambda: None)
     with suppress(ZeroDivisionError), RecordFiles(tracker, other, other):
         _ = 1 / (0 if crash else 1)
-    assert told == [crash]
+    assert reported == [crash]
 
 
 def test_completions_that_one_rank_cannot_write_end_all_ranks(tmp_path):

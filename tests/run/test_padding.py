@@ -83,11 +83,11 @@ def test_a_recurrent_model_samples_prompts_of_all_lengths_with_its_own_probabili
                 differences.append((logprobs - torch.tensor(completion.sampler_logprobs)).abs().max().item())
         return max(differences)
 
-    sampler, told = build_sampler(config, path, tokenizer, device, TorchCollective(device)), []
-    groups = sampler.generate(Draw(prompts, [2, 1, 2, 1]), on_group=lambda place, group: told.append((place, group)))
+    sampler, lines = build_sampler(config, path, tokenizer, device, TorchCollective(device)), []
+    groups = sampler.generate(Draw(prompts, [2, 1, 2, 1]), on_group=lambda place, group: lines.append((place, group)))
     assert [group.prompt for group in groups] == prompts
     assert [len(group.completions) for group in groups] == [2, 1, 2, 1]
-    assert sorted(told, key=lambda pair: pair[0]) == list(enumerate(groups))
+    assert sorted(lines, key=lambda pair: pair[0]) == list(enumerate(groups))
     assert worst(groups) < 1e-4
     assert worst(TransformersSampler(config, path, tokenizer, device, PADDED).generate(Draw(prompts, 2))) > 0.01
 

@@ -29,7 +29,7 @@ def test_sampler_and_learner_are_compared_first_and_where_rounds_are_sampled_ahe
     config.rollout.deadline_seconds, alone = 7200.0, Alone()
     _, sync = build_pipeline(config, task, ScriptedSampler(), alone, Clocks(config, Phases()))
     assert alone.deadline == (7200.0 if pipeline == "one_round" else None)
-    # What is asked to see it is asked of nobody's share of the stream.
+    # The probe does not consume prompts of the training stream.
     assert task.cursor == 0
     assert sync._max_mismatch == 0.5
     assert len(sync._probe.prompts) == PROBED_PROMPTS and sync._probe.sampling.max_tokens == PROBED_TOKENS

@@ -66,7 +66,7 @@ def test_a_setting_that_deepspeed_does_not_know_is_refused_before_anything_start
         ("transformers", {}, ""),
     ],
 )
-def test_a_vllm_that_is_missing_or_too_old_for_servers_is_told_at_once(engine, versions, refused, monkeypatch):
+def test_a_vllm_that_is_missing_or_too_old_for_servers_is_refused_at_once(engine, versions, refused, monkeypatch):
     def version(name):
         if name in versions:
             return versions[name]
@@ -126,7 +126,7 @@ def test_an_engine_of_several_ranks_has_no_shards_that_cannot_be_compared(model,
 
 
 @pytest.mark.parametrize(
-    ("rows", "stop", "prompt", "told"),
+    ("rows", "stop", "prompt", "words"),
     [
         (102, 1, "1 + 2 =", ""),
         (166, 1, "1 + 2 =", ""),
@@ -136,15 +136,15 @@ def test_an_engine_of_several_ranks_has_no_shards_that_cannot_be_compared(model,
         (8, 1, "1 + 2 =", "the model has embeddings of tokens up to 7: the prompt of problem p0 has token"),
     ],
 )
-def test_a_prompt_with_a_token_that_the_model_lacks_is_told_before_anything_loads(rows, stop, prompt, told, tmp_path):
+def test_a_prompt_with_a_token_that_the_model_lacks_is_refused_before_loading(rows, stop, prompt, words, tmp_path):
     LlamaConfig(**SMALL | {"vocab_size": rows}, eos_token_id=stop).save_pretrained(tmp_path)
     tokenizer = character_tokenizer()
     config = compose_config(["experiment=tiny"])
     problems = [Problem(f"p{index}", text, "3") for index, text in enumerate(("1 =", prompt))]
     tasks = [LoadedTask(config.task, {"": problems}, {})]
-    if not told:
+    if not words:
         return check_vocabulary(config, tmp_path, tokenizer, tasks)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=words):
         check_vocabulary(config, tmp_path, tokenizer, tasks)
 
 
@@ -157,7 +157,7 @@ def test_an_end_token_of_the_models_files_outside_its_vocabulary_is_refused(tmp_
     check_vocabulary(config, tmp_path, tokenizer, [])
 
 
-def test_an_end_token_that_the_model_lacks_is_told_before_anything_loads(tmp_path):
+def test_an_end_token_that_the_model_lacks_is_refused_before_loading(tmp_path):
     LlamaConfig(**SMALL | {"vocab_size": 101}, eos_token_id=None).save_pretrained(tmp_path)
     tokenizer = character_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(101)

@@ -1,4 +1,4 @@
-"""What a run is about to measure and to learn is compared before its engines start."""
+"""A run compares the problems that it will evaluate with those that it will learn from before its engines start."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_a_set_of_the_suite_that_is_trained_on_is_refused(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_few_problems_of_the_suite_that_are_trained_on_are_told(capsys):
+def test_a_few_problems_of_the_suite_that_are_trained_on_are_reported(capsys):
     _refuse_trained_on(loaded("sums", range(1, 100)), [loaded("exam", range(99, 120))])
     assert capsys.readouterr().err == (
         "grpo: 1 of the 21 problems of exam in evaluation.suite are trained on: take them out of training with "

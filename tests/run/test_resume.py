@@ -90,7 +90,7 @@ def test_an_adaptive_schedulers_state_is_checked_by_its_types(config, capsys):
     assert "scheduler.counts[0] must be a list of 3, not [1, 2]" in capsys.readouterr().err
 
 
-def test_a_plan_beyond_the_present_limits_begins_anew_and_is_told(config, capsys):
+def test_a_plan_beyond_the_present_limits_begins_anew_and_is_reported(config, capsys):
     config.dynamics.name, config.dynamics.adaptive.largest_group = "adaptive", 10**9
     inner = {"longest": 8}
 
@@ -111,7 +111,7 @@ def test_a_plan_beyond_the_present_limits_begins_anew_and_is_told(config, capsys
         ({"prompt_ids": None}, "prompt_ids must be a list, not None"),
         ({"correct": [[1, 4], [0]]}, r"correct\[1\] must be a list of 2, not \[0\]"),
         ({"cursor": "8"}, "cursor must be a whole number, not '8'"),
-        ({"lengths": [1.0]}, "has not as many prompt_ids as correct and lengths"),
+        ({"lengths": [1.0]}, "has lists of different lengths under prompt_ids, correct and lengths"),
     ],
 )
 def test_a_line_of_prompts_that_is_damaged_is_named_before_anything_is_loaded(config, changes, said):

@@ -7,7 +7,7 @@ from grpo.run.resume import require_same_problems, set_aside
 from tests.fakes import on_ranks
 
 
-def test_what_a_run_without_a_checkpoint_logged_is_kept_and_nothing_else_is_touched(tmp_path):
+def test_logs_of_a_run_without_a_checkpoint_are_kept_and_nothing_else_is_touched(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "metrics.jsonl").write_text("")
     assert set_aside(tmp_path) is None, "no round was finished"

@@ -58,7 +58,7 @@ def test_a_run_says_in_three_lines_what_a_dry_run_shows_in_tables(dry, tmp_path,
     assert run == "the run: 3 optimizer steps in 3 rounds; dry_run=true shows all this as tables, with its price"
 
 
-def test_of_many_places_a_run_names_the_first_and_the_last():
+def test_a_run_names_the_first_and_the_last_of_many_places():
     places = [(f"learner rank {rank}", f"GPU {rank}") for rank in range(8)]
     line = next(in_short(compose_config(["experiment=tiny"]), 8, places, [("in all", 0.5, 2.0)], "1 M parameters"))
     assert line == (
@@ -67,22 +67,22 @@ def test_of_many_places_a_run_names_the_first_and_the_last():
     )
 
 
-def test_a_warm_up_longer_than_the_run_is_told(tmp_path, capsys):
+def test_a_warm_up_longer_than_the_run_is_reported(tmp_path, capsys):
     LlamaConfig(**SMALL).save_pretrained(tmp_path)
     settings = TrainConfig(device="cpu", num_steps=20)
     settings.learner.warmup_steps = 80
     settings.learner.precision = settings.rollout.precision = "float32"
     print_tables(settings, tmp_path)
-    told = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
-    assert told in " ".join(capsys.readouterr().out.split())
+    warning = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
+    assert warning in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_schedule_that_begins_outside_its_own_bounds_is_told():
+def test_a_schedule_that_begins_outside_its_own_bounds_is_reported():
     def said(*words):
         return [*surprises(compose_config(["dynamics=adaptive", "dynamics.group_size=4", *words]))]
 
-    [told] = said("dynamics.adaptive.smallest_group=6")
-    assert "begins with dynamics.group_size=4, and the schedule chooses groups of 6 to 64 only" in told
+    [warning] = said("dynamics.adaptive.smallest_group=6")
+    assert "begins with dynamics.group_size=4, and the schedule chooses groups of 6 to 64 only" in warning
     assert said("dynamics.adaptive.smallest_group=4") == []
     assert said("dynamics=fixed", "dynamics.adaptive.smallest_group=6") == []
 
@@ -112,7 +112,7 @@ def test_a_dry_run_is_that_of_the_machines_it_is_for(hardware, ranks, row, tmp_p
     assert "on 1 rank " in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_told(tmp_path, monkeypatch, capsys):
+def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_reported(tmp_path, monkeypatch, capsys):
     LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     # 32.8 B parameters take 61 GiB in bfloat16, and 0.4 of 79.6 GiB is 31.8.
     large = replace(model_shape(tmp_path), parameters=32_763_876_352)
@@ -120,13 +120,13 @@ def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_told(tmp_pa
     monkeypatch.setattr(device_memory, "device_gib", lambda config: 79.6)
     config = TrainConfig(device="cuda")
     config.learner.precision = config.rollout.precision = "bfloat16"
-    config.rollout.gpu_memory_fraction, told = 0.4, "is 31.8 GiB of a GPU, and the sampler's weights alone take 61.0"
+    config.rollout.gpu_memory_fraction, warning = 0.4, "is 31.8 GiB of a GPU, and the sampler's weights alone take 61.0"
     # The GPU of another machine may be a larger one.
     print_tables(config, tmp_path)
-    assert told in capsys.readouterr().out
+    assert warning in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=warning):
         print_tables(config, tmp_path)
     config.rollout.tensor_parallel = 2
     assert too_small_a_share(config, large) == ""
@@ -166,7 +166,7 @@ def test_a_dry_run_for_gpus_elsewhere_takes_as_many_as_its_servers_need(tmp_path
     print_tables(compose_config([*small, *servers]), tmp_path)
     printed = " ".join(capsys.readouterr().out.split())
     assert "no GPU here, so this is for another machine: the tables are those of one with 51 GPUs" in printed
-    # What a learner holds is more than a GPU has.
+    # A learner holds more than a GPU has.
     large = replace(model_shape(tmp_path), parameters=32_763_876_352)
     config = compose_config([*small, "dry_run=true"])
     assert "weights, gradients and optimizer take 549.2 GiB of each GPU, which has 80.0" in too_much_memory(

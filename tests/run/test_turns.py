@@ -18,38 +18,38 @@ class Device:
     """This device records what each part holds of its memory, and fails a test in which parts meet that do not fit."""
 
     def __init__(self):
-        self.held, self.seconds = {STATES, WEIGHTS}, 0.0
+        self.present, self.seconds = {STATES, WEIGHTS}, 0.0
 
     # The learner's states.
 
     def offload(self, keep_weights=False):
         self.seconds += 2.0
-        self.held -= {STATES} if keep_weights else {STATES, WEIGHTS}
+        self.present -= {STATES} if keep_weights else {STATES, WEIGHTS}
 
     def reload(self):
-        assert "sampler's weights" not in self.held
+        assert "sampler's weights" not in self.present
         self.seconds += 1.0
-        self.held |= {STATES, WEIGHTS}
+        self.present |= {STATES, WEIGHTS}
 
     # The sampler.
 
     def build(self):
-        assert not self.held
-        self.held = {"sampler's weights", CACHE}
+        assert not self.present
+        self.present = {"sampler's weights", CACHE}
         return self.sampler
 
     def wake(self):
-        assert STATES not in self.held
+        assert STATES not in self.present
         self.seconds += 0.25
-        self.held.add("sampler's weights")
+        self.present.add("sampler's weights")
 
     def finish_weights(self, version):
-        assert WEIGHTS not in self.held
-        self.held.add(CACHE)
+        assert WEIGHTS not in self.present
+        self.present.add(CACHE)
 
     def sleep(self):
         self.seconds += 0.5
-        self.held -= {"sampler's weights", CACHE}
+        self.present -= {"sampler's weights", CACHE}
 
     @property
     def sampler(self):
@@ -62,11 +62,11 @@ class Device:
             sleep=self.sleep,
         )
 
-    def needs(self, *held):
-        """Returns a learner's method that asserts that the parts `held` are on the device, and no KV cache."""
+    def needs(self, *present):
+        """Returns a learner's method that asserts that the parts `present` are on the device, and no KV cache."""
 
         def method(*arguments):
-            assert set(held) <= self.held and CACHE not in self.held
+            assert set(present) <= self.present and CACHE not in self.present
             return [[]]
 
         return method
@@ -97,18 +97,18 @@ def parts():
 
 def test_the_sampler_starts_on_an_empty_device_and_leaves_it_to_the_learner(parts):
     device, *_ = parts
-    assert device.held == {STATES, WEIGHTS}
+    assert device.present == {STATES, WEIGHTS}
 
 
 def test_states_leave_before_a_refresh_and_weights_before_the_cache_comes(parts):
     device, clocks, sampler, learner = parts
     clocks.phases.begin_round()
     sampler.wake()
-    assert device.held == {WEIGHTS, "sampler's weights"}
+    assert device.present == {WEIGHTS, "sampler's weights"}
     sampler.finish_weights(3)
-    assert device.held == {"sampler's weights", CACHE}
+    assert device.present == {"sampler's weights", CACHE}
     sampler.sleep()
-    assert device.held == {STATES, WEIGHTS}
+    assert device.present == {STATES, WEIGHTS}
     learner.step()
     # Twice away and once back, which a round's table shows; and what the engine itself takes to wake and to sleep.
     assert clocks.phases.end_round() == {"round": 5.75, "offload": 5.0, "sleep": 0.75}
@@ -116,26 +116,26 @@ def test_states_leave_before_a_refresh_and_weights_before_the_cache_comes(parts)
 
 def test_the_first_comparison_samples_while_the_sampler_has_the_device_and_scores_while_the_learner_has_it(parts):
     device, _, sampler, learner = parts
-    held = []
+    present = []
 
     class Probe:
         def groups(self, sampler):
-            held.append(set(device.held))
+            present.append(set(device.present))
 
         def mismatch(self, learner, groups):
-            held.append(set(device.held))
+            present.append(set(device.present))
             return 0.0
 
     CheckedSync(0.5, Probe(), after_each=False).begin(learner, sampler)
-    assert held == [{"sampler's weights", CACHE}, {STATES, WEIGHTS}]
-    assert device.held == {"sampler's weights", CACHE}
+    assert present == [{"sampler's weights", CACHE}, {STATES, WEIGHTS}]
+    assert device.present == {"sampler's weights", CACHE}
 
 
 def test_a_checkpoint_is_written_by_the_learner_and_the_sampler_has_the_device_afterwards(parts):
     device, _, sampler, learner = parts
     CheckedSync(0.5).refresh(learner, sampler)
     learner.save("folder")
-    assert device.held == {"sampler's weights", CACHE}
+    assert device.present == {"sampler's weights", CACHE}
 
 
 def test_the_seconds_of_a_checkpoint_hold_what_it_takes_to_give_the_device_back_and_forth(parts):
@@ -159,24 +159,24 @@ def test_a_rank_that_cannot_write_a_checkpoint_refreshes_with_the_others(parts):
     learner.save = save
     with pytest.raises(OSError, match="no space left"):
         learner.save("folder")
-    assert device.held == {"sampler's weights", CACHE}
+    assert device.present == {"sampler's weights", CACHE}
 
 
 def test_going_back_has_the_device_for_the_learner(parts):
     device, _, sampler, learner = parts
     CheckedSync(0.5).refresh(learner, sampler)
     learner.rewind("folder")
-    assert device.held == {STATES, WEIGHTS}
+    assert device.present == {STATES, WEIGHTS}
 
 
 def test_without_it_a_sampler_is_timed_as_it_sleeps_in_a_round_and_wakes_in_a_refresh(parts):
     device, clocks, *_ = parts
     config, learner = TrainConfig(), object()
-    device.held.clear()
+    device.present.clear()
     sampler = sampler_in_turn(config, learner, device.build, clocks)
     clocks.phases.begin_round()
     clocks.sampler(Timed(sampler, generate=None)).sleep()
-    assert device.held == set()
+    assert device.present == set()
     clocks.phases.timed("sync", sampler.wake, 9.0, "key")()
     assert clocks.phases.end_round() == {"round": 0.75, "sleep": 0.75, "sync": 0.0}
     assert learner_in_turn(config, learner, sampler, None, None) is learner

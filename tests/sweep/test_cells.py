@@ -72,7 +72,7 @@ def test_all_spend_alike():
         ({"variants": {"a": ["num_steps=0"]}}, [], "the variant a: num_steps=0 must be above 0"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_does(settings, words, message):
+def test_a_sweep_that_cannot_run_is_refused_before_any_run(settings, words, message):
     with pytest.raises(UserError, match=message):
         cells_of(SweepConfig(**settings), ["experiment=tiny", *words])
 

@@ -61,13 +61,13 @@ def test_every_cell_is_run_once_with_its_overrides(words):
 
 
 @pytest.mark.slow
-def test_each_run_is_told_with_its_log_its_pass_rate_and_the_time_to_go(words, capfd):
+def test_a_sweep_prints_each_runs_log_its_pass_rate_and_the_time_to_go(words, capfd):
     assert main(["sweep", *words]) == 0
-    told = capfd.readouterr().out.splitlines()
+    printed = capfd.readouterr().out.splitlines()
     folder = words[3].partition("=")[2]
-    assert told[1] == f"grpo-seed0 runs, and its log is {folder}/cells/grpo-seed0/log.txt"
-    assert re.fullmatch(r"1 of 4 done · grpo-seed0 done after \d s · pass@1 100.0% · about 1 min to go", told[2])
-    assert re.fullmatch(r"4 of 4 done · dr_grpo-seed1 done after \d s · pass@1 100.0%", told[8])
+    assert printed[1] == f"grpo-seed0 runs, and its log is {folder}/cells/grpo-seed0/log.txt"
+    assert re.fullmatch(r"1 of 4 done · grpo-seed0 done after \d s · pass@1 100.0% · about 1 min to go", printed[2])
+    assert re.fullmatch(r"4 of 4 done · dr_grpo-seed1 done after \d s · pass@1 100.0%", printed[8])
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_the_folder_of_a_run_is_refused(tmp_path):
     assert not (tmp_path / "sweep.json").exists()
 
 
-def test_a_file_system_without_locks_is_told_and_no_obstacle(tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_is_reported_and_no_obstacle(tmp_path, monkeypatch, capsys):
     def missing(file, operation):
         raise OSError(errno.ENOSYS, "Function not implemented")
 

@@ -66,7 +66,7 @@ def test_messages_that_a_table_of_text_holds_as_json_are_messages(tmp_path):
     assert conversation("[{x: 1}] is a set?") == ((), "[{x: 1}] is a set?")
 
 
-def test_a_nested_column_that_a_table_of_text_cannot_hold_is_told(tmp_path):
+def test_a_nested_column_that_a_table_of_text_cannot_hold_is_reported(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('prompt,reward_model\n7 + 5?,{"ground_truth": "12"}\n')
     with pytest.raises(
@@ -90,7 +90,7 @@ def test_messages_as_python_prints_them_are_no_question(tmp_path):
         ({"q": "7?", "a": "7"}, "has no column 'problem' .task.data.question_column.; it has q, a[.]$"),
     ],
 )
-def test_a_foreign_format_is_told_with_the_task_that_reads_it(row, message, write_rows):
+def test_a_foreign_format_is_reported_with_the_task_that_reads_it(row, message, write_rows):
     with pytest.raises(UserError, match=message):
         load_problems(DataConfig(path=write_rows([row])))
 

@@ -163,7 +163,7 @@ def test_a_prompt_that_could_not_be_graded_keeps_its_weight_and_is_asked_again_a
     assert sorted(stream.indices(20, 4).tolist()) == [4, 5, 6, 7], "the others were silent, and rest longer"
 
 
-def test_what_was_measured_fades():
+def test_measured_rates_fade():
     stream = online(rates=[0.5] * 8, half_life=100)
     fresh = stream.weights(8)[0]
     stream.record_outcomes([(0, 0, 8)], 8)

@@ -93,14 +93,14 @@ def test_the_lengths_that_solve_rates_measured_count_from_the_first_epoch_on(not
     assert shares == [[f"p{order[0]}", f"p{order[3]}"], [f"p{order[1]}", f"p{order[2]}"]]
 
 
-def test_every_rank_is_told_the_lengths_of_all_ranks():
+def test_every_rank_learns_the_lengths_of_all_ranks():
     def group(name, *lengths):
         completions = tuple(Completion((1,) * length, (0.0,) * length, "", False) for length in lengths)
         return ScoredGroup(RolloutGroup(Prompt(Problem(name, "q", "a"), (1,)), completions, 0, 0), (), ())
 
-    def told(collective):
+    def lengths_of(collective):
         # Both ranks asked p1, and the later rank's length holds, as it does for a resumed run.
         own = ((group("p0", 2, 4), group("p1", 9)), (group("p1", 5, 6), group("p3", 1)))[collective.rank]
         return mean_lengths(Collected((), own, RoundPlan(2, 1, 4), 4), collective)
 
-    assert on_ranks(2, told) == [{"p0": 3.0, "p1": 5.5, "p3": 1.0}] * 2
+    assert on_ranks(2, lengths_of) == [{"p0": 3.0, "p1": 5.5, "p3": 1.0}] * 2

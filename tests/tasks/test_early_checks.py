@@ -32,12 +32,12 @@ def said(*words):
         (["train", "task.reward.parts=[{}]"], "task.reward.parts has a part without a name"),
     ],
 )
-def test_mistakes_of_commands_without_engines_are_told_without_torch(words, message):
+def test_mistakes_of_commands_without_engines_are_reported_without_torch(words, message):
     assert message in said(*words)
 
 
 @pytest.mark.slow
-def test_mistakes_in_data_and_reward_are_told_without_torch(write_rows, tmp_path):
+def test_mistakes_in_data_and_reward_are_reported_without_torch(write_rows, tmp_path):
     rows = write_rows([{"problem": "1 + 1", "answer": "2"}])
     file = ["task=file", f"task.data.path={rows}"]
     assert "has no column 'q' (task.data.question_column)" in said("train", *file, "task.data.question_column=q")

@@ -82,7 +82,7 @@ def test_a_folder_passes_over_hidden_files_and_names_a_folder_inside(tmp_path):
     (tmp_path / "sums.csv").write_text(SUMS)
     (tmp_path / "._sums.csv").write_bytes(b"\0\xff")
     assert len(read_rows(tmp_path, "task.data.path")) == 1
-    # What lies deeper is not read, so it does not count: a home folder would take minutes.
+    # Deeper files are not read, so they do not count: a home folder would take minutes.
     (tmp_path / "inside" / "more.csv").write_text(SUMS)
     assert size_of(tmp_path) == len(SUMS) + 2
 

@@ -46,7 +46,7 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
     assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 10
     warnings = [record.getMessage() for record in caplog.records]
     left_out = "nothing is learned from their groups, so let the function return 0 where it means 0"
-    told = {
+    expected = {
         "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'; they get no reward",
         f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise); {left_out}",
         f"reward part '{name}' raised SystemExit for 1 answer, for example 'exit' (enough); {left_out}",
@@ -56,8 +56,8 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
         "grading ended its process (exit code 3) for 1 answer, for example 'die'; they get no reward",
         "grading ended its process (SIGSEGV) for 1 answer, for example 'crash'; they get no reward",
     }
-    assert {*warnings} == told
-    assert len(warnings) == len(told)
+    assert {*warnings} == expected
+    assert len(warnings) == len(expected)
 
 
 def test_grades_come_in_the_order_of_the_items_and_see_the_metadata(obeying):
@@ -126,7 +126,7 @@ def test_a_reward_that_hangs_is_found_out_before_it_has_hung_for_each_answer(cus
 
 
 @pytest.mark.slow
-def test_what_a_reward_has_started_ends_with_the_worker_that_started_it(custom_rewards):
+def test_processes_that_a_reward_started_end_with_its_worker(custom_rewards):
     reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=1.0)
 
     def running(seconds):
@@ -269,14 +269,14 @@ def test_an_answer_that_needs_too_much_memory_is_wrong_in_a_part_of_ours_only():
     assert outcomes_by_code == {95: "failed", 96: "raised"}
 
 
-def test_a_reward_that_ends_its_process_without_a_fault_is_told_at_once(odd, caplog):
+def test_a_reward_that_ends_its_process_without_a_fault_is_reported_at_once(odd, caplog):
     with GraderPool(odd("leaves", timeout_seconds=600.0)) as pool:
         grades = pool.grade([("leave", "", {}), ("stay", "", {})])
     assert [(*grade.parts.values(), grade.outcome) for grade in grades] == [(0.0, "failed"), (1.0, "graded")]
     assert "grading ended its process (exit code 0) for 1 answer, for example 'leave'" in caplog.text
 
 
-def test_what_a_reward_prints_cannot_steer_the_terminal(odd, capfd):
+def test_the_output_of_a_reward_cannot_steer_the_terminal(odd, capfd):
     with GraderPool(odd("prints")) as pool:
         pool.grade([("5", "", {})])
     assert capfd.readouterr() == ("\\x1b]0;owned\\x07 tab\t 5\n", "\\u202e\n")

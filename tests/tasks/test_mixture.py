@@ -43,16 +43,16 @@ def test_the_stream_depends_on_the_position_only():
 
 
 class Noted:
-    """This order of problems keeps the outcomes that it is told."""
+    """This order of problems keeps the outcomes that it gets."""
 
     def __init__(self):
-        self.told = []
+        self.noted = []
 
     def indices(self, start, count):
         return np.arange(start, start + count) % 5
 
     def record_outcomes(self, outcomes, cursor):
-        self.told.append((outcomes, cursor))
+        self.noted.append((outcomes, cursor))
 
 
 def test_outcomes_reach_the_order_of_their_set_with_its_own_cursor():
@@ -60,8 +60,8 @@ def test_outcomes_reach_the_order_of_their_set_with_its_own_cursor():
     mixed = Mixture(orders, (5, 5), (1, 1), seed=0)
     mixed.indices(0, BLOCK)
     mixed.record_outcomes([(2, 1, 4), (8, 3, 4)], BLOCK)
-    assert orders[0].told == [([(2, 1, 4)], 32)]
-    assert orders[1].told == [([(3, 3, 4)], 32)]
+    assert orders[0].noted == [([(2, 1, 4)], 32)]
+    assert orders[1].noted == [([(3, 3, 4)], 32)]
 
 
 def sums(name="number", extract="last_number", weight=1.0, **data):

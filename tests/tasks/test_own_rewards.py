@@ -211,7 +211,7 @@ def test_a_reward_that_returns_nonsense_is_one_line_with_its_name_and_what_is_wa
         ("nowhere", "AttributeError: module 'rewards' has no attribute 'nowhere'"),
     ],
 )
-def test_what_cannot_be_called_is_refused_before_any_worker_starts(rewards, name, message):
+def test_a_reward_that_cannot_be_called_is_refused_before_any_worker_starts(rewards, name, message):
     with pytest.raises(UserError, match=message):
         GraderPool(rewards(name), "solution", PROBLEM)
 

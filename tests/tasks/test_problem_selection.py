@@ -85,7 +85,7 @@ def test_rates_that_were_measured_here_are_found_where_big_maths_are_lacking(oth
         ("3x", "expression"),
     ],
 )
-def test_answers_are_told_apart_by_what_they_look_like(answer, kind):
+def test_answers_are_distinguished_by_their_form(answer, kind):
     assert answer_type(answer) == kind
 
 
@@ -103,7 +103,7 @@ def test_a_question_is_asked_once_whatever_its_case_and_spacing():
     assert normalized("What is  $2+2$?") == "what is 2 + 2"
 
 
-def test_what_an_evaluation_asks_is_left_out_and_told(tmp_path):
+def test_problems_of_an_evaluation_are_left_out_and_reported(tmp_path):
     asked = "A robe takes 2 bolts of blue fiber and half that much white fiber. How many bolts in total does it take?"
     path = tmp_path / "test.jsonl"
     path.write_text("\n".join(json.dumps({"question": text}) for text in ["Unrelated?", asked, "Find x."]))

@@ -250,7 +250,7 @@ def test_ranks_together_give_out_the_stream_of_one_however_many_are_taken(world_
     for count in (5, 1, 3, 8, 2):
         shares = [ids(stream.next_prompts(count)) for stream in ranks]
         assert sorted(name for share in shares for name in share) == sorted(ids(one.next_prompts(count)))
-    # All have had as many as the others, to within one.
+    # All ranks have had the same number, to within one.
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 

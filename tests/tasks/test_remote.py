@@ -109,7 +109,7 @@ def test_a_judge_is_asked_over_the_interface_of_openai(monkeypatch, caplog):
     assert "secret-7" not in caplog.text
 
 
-def test_what_looks_like_a_place_of_the_template_in_a_text_is_left_as_it_is():
+def test_a_text_that_looks_like_a_place_of_the_template_is_left_as_it_is():
     problem = Problem("p", "{answer} {completion}", "{question} {completion}")
     with served(lambda body: reply("Score: 1")) as (url, requests):
         grades("judge", {"url": url, "prompt": "{question}|{answer}|{completion}"}, "{question}", problem=problem)
@@ -245,12 +245,12 @@ def test_a_key_is_put_into_the_address_and_no_message_tells_it(monkeypatch):
     [(path, headers, _)] = requests
     assert grade.reward == 1.0 and path == "/score?v=2&code=se%3Dcret%267" and "Authorization" not in headers
     for answer in [(401, "no such key: se=cret&7"), (200, '"se=cret&7"'), (200, "se%3Dcret%267"), (200, "se=cret%267")]:
-        with served(lambda body, answer=answer: answer) as (url, _), pytest.raises(UserError) as told:
+        with served(lambda body, answer=answer: answer) as (url, _), pytest.raises(UserError) as raised:
             grades("http", {"url": f"{url}/score?code={{key}}", **server}, "a")
-        assert "score?code={key} answered" in str(told.value) and "cret" not in str(told.value)
-    with pytest.raises(UserError) as told:
+        assert "score?code={key} answered" in str(raised.value) and "cret" not in str(raised.value)
+    with pytest.raises(UserError) as raised:
         grades("judge", {"url": "http://127.0.0.1:9/{key}/v1", **server}, "a")
-    assert "http://127.0.0.1:9/{key}/v1/models" in str(told.value) and "cret" not in str(told.value)
+    assert "http://127.0.0.1:9/{key}/v1/models" in str(raised.value) and "cret" not in str(raised.value)
 
 
 @pytest.mark.slow

@@ -345,7 +345,7 @@ def test_rows_with_half_a_character_are_left_out_or_refused(write_rows):
         load_problems(DataConfig(path=write_rows(bad)))
 
 
-def test_a_split_of_a_file_is_told_to_be_without_effect(write_rows, caplog):
+def test_a_split_of_a_file_is_reported_as_without_effect(write_rows, caplog):
     load_problems(DataConfig(path=write_rows(ROWS), split="test"))
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
         "task.data.split=test is not read: splits are those of the hub"

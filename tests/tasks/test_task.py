@@ -52,7 +52,7 @@ def test_the_reward_is_the_weighted_sum_of_its_parts(tokenizer):
     assert scored.included == (True, True, True, True)
 
 
-def test_a_completion_without_an_answer_is_told_apart_from_a_wrong_one(tokenizer, custom_rewards):
+def test_a_completion_without_an_answer_is_distinguished_from_a_wrong_one(tokenizer, custom_rewards):
     def answered(**reward):
         with build(tokenizer, config(**reward)) as task:
             (prompt,) = task.next_prompts(1)
@@ -89,7 +89,7 @@ def test_parts_that_add_up_to_the_same_on_paper_make_a_silent_group(tokenizer, c
     assert scored.silent
 
 
-def test_what_a_reward_was_added_up_of_is_kept_where_parts_cancel(tokenizer):
+def test_parts_of_a_reward_are_kept_where_they_cancel(tokenizer):
     parts = [RewardPartConfig(name="number", weight=1e6), RewardPartConfig(name="format", weight=-1e6)]
     with build(tokenizer, config(parts=parts, format_pattern=".", signed=True)) as task:
         (prompt,) = task.next_prompts(1)
@@ -161,7 +161,7 @@ def test_answers_that_are_no_numbers_are_left_out_or_refused_at_once(tokenizer, 
         build(tokenizer, task_config)
 
 
-def test_latex_that_only_the_grader_can_judge_is_told_once_or_refused(tokenizer, tmp_path, caplog):
+def test_latex_that_only_the_grader_can_judge_is_reported_once_or_refused(tokenizer, tmp_path, caplog):
     task_config = config(parts=[RewardPartConfig(name="math")], extract="all")
     task_config.data = rows_file(tmp_path / "rows.jsonl", "{{{")
     with build(tokenizer, task_config) as task:
@@ -236,7 +236,7 @@ def test_a_generator_without_answers_judges_by_its_own_scorer(tokenizer):
     assert completion_row(scored, 0)["judged"] and score_of([completion_row(scored, 0)]) == "0 of 1 right"
 
 
-def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_rows, caplog):
+def test_rows_and_prompts_left_out_are_counted_and_never_asked(tokenizer, write_rows, caplog):
     rows = [{"problem": str(index) * 4, "answer": "1"} for index in range(5)]
     rows += [{"problem": "long" * 50, "answer": "1"}, {"problem": "no answer"}]
     task_config = TaskConfig(
@@ -247,14 +247,14 @@ def test_rows_and_prompts_left_out_are_told_and_never_asked(tokenizer, write_row
     with build(tokenizer, task_config) as task:
         asked = {prompt.problem.problem_id for prompt in task.next_prompts(20)}
     assert asked == {f"sums-{index}" for index in range(5)}
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [
         "task task: left out of 7 rows: 1 without a usable question or answer (sums-6)",
         "task task: left out 1 prompts of more than 100 tokens (sums-5)",
     ]
 
 
-def test_what_an_evaluation_asks_is_never_asked_and_told_with_where_it_stands(tokenizer, write_rows, caplog, tmp_path):
+def test_problems_of_an_evaluation_are_never_asked_and_named_with_their_place(tokenizer, write_rows, caplog, tmp_path):
     evaluation = tmp_path / "test.jsonl"
     evaluation.write_text('{"problem": "two plus two"}')
     rows = [{"problem": text, "answer": "4"} for text in ("Two plus two?", "one plus three", "two times two")]
@@ -302,15 +302,15 @@ def test_a_name_in_the_template_that_is_no_column_is_refused(template, message, 
         usable_problems(task_config)
 
 
-def test_a_prompt_with_two_right_answers_is_told(tokenizer, write_rows, caplog):
+def test_a_prompt_with_two_right_answers_is_reported(tokenizer, write_rows, caplog):
     rows = [{"problem": "1 + 1", "answer": answer} for answer in ("2", "3", "2")] + [{"problem": "1", "answer": "1"}]
     task_config = TaskConfig(
         data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
         reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
     )
     loaded_task(task_config, tokenizer)
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ["task task: 1 prompts come again with another answer (sums-1)"]
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ["task task: 1 prompts come again with another answer (sums-1)"]
 
 
 def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():

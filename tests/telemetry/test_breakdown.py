@@ -30,7 +30,7 @@ def test_right_completions_stand_against_wrong_ones_with_percentiles():
     assert not any("source" in name for name in numbers)
 
 
-def test_lengths_are_told_by_source_and_truncation_by_difficulty():
+def test_lengths_are_broken_down_by_source_and_truncation_by_difficulty():
     facts = [
         *completion_facts(group("easy", (2, True, False), (4, True, False))),
         *completion_facts(group("hard", (8, False, True), (8, False, True), (6, False, False), (6, True, False))),
@@ -46,7 +46,7 @@ def test_lengths_are_told_by_source_and_truncation_by_difficulty():
     assert "completions/by_pass_rate/none/share" not in numbers
 
 
-def test_what_could_not_be_graded_is_neither_right_nor_wrong_nor_of_a_hard_prompt():
+def test_an_ungraded_completion_is_neither_right_nor_wrong_nor_of_a_hard_prompt():
     scored = group("sums", (9, False, False), (9, False, False))
     spoilt = replace(scored, grades=tuple(replace(grade, outcome="unanswered") for grade in scored.grades))
     numbers = breakdown(completion_facts(spoilt) + completion_facts(group("sums", (2, True, False))))

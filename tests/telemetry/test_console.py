@@ -67,7 +67,7 @@ def test_a_number_that_was_shown_once_is_shown_from_then_on():
     assert "loss +0.010" in last and "KL" not in last
 
 
-def test_completions_that_are_left_out_are_told_of_in_the_rounds_in_which_there_are_some():
+def test_completions_that_are_left_out_are_reported_in_the_rounds_that_have_some():
     def two_rounds(display):
         display.round(5, METRICS | {"completions/raised_fraction": 0.0, "completions/unanswered_fraction": 0.0})
         display.round(6, METRICS | {"completions/raised_fraction": 0.25, "completions/unanswered_fraction": 0.125})
@@ -126,7 +126,7 @@ def test_a_number_that_has_not_fitted_once_does_not_come_back():
     assert "entropy" not in plain
 
 
-def test_ranks_that_wait_for_the_busiest_are_told_of():
+def test_ranks_that_wait_for_the_busiest_are_reported():
     uneven = logged(lambda display: display.round(5, METRICS | {"throughput/imbalance": 1.312}))
     assert uneven.endswith("learn 5.0 s  busiest rank 1.31 × mean\n")
     sampling = {"throughput/sample_imbalance": 1.2, "throughput/logprobs_imbalance": 1.11}
@@ -135,7 +135,7 @@ def test_ranks_that_wait_for_the_busiest_are_told_of():
     assert "busiest" not in logged(lambda display: display.round(5, METRICS | {"throughput/imbalance": 1.04}))
 
 
-def test_what_was_not_measured_is_left_out():
+def test_numbers_that_were_not_measured_are_left_out():
     shown = logged(lambda display: display.round(80, {"pass_rate": 1.0})).splitlines()
     assert len(shown) == 3 and shown[-1] == "step 80/80  right 100%  ETA 0:00:00"
 

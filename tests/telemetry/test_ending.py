@@ -10,7 +10,7 @@ from grpo.config.folder import LOCK_FILE
 from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, Ending, read_ending, recording_failure, write_ending
 
 
-def test_what_fails_after_a_run_has_finished_leaves_it_finished(tmp_path):
+def test_a_failure_after_a_run_has_finished_leaves_it_finished(tmp_path):
     with pytest.raises(RuntimeError), recording_failure(tmp_path):
         write_ending(tmp_path, Ending(FINISHED, 3))
         raise RuntimeError("the report has no font")
@@ -27,7 +27,7 @@ def test_a_run_that_ctrl_c_ends_while_it_loads_has_not_failed(tmp_path):
     assert read_ending(tmp_path) == Ending(INTERRUPTED, 0)
 
 
-def test_a_folder_that_was_moved_and_a_rank_that_was_lost_are_told(tmp_path):
+def test_a_folder_that_was_moved_and_a_rank_that_was_lost_are_reported(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / LOCK_FILE).touch()
@@ -55,7 +55,7 @@ def test_a_rank_that_waits_in_vain_for_one_that_hangs_says_so(text, tmp_path):
     assert not isinstance(failed.value, EndedElsewhere) and text in str(failed.value)
 
 
-def test_a_disk_that_is_full_is_told_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_is_reported_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

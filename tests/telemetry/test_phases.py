@@ -60,7 +60,7 @@ def test_a_round_has_a_clock_of_its_own_and_pays_for_nothing_before_it(phases, c
     assert phases.end_round() == {"round": 0.0}
 
 
-def test_what_a_checkpoint_makes_necessary_counts_as_the_checkpoint(phases, clock):
+def test_work_that_a_checkpoint_needs_counts_as_the_checkpoint(phases, clock):
     def timed(name, function):
         return phases.timed(name, function, 60.0, "key")
 

@@ -17,8 +17,8 @@ class Clock:
         return {"round": 1.5}
 
 
-def run_rounds(folder, told, first, count, chosen):
-    clock = ProfiledRounds(Clock(), chosen, folder, rank=2, first_round=first, tell=told.append)
+def run_rounds(folder, lines, first, count, chosen):
+    clock = ProfiledRounds(Clock(), chosen, folder, rank=2, first_round=first, tell=lines.append)
     learn = Phases(label=torch.profiler.record_function).timed("learn", torch.cumsum, 60.0, "key")
     for _ in range(count):
         torch.ones(3).exp()
@@ -28,18 +28,18 @@ def run_rounds(folder, told, first, count, chosen):
 
 
 def test_a_trace_of_a_chosen_round_shows_its_operations(tmp_path):
-    told = []
-    run_rounds(tmp_path / "profile", told, 5, 3, [3, 6])
+    lines = []
+    run_rounds(tmp_path / "profile", lines, 5, 3, [3, 6])
     [trace] = (tmp_path / "profile").iterdir()
     assert trace.name == "round-00006-rank-2.json.gz"
     with gzip.open(trace, "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"aten::cumsum", "learn"} <= names and "aten::exp" not in names
-    assert len(told) == 1 and told[0].startswith(f"round 6 is profiled in {trace} (")
+    assert len(lines) == 1 and lines[0].startswith(f"round 6 is profiled in {trace} (")
 
 
 def test_a_trace_that_cannot_be_written_is_one_line_and_the_run_goes_on(tmp_path):
     (tmp_path / "profile").write_text("a file where the folder should be")
-    told = []
-    run_rounds(tmp_path / "profile", told, 0, 2, [0])
-    assert len(told) == 1 and "could not be written" in told[0]
+    lines = []
+    run_rounds(tmp_path / "profile", lines, 0, 2, [0])
+    assert len(lines) == 1 and "could not be written" in lines[0]

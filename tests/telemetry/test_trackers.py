@@ -56,7 +56,7 @@ def test_each_call_is_one_line_that_can_be_read_before_the_run_ends(tmp_path):
     tracker.close()
 
 
-def test_whatever_a_model_writes_survives_on_one_line(tmp_path):
+def test_any_completion_survives_on_one_line(tmp_path):
     text = 'a\nb\r\u2028 "q" \ud800 ünï'
     tracker = JsonlTracker(tmp_path)
     tracker.samples([{"text": text}], 1)
@@ -253,7 +253,7 @@ class Refusing:
     evaluation = samples = close = log
 
 
-def test_a_service_that_fails_is_told_of_once_and_ends_no_run(capsys):
+def test_a_service_that_fails_is_reported_once_and_ends_no_run(capsys):
     refusing = Refusing()
     tracker = Outlasting(refusing, "MLflow")
     tracker.log({"pass_rate": 0.5}, 7)
@@ -318,7 +318,7 @@ def records(path):
     return whole
 
 
-def told(path, name):
+def record_of(path, name):
     """Waits for the first record of this kind, and returns it. wandb's own process writes, and may be a moment late."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -330,21 +330,21 @@ def told(path, name):
 
 
 @pytest.mark.slow
-def test_wandb_is_told_where_a_run_belongs(tmp_path):
+def test_wandb_learns_where_a_run_belongs(tmp_path):
     place = {"entity": "team", "project": "sums", "group": "dial", "job_type": "sweep", "tags": ["gsm8k", "lora"]}
     WandbTracker({}, TrackingConfig(wandb="offline", **place), tmp_path).close()
     [path] = tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb")
-    run = told(path, "run")
+    run = record_of(path, "run")
     assert (run.entity, run.project, run.run_group, run.job_type) == ("team", "sums", "dial", "sweep")
     assert list(run.tags) == ["gsm8k", "lora"] and run.display_name == tmp_path.name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failed", [True, False])
-def test_wandb_is_told_how_a_run_ended(failed, tmp_path):
+def test_wandb_learns_how_a_run_ended(failed, tmp_path):
     WandbTracker({}, OFFLINE, tmp_path).close(failed)
     [path] = tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb")
-    assert told(path, "exit").exit_code == int(failed)
+    assert record_of(path, "exit").exit_code == int(failed)
 
 
 @pytest.mark.slow
@@ -407,7 +407,7 @@ def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):
     assert "+a: größer τ\n+b: gr" in patch
 
 
-def test_a_database_that_cannot_be_opened_is_told_at_once(tmp_path):
+def test_a_database_that_cannot_be_opened_is_reported_at_once(tmp_path):
     pytest.importorskip("mlflow")
     (tmp_path / "text.db").write_text("no database, but text that is long enough for a header of one")
     for file, why in (

@@ -31,7 +31,7 @@ POINT = {"step": 1, "value": 1}
 CURVE = Curve((Point(1, 0.5), Point(2, 1.0, "best")), (3, True), {"tokens": 8.0}, None)
 
 
-def test_what_json_made_of_a_dataclass_is_made_one_again():
+def test_the_json_of_a_dataclass_becomes_the_dataclass_again():
     assert rebuilt(Curve, json.loads(json.dumps(asdict(CURVE))), "curve") == CURVE
     # A whole number is a number too, and a default stands in for what an older version did not write.
     assert rebuilt(Point, {"step": 1, "value": 2}, "point") == Point(1, 2.0)

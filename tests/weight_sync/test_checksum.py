@@ -85,11 +85,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_changes_places_is_seen(change, dtype):
-    sent, held = weights(dtype), weights(dtype)
-    CHANGES[change](held)
+def test_weights_that_change_places_are_seen(change, dtype):
+    sent, present = weights(dtype), weights(dtype)
+    CHANGES[change](present)
     assert differing(checksums(sent.items()), checksums(sent.items())) == []
-    assert differing(checksums(sent.items()), checksums(held.items()))
+    assert differing(checksums(sent.items()), checksums(present.items()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -378,7 +378,7 @@ class Router(nn.Module):
         return {name for name, _ in bucket}
 
 
-def test_what_learners_do_not_send_survives_the_sleep_of_an_engine():
+def test_weights_that_learners_do_not_send_survive_the_sleep_of_an_engine():
     engine = Router()
     own = OwnParameters(engine)
     for number in (1.0, 2.0, 3.0):
@@ -433,7 +433,7 @@ class LatentModel(nn.Module):
         return {name for name, _ in bucket}
 
 
-def test_what_attention_computes_from_its_weights_is_computed_anew_and_not_compared():
+def test_tensors_that_attention_derives_from_its_weights_are_computed_anew_and_not_compared():
     engine, sent = LatentModel(), "attention.kv_b_proj.weight"
     own, computed = OwnParameters(engine), engine.attention.W_UV
     place = computed.data_ptr()
@@ -452,7 +452,7 @@ def test_what_attention_computes_from_its_weights_is_computed_anew_and_not_compa
 
 @pytest.mark.slow
 def test_shards_of_a_matrix_that_is_trained_fused_are_put_together_part_by_part(monkeypatch):
-    # Phi-3 is trained with q, k and v in one matrix. Of each of the three, each of two ranks has a half.
+    # Phi-3 is trained with q, k and v in one matrix. Each of two ranks has a half of each of the three.
     from vllm.model_executor.layers.linear import ColumnParallelLinear
 
     class Shard(ColumnParallelLinear):

@@ -52,15 +52,15 @@ def test_a_limit_that_is_set_holds_for_every_precision(precision):
         sync.check(differing_by(0.11))
 
 
-def test_much_more_than_rounding_makes_is_told_once(capsys):
+def test_a_difference_far_above_rounding_is_reported_once(capsys):
     sync = configured("bfloat16", "bfloat16")
     sync.check(differing_by(0.09))
     assert not capsys.readouterr().err
     sync.check(differing_by(0.2))
     sync.check(differing_by(0.2))
-    told = capsys.readouterr().err
-    assert told.startswith("grpo: step 1: sampler and learner disagree by 0.2 nats a token")
-    assert told.count("disagree") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("grpo: step 1: sampler and learner disagree by 0.2 nats a token")
+    assert printed.count("disagree") == 1
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -1,8 +1,8 @@
 """These tests lose the other end of an NCCL channel, with a stand-in group that behaves as torch's does on GPUs.
 
-What the stand-in does is what torch's ProcessGroupNCCL is documented to do: its watchdog takes the process down when
-it sees an error, itself or through the process's first group, unless the group was made without one; the first
-collective makes the communicator; and a shutdown waits for kernels.
+The stand-in does what torch documents of ProcessGroupNCCL: its watchdog takes the process down when it sees an error,
+itself or through the process's first group, unless the group was made without one; the first collective makes the
+communicator; and a shutdown waits for kernels.
 """
 
 import os
@@ -109,7 +109,7 @@ def test_ends_are_connected_before_anything_is_sent_and_not_waited_for_for_ever(
         opened()
 
 
-def test_an_end_that_never_came_is_told_from_one_that_does_not_connect(wire):
+def test_an_end_that_never_came_is_distinguished_from_one_that_does_not_connect(wire):
     with pytest.raises(RuntimeError, match=r"(?i)timeout"):
         opened(members=())
     assert wire.watchdogs == [False]

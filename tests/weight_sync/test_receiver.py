@@ -105,6 +105,6 @@ def test_a_server_compares_its_model_unless_that_is_spread_over_workers_or_merge
         model_config=SimpleNamespace(dtype=torch.bfloat16),
         model_runner=SimpleNamespace(model=layer),
     )
-    told = receiver.WeightReceiver.weight_checksums(taken)
+    sums = receiver.WeightReceiver.weight_checksums(taken)
     sent = checksums([("router.weight", layer["router"].weight.detach().bfloat16())])
-    assert told == (sent if own else {"received": 7})
+    assert sums == (sent if own else {"received": 7})

@@ -8,7 +8,7 @@ NOTE, WARNING, CRITICAL = "note", "warning", "critical"
 SEVERITIES = (NOTE, WARNING, CRITICAL)
 
 
-# What each finding means, for a reader who meets its name for the first time.
+# Meaning of each finding, for a reader who meets its name for the first time.
 MEANINGS = {
     "no reward": "No completion has ever been rewarded, so there is nothing to learn from.",
     "nothing graded": "No completion could be graded, so nothing is known of the answers and nothing is learned.",
@@ -120,7 +120,7 @@ class DiagnosisRule:
     at_once           rise of the pass rate within a few rounds, to solved problems, that is seldom learned
     much_shorter      length, as a share of that before such a rise, below which the reward may be gamed
     ordinary          number of falls, each half as deep as the deepest, from which on a curve counts as wandering
-    by_chance         probability that a run whose steps do not harm is ever told that they do
+    by_chance         probability that a run whose steps do not harm ever gets the finding that they do
     gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
     """
 

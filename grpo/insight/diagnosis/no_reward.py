@@ -85,8 +85,8 @@ def shares(metrics: Mapping[str, float]) -> str:
         "completions/failed_fraction": "failed in grading",
     }
     logged = [name for name in words if name in metrics]
-    told = [name for index, name in enumerate(logged) if index == 0 or metrics[name]]
-    shares_in_words = [f"{metrics[name]:.0%} {words[name]}" for name in told]
+    named = [name for index, name in enumerate(logged) if index == 0 or metrics[name]]
+    shares_in_words = [f"{metrics[name]:.0%} {words[name]}" for name in named]
     if ungraded := sum(metrics.get(name, 0.0) for name in _UNGRADED):
         shares_in_words.append(f"{ungraded:.0%} could not be graded and count neither as right nor as wrong")
     return "of the completions " + ", ".join(shares_in_words)

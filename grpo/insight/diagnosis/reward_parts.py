@@ -106,7 +106,7 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a reward of which nearly all comes from other parts than right answers.
+    """Finds a reward that comes almost only from parts other than right answers.
 
     Returns None where the pass rate clearly gains, since right answers then count more and more.
     """
@@ -166,7 +166,7 @@ def solved_at_once(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     rates, lengths = (np.convolve(series.values, window, "valid") for series in (rate, length))
     rises = rates[JUMP_ROUNDS:] - rates[:-JUMP_ROUNDS]
     jump = int(rises.argmax())
-    # What came before the jump holds completions as they were.
+    # The rounds before the jump hold completions as they were.
     before, after = lengths[: jump + 1].mean(), lengths[jump + JUMP_ROUNDS :].mean()
     if rises[jump] < rule.at_once or after > rule.much_shorter * before:
         return None

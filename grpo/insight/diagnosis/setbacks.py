@@ -40,11 +40,11 @@ SURELY = 2.0
 HARM = 1.0
 # A fall of fewer wanders than this says little of a model whose steps did not surely harm.
 WANDERS = 4.0
-# What falls mostly between so many rounds and the next ones falls at once.
+# A fall that lies mostly between this many rounds and the next ones is sudden.
 AT_ONCE = 5
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
-# What shows that completions have another form, and how it is told.
+# Metric that shows that completions have another form → the words for it.
 FORMS = {
     "completions/truncated_fraction": "of the completions {:.0%} were cut off before and {:.0%} since",
     "completions/no_answer_fraction": "of the completions {:.0%} held no answer before and {:.0%} since",
@@ -257,7 +257,7 @@ def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     number = len(series) - found.first
     evidence = (
         f"{COSINE} of the {number} rounds since step {series.steps[found.first]:g} sums up to {found.z:.1f} standard "
-        f"errors; of runs whose steps do not harm {rule.by_chance:.0%} are ever told this"
+        f"errors; {rule.by_chance:.0%} of runs whose steps do not harm ever get this finding"
     )
     remedy = "half of learner.learning_rate, or a larger dynamics.group_size or dynamics.prompts_per_step"
     return Finding("steps undo each other", WARNING, evidence, remedy)

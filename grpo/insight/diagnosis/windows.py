@@ -91,7 +91,7 @@ def _scatter(windows: Array) -> tuple[Array, Array]:
     their products are polynomials in r, whose coefficients are sums over the window.
     """
     time = np.linspace(-1, 1, windows.shape[1])
-    # A line that is taken off changes no residual. What is left is small, so hardly any digit is lost.
+    # A line that is taken off changes no residual. The rest is small, so hardly any digit is lost.
     slopes = np.sum(time * windows, axis=1, keepdims=True) / np.sum(time**2)
     residuals = windows - windows.mean(axis=1, keepdims=True) - slopes * time
     columns = np.stack(np.broadcast_arrays(residuals, np.ones_like(time), time), axis=1)

@@ -34,7 +34,7 @@ OF_RUN = " - "
 BOUNDS = ("__MIN", "__MAX")
 # A log that plans more steps has a mistake there.
 MOST_PLANNED = 1e12
-# What may stand between the values of a CSV file.
+# One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000

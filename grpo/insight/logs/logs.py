@@ -69,13 +69,13 @@ def run_config(folder: Path) -> Mapping[str, Any]:
     if not path.exists():
         refuse_several(folder)
         raise UserError(f"there is no file {path}: give the output_dir of a run")
-    mend = ": restore it; a resumed run writes it anew"
-    values = read_object(path, mend)
+    remedy = ": restore it; a resumed run writes it anew"
+    values = read_object(path, remedy)
     try:
         config = from_dict(values)
         check_values(config, ())
     except UserError as error:
-        raise UserError(f"{path} is damaged ({error}){mend}") from error
+        raise UserError(f"{path} is damaged ({error}){remedy}") from error
     return asdict(config)
 
 

@@ -19,6 +19,6 @@ Other commands:
 solve_rates   `grpo solve-rates`
 trial         the table of `grpo check-reward`
 
-What all pages share:
+Shared by all pages:
 page, links, style, glossary     HTML; links between pages; colours and sheets; explained words
 """

@@ -19,7 +19,7 @@ from grpo.insight.pages import page
 from grpo.insight.pages.contrast import SURE, Contrast, Variant
 from grpo.insight.pages.contrast_panels import PANELS
 from grpo.insight.pages.contrast_tables import CAPTIONS, by_quarter, health, ratio, results, settings
-from grpo.insight.pages.course import standing, unfinished, where
+from grpo.insight.pages.course import describe_state, unfinished, where
 from grpo.insight.pages.glossary import meanings
 from grpo.insight.pages.links import links_to
 from grpo.insight.pages.style import sheet
@@ -175,7 +175,7 @@ def courses(contrast: Contrast) -> list[str]:
         [f"Of {len(runs)} runs {len(resumed_runs)} had to be resumed: {_listed(resumed_runs)}."] if resumed_runs else []
     )
     for run in runs:
-        sentences += unfinished(run_name(run.folder), standing(run.folder, run.rows, run.config))
+        sentences += unfinished(run_name(run.folder), describe_state(run.folder, run.rows, run.config))
     return sentences
 
 

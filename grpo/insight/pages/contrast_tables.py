@@ -8,7 +8,7 @@ from grpo.insight.logs.finished_runs import differing_keys
 from grpo.insight.pages.contrast import QUARTERS, Contrast, Variant
 from grpo.types import Interval
 
-# What the columns of each table mean.
+# Meaning of the columns of each table.
 CAPTIONS = {
     "Results": (
         "Pass rates and mean rewards are those of held-out problems. “Minus” is the difference at the end, for pass "

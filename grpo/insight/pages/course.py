@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.host.folder_lock import is_held
+from grpo.host.folder_lock import is_locked
 from grpo.host.terminal import clean
 from grpo.insight.pages.glossary import setting
 from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, KILLED, Resumption, read_ending
@@ -25,12 +25,12 @@ CAPTION = (
 )
 
 
-def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
+def describe_state(output: Path, metrics: Sequence[Row], config: Row) -> str:
     """Says whether a run finished, was interrupted, failed, still goes on or was killed, and at which step."""
     ending, step = read_ending(output), metrics[-1]["step"] if metrics else 0
     steps = f"step {step:,} of {config['num_steps']:,}" if "num_steps" in config else f"step {step:,}"
     if ending is None:
-        if is_held(output):
+        if is_locked(output):
             return f"still goes on, at {steps}"
         if step == config.get("num_steps"):
             return f"finished at {steps}"
@@ -43,7 +43,8 @@ def standing(output: Path, metrics: Sequence[Row], config: Row) -> str:
 
 
 def unfinished(name: str, state: str) -> list[str]:
-    """Returns a sentence for an unfinished run, and no sentence for a finished one. `state` is the run's `standing`."""
+    """Returns a sentence for an unfinished run, and no sentence for a finished one. `state` comes from
+    `describe_state`."""
     if state.startswith(FINISHED):
         return []
     return [f"{name} {'was ' if state.startswith(INTERRUPTED) else ''}{state.rstrip('.')}."]

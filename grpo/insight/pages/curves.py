@@ -142,7 +142,7 @@ def _draw_reward(axes: Axes, run: Curves) -> str:
     axes.set_title("Mean reward")
     over_steps(axes, run, "reward")
     return (
-        "What completions earn on average. Dots are single rounds and lines are means over a tenth of the run."
+        "The mean reward of completions. Dots are single rounds and lines are means over a tenth of the run."
         + (" Held-out problems are never trained on." if run.evaluations else "")
         + (" The run was resumed at the dotted lines." if run.resumed else "")
     )
@@ -252,7 +252,7 @@ def draw_cache(axes: Axes, run: Curves) -> str:
     over_steps(axes, run, "share of the cache in use")
     count = sum(run.series("rollout/preemptions")[1])
     if not count:
-        return "No completion was interrupted for want of room."
+        return "The cache had room for all completions, so none was interrupted."
     return (
         f"The cache was full, so {count:,.0f} completions were interrupted and computed anew. If these are many, "
         "raise rollout.gpu_memory_fraction or rollout.kv_cache_gib."

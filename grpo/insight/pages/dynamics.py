@@ -36,7 +36,7 @@ from grpo.insight.pages.dynamics_tables import (
 )
 from grpo.insight.pages.glossary import meanings
 from grpo.insight.pages.style import sheet
-from grpo.insight.pages.verdict import nothing_found, standing_lines, unchecked_lines, verdict_lines
+from grpo.insight.pages.verdict import nothing_found, outlook_lines, unchecked_lines, verdict_lines
 from grpo.telemetry.metrics import FIRST_COUNTS
 
 # A replay of the scheduler needs these metrics of each round.
@@ -75,7 +75,7 @@ def write_forecast(path: Path, last_step: int | None = None, column: str | None 
 def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -> None:
     """Prints the diagnosis: where the run stands, each finding with evidence and remedy, and what was not checked."""
     console, log = Terminal(), read_log(path, column, scale)
-    for line in (*log.notes, *standing_lines(log)):
+    for line in (*log.notes, *outlook_lines(log)):
         console.print(line, soft_wrap=True)
     print_findings(advised(log), log, console)
     for line in unchecked_lines(unchecked(log)):
@@ -146,7 +146,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
         f"foretell: give at most {most:.0f}",
     )
     if last_step:
-        # What is told beside the forecast, as whether going on is worth it, is of the same steps.
+        # The words beside the forecast, such as whether going on is worth it, are of the same steps.
         log = replace(log, num_steps=last_step)
     return Dynamics(log, forecast(log.history, last_step or log.horizon))
 

@@ -72,8 +72,8 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     errors = [of_part.sum() ** -0.5 for of_part in weights]
     bars = axes.errorbar(middles, means, yerr=_within_0_and_1(means, errors), fmt=".", color="0.4", linewidth=0.8,
                          label=name)  # fmt: skip
-    told = zip((_steps(ends[part]) for part in parts), means, errors, strict=True)
-    tell(bars, [(steps, f"{mean:.1%} ± {error:.1%}") for steps, mean, error in told])
+    shown = zip((_steps(ends[part]) for part in parts), means, errors, strict=True)
+    tell(bars, [(steps, f"{mean:.1%} ± {error:.1%}") for steps, mean, error in shown])
     # The forecast ends with the policy after the last step, and begins where the measured rounds end.
     ahead_steps = ahead.steps + shift * np.linspace(1, 0, len(ahead.steps))
     axes.fill_between(ahead_steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)

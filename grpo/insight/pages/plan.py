@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHEET_INCHES = (8.0, 4.6)
-# What the columns of the table of group sizes mean.
+# Meaning of the columns of the table of group sizes.
 COLUMNS = {
     "G": "The completions of each prompt.",
     "silent": "The share of groups whose completions are all right or all wrong, before training.",
     "fidelity": "The share of the gradient that silent groups leave. It costs nothing, since Adam scales it back.",
     "steps": "The optimizer steps that the budget pays for.",
     "seconds a step": "How long one step takes on the measured machine.",
-    "progress": "What a token is expected to gain, as a share of what it gains at the best size.",
+    "progress": "The expected gain of a token, as a share of that at the best size.",
 }
 
 

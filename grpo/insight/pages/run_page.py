@@ -26,7 +26,7 @@ from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_evaluations, read_log, run_config
 from grpo.insight.pages import page
-from grpo.insight.pages.course import how_often, resumed_at, resumptions_table, standing, unfinished
+from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table, unfinished
 from grpo.insight.pages.curves import Curves, panels_of, plot_run
 from grpo.insight.pages.dynamics import analysed, print_findings, write_page
 from grpo.insight.pages.glossary import meanings, setting
@@ -81,7 +81,7 @@ def write_run_page(
     verdict, curves = judge(metrics, evaluations, findings), Curves(metrics, evaluations, resumed_at(resumptions))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     groups = shown_groups(whole_completions(output)) if (output / SAMPLES_FILE).exists() else []
-    state, ending, path = standing(output, metrics, config), read_ending(output), output / PAGE_FILE
+    state, ending, path = describe_state(output, metrics, config), read_ending(output), output / PAGE_FILE
     failed = ending is not None and ending.state == FAILED
     beginning, _, reason = state.partition(": ")
     verdict_lines = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
@@ -243,7 +243,7 @@ def write_report(output: Path, model_folder: Path | None, console: Terminal | No
     metrics = read_metrics(output / METRICS_FILE)
     evaluations, left_out = comparable(read_evaluations(output))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
-    heading = f"{run_name(output)}: {standing(output, metrics, config)}"
+    heading = f"{run_name(output)}: {describe_state(output, metrics, config)}"
     require(bool(metrics), f"{heading}; it has finished no round, so there is nothing to report on")
     console.print(heading, soft_wrap=True)
     for line in (*how_often(read_resumptions(output)), *left_out):

@@ -43,7 +43,7 @@ class Measure:
 
 MEASURES = (
     Measure(
-        *("Loss", "loss", "What a step lowers. Without a penalty it stays near 0, however much is learned."),
+        *("Loss", "loss", "Each step lowers it. Without a penalty it stays near 0, however much is learned."),
         [("policy/loss", BLUE, "loss")],
     ),
     Measure(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Panel = Callable[[Axes], str]
 
-# Okabe and Ito's palette can be told apart with every kind of colour vision, and in grey.
+# The colours of Okabe and Ito's palette differ for every kind of colour vision, and in grey.
 BLUE, ORANGE, GREEN, BLACK = "#0072B2", "#D55E00", "#009E73", "#000000"
 STYLE = {
     "font.size": 9,

@@ -195,7 +195,7 @@ def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
     Evaluations by earlier versions lack some conditions, such as max_tokens. Those that one of them lacks are left out.
     """
     conditions_of = {name: [evaluation.get(name) for evaluation in evaluations] for name in _CONDITIONS}
-    return {name: told for name, told in conditions_of.items() if None not in told and len(set(told)) > 1}
+    return {name: values for name, values in conditions_of.items() if None not in values and len(set(values)) > 1}
 
 
 def pairs_of(

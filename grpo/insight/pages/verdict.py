@@ -37,7 +37,7 @@ SOLVED = DiagnosisRule().finished
 TELLS_NOTHING = 0.5
 # Advice for a run with this verdict in which the checks found nothing. {} is half the width of the change's interval.
 ADVICE = {
-    UNSURE: "a change of less than {} cannot be told from luck here: go on, or raise dynamics.prompts_per_step",
+    UNSURE: "a change of less than {} could be luck here: go on, or raise dynamics.prompts_per_step",
     BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
 }
 # The words for a metric that a check needs.
@@ -65,7 +65,7 @@ METRIC_WORDS = {
     " or ".join(FORMS): "shares of completions without an end or an answer",
 }
 # The line on a log's missing columns names at most this many of them.
-NEEDS_TOLD = 4
+MOST_NEEDS = 4
 
 
 class Number(NamedTuple):
@@ -231,14 +231,14 @@ def _reach(interval: Interval) -> str:
     return f"95 % interval {signed(100 * interval.low)} to {signed(100 * interval.high)}"
 
 
-def standing_lines(log: RunLog) -> list[str]:
+def outlook_lines(log: RunLog) -> list[str]:
     """Gives a verdict on a run, how far its pass rate (or else its reward) moved, and the forecast of the pass rate."""
     lines, _ = verdict_lines(log)
     return [f"verdict: {lines[0]}", *lines[1:]]
 
 
 def verdict_lines(log: RunLog) -> tuple[list[str], str]:
-    """Returns the sentences of `standing_lines`, and their mood: `GOOD`, `BAD` or `UNSURE`."""
+    """Returns the sentences of `outlook_lines`, and their mood: `GOOD`, `BAD` or `UNSURE`."""
     name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
     log = with_known_prompts(log, DiagnosisRule())
     series, shift = log[name], change(log[name])
@@ -309,7 +309,7 @@ def nothing_found(log: RunLog) -> str:
     checks_not_made, (_, mood) = unchecked(log), verdict_lines(log)
     outcome = "the checks found no problem"
     if len(checks_not_made) == len(CHECKS):
-        return f"none of {len(CHECKS)} checks could be made, for want of the columns that they need"
+        return f"none of {len(CHECKS)} checks could be made, since the log lacks the columns that they need"
     if checks_not_made:
         outcome = (
             f"{len(CHECKS) - len(checks_not_made)} of {len(CHECKS)} checks could be made, and they found no problem"
@@ -330,7 +330,7 @@ def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
     needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
     if not needs:
         return []
-    columns_lacked, more = needs[:NEEDS_TOLD], len(needs) - NEEDS_TOLD
+    columns_lacked, more = needs[:MOST_NEEDS], len(needs) - MOST_NEEDS
     if more > 0:
         columns_lacked = [*columns_lacked, f"{more} more column{'s' if more > 1 else ''}"]
     columns_lacked = [", ".join(columns_lacked[:-1]), columns_lacked[-1]] if len(columns_lacked) > 1 else columns_lacked

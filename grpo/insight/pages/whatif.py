@@ -72,8 +72,8 @@ LARGEST_GROUP = 1024
 AGAIN = "the same again"
 # The number of iterations that fit the learning-rate schedule to the budget, see `course_within`.
 SCHEDULE_ROUNDS = 3
-# An alternative counts as better or worse from this probability on. A step's loss of speed is told from this share on.
-SURE, TOLD_LOSS = 0.9, 0.1
+# An alternative counts as better or worse from this probability on. Losses of speed below this share are not reported.
+SURE, REPORTED_LOSS = 0.9, 0.1
 SUMMARY = {
     GOOD: "Another setting would have done better than the run's own.",
     UNSURE: "None of these settings is sure to do better than the run's own.",
@@ -237,7 +237,7 @@ def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> li
         premises.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
     numbers = [setting.prompts_per_step for setting in settings]
     slower = 1 - np.exp(-GREATEST_LOSS * (1 / min(numbers) - 1 / max(numbers)))
-    if slower > TOLD_LOSS:
+    if slower > REPORTED_LOSS:
         premises.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
     return premises
 

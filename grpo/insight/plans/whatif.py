@@ -42,7 +42,7 @@ Rate = Callable[[Array], Array]
 
 # The run is cut into at most this many stages, each with its own difficulty of prompts, lengths and times.
 STAGES = 8
-# A prediction consists of `NUM_DRAWS` drawn courses, with `POINTS` points for as many steps as the run took.
+# A prediction consists of `NUM_DRAWS` drawn courses, with `POINTS` points for the number of steps that the run took.
 NUM_DRAWS, POINTS = 600, 75
 # A course is followed for `LONGEST` times the run's own steps. With cheaper steps it is followed for longer, up to
 # `LONGEST_OF_CHEAP` times.
@@ -315,7 +315,7 @@ def _speeds(stages: Sequence[Stage], setting: BatchSetting, generator: np.random
         by_noise = np.log(ratio) + 0.5 * np.log(ess_there / max(stage.ess, LEAST_ESS))
         noise_gap = 1 / setting.prompts_per_step - 1 / stage.setting.prompts_per_step
         ratio = np.exp(power * by_noise - loss * noise_gap)
-        # Of a gradient a share s is signal, and speed goes as √s: s' = 1/(1 + (1/s − 1)/ratio²).
+        # A share s of a gradient is signal, and speed goes as √s: s' = 1/(1 + (1/s − 1)/ratio²).
         signal_there = 1 / (1 + (1 / stage.signal - 1) / ratio**2)
         least, most = stage.heat
         heat = least + hot * (most - least)
