@@ -41,7 +41,7 @@ def test_a_run_leaves_metrics_evaluations_samples_a_report_and_a_model(finished)
     assert len(rows(output / "samples.jsonl")) == 6 * 4
     assert (output / "curves.png").stat().st_size > 10_000
     assert "Diagnosis" in (output / "dynamics.html").read_text()
-    assert "pass@1" in printed and "completion tokens per step" in printed
+    assert "pass@1" in printed and "each step: " in printed
     checkpoints = sorted((output / "checkpoints").iterdir())
     assert [path.name for path in checkpoints] == ["step-00000008", "step-00000012"]
     # The last one has the score of the suite, which was asked after the last step.
