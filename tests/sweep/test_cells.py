@@ -82,10 +82,10 @@ def test_a_sweep_that_cannot_run_is_refused_before_any_run(settings, words, mess
     [
         ("hardware=one", "train"),
         ("hardware=node", "launch"),
-        ("hardware.hosts=[a]", "launch"),
+        ("hardware.hosts=[a] hardware.shell=ssh", "launch"),
         ("hardware.ranks_per_node=2", "launch"),
     ],
 )
 def test_a_run_of_several_ranks_or_on_named_machines_is_launched(word, verb):
-    [cell] = cells_of(SweepConfig(variants={"run": []}, seeds=1), ["experiment=tiny", word])
+    [cell] = cells_of(SweepConfig(variants={"run": []}, seeds=1), ["experiment=tiny", *word.split()])
     assert cell.verb == verb
