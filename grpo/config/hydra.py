@@ -317,10 +317,16 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
     if not path.is_file():
         presets = ", ".join(sorted(file.stem for file in (config_directory() / "sweep").glob("*.yaml")))
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
+    schema = OmegaConf.structured(SweepConfig)
     try:
-        words, file_config = OmegaConf.from_dotlist(reworded(overrides, SweepConfig)), plain_yaml.load(path)
+        words = OmegaConf.from_dotlist(reworded(overrides, SweepConfig))
+        OmegaConf.merge(schema, words)
+    except OmegaConfBaseException as error:
+        raise UserError(one_line(error)) from error
+    try:
+        file_config = plain_yaml.load(path)
         require(OmegaConf.is_dict(file_config), f"{path.name}: a sweep has keys and values, such as seeds: 5")
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SweepConfig), file_config, words))
+        return OmegaConf.to_object(OmegaConf.merge(schema, file_config, words))
     except OmegaConfBaseException as error:
         raise UserError(f"{path.name}: {one_line(error)}") from error
 

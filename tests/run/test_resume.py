@@ -81,6 +81,15 @@ def test_a_checkpoint_with_an_odd_state_is_one_line_and_the_one_before_it_is_tak
     assert line.endswith("; trying the checkpoint before it")
 
 
+def test_a_run_that_has_taken_more_steps_than_it_may_is_not_resumed(config):
+    save(config, 10)
+    config.num_steps = 9
+    with pytest.raises(UserError, match="num_steps=9 is less than the 10 steps that the run in .* has taken: raise it"):
+        resumed(config)
+    config.num_steps = 10
+    assert resumed(config).progress.step == 10
+
+
 def test_an_adaptive_schedulers_state_is_checked_by_its_types(config, capsys):
     config.dynamics.name = "adaptive"
     inner = {"longest": 8, "rounds": [], "counts": [], "guard": {}}
