@@ -549,6 +549,20 @@ def test_a_step_that_broke_the_model_is_named_with_its_learning_rate_and_not_the
     assert "a tenth of learner.learning_rate (it was 0.5)" in finding.remedy
 
 
+def test_first_steps_that_took_all_right_answers_are_named_though_completions_look_as_before():
+    """Easier problems would not help this run, which solved a third of them at first."""
+    rates = {"pass_rate": [0.38, 0.02, *[0.0] * 10], "reward__mean": [0.38, 0.02, *[0.0] * 10]}
+    same = {"completions__num_sampled": [128.0] * 12, "completions__truncated_fraction": [0.0] * 12}
+    log = short(**rates, **same, groups__silent_fraction=[0.06, 0.88, *[1.0] * 10])
+    [finding] = [one for one in diagnose(log) if one.severity != NOTE]
+    assert finding.name == "broken by a step"
+    assert (
+        finding.evidence
+        == "20% of answers were right in the rounds to step 2 and none since; all 1,280 since are wrong"
+    )
+    assert setbacks.broken(short(**{name: values[:6] for name, values in (rates | same).items()}), RULE) is None
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -44,6 +44,8 @@ WANDERS = 4.0
 AT_ONCE = 5
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
+# Where right answers are all gone within so many rounds, and for so many rounds, nothing else has to show it.
+EARLY, LASTING = 10, 5
 # Metric that shows that completions have another form → the words for it.
 FORMS = {
     "completions/truncated_fraction": "of the completions {:.0%} were cut off before and {:.0%} since",
@@ -58,8 +60,9 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that a step broke the model: from one round to the next no answer is right any more, and stays so, and the
     completions have another form.
 
-    Nothing is estimated: all right answers are gone, and at the same step a share of the completions has gone from few
-    to nearly all, or the entropy to nearly 0. So two rounds are enough.
+    Nothing is estimated: all right answers are gone, and since then a share of the completions has gone from few to
+    nearly all, or the entropy to nearly 0. So two rounds are enough. If the first steps took all right answers, some
+    rounds without any are enough, too.
     """
     series = log["pass_rate"]
     right = np.flatnonzero(series.values > 0)
@@ -70,6 +73,8 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if len(since) and since.sum() < FEWEST_BROKEN:
         return None
     signs = [sign for name in FORMS if (sign := _turned(log, name, last, rule))]
+    if not signs and len(since) >= LASTING and right[-1] < EARLY:
+        signs = [f"all {since.sum():,.0f} since are wrong"]
     if rate <= rule.hopeless or not signs:
         return None
     rates = log["learner/learning_rate"].between(last, last).values
@@ -89,9 +94,9 @@ def _turned(log: RunLog, name: str, last: float, rule: DiagnosisRule) -> str:
     if not len(before) or not len(after):
         return ""
     mean = float(before.mean())
-    has_risen = mean < 0.5 and after.min() > rule.nearly_all
-    turned = has_risen if name.endswith("_fraction") else after.max() < rule.entropy_kept * mean
-    return FORMS[name].format(mean, float(after.mean())) if turned else ""
+    has_risen = mean < 0.5 and after[-1] > rule.nearly_all
+    turned = has_risen if name.endswith("_fraction") else after[-1] < rule.entropy_kept * mean
+    return FORMS[name].format(mean, float(after[-1])) if turned else ""
 
 
 def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
