@@ -32,7 +32,10 @@ class GradingFailedElsewhere(GradingFailed, EndedElsewhere):
     """This error ends a rank in silence, because another rank could not grade its answers and says why."""
 
 
-NOBODY_LEFT = "no vLLM server is left: see logs/ in the run's folder, and continue with checkpoint.resume=true"
+NOBODY_LEFT = (
+    "no vLLM server is left: see logs/ in the run's folder, and continue from its newest checkpoint with "
+    "checkpoint.resume=true"
+)
 
 
 def first_line(error: Exception) -> str:
