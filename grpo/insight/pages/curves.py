@@ -21,7 +21,7 @@ from grpo.insight.pages.style import (
     ORANGE,
     drawn,
     in_percent,
-    legend_below,
+    over_optimizer_steps,
     plain,
     share_from_zero,
     sheet,
@@ -290,12 +290,9 @@ def over_steps(axes: Axes, run: Curves, name: str) -> None:
     last_step = max([1, *(row["step"] for row in [*run.metrics, *run.evaluations])])
     for step in run.resumed:
         axes.axvline(step, color="0.55", linestyle=":", linewidth=1, zorder=0.5)
-    axes.set_ylabel(name)
-    axes.set_xlabel("optimizer step")
     axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-    legend_below(axes)
+    over_optimizer_steps(axes, name)
 
 
 def curves(axes: Axes, run: Curves, lines: Sequence[tuple[str, str, str]]) -> bool:

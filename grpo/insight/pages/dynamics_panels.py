@@ -26,6 +26,7 @@ from grpo.insight.pages.style import (
     drawn,
     in_percent,
     legend_below,
+    over_optimizer_steps,
     plain,
     smooth,
     tell,
@@ -85,12 +86,9 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     held_out = analysis.log.held_out.values + 1.96 * analysis.log.held_out_error
     highest = max(np.max(history.values), np.max(ahead.high), np.max(held_out, initial=0.0))
     axes.set_ylim(-0.03, min(1.03, 1.2 * highest))
-    axes.set_ylabel("pass rate")
     in_percent(axes)
-    axes.set_xlabel("optimizer step")
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_title("Pass rate in training, and where it goes")
-    legend_below(axes)
+    over_optimizer_steps(axes, "pass rate")
     return (
         "Points are rounds, or means of some, with their standard errors. The dashed line is the forecast. The shaded "
         "band holds 90 % of what may come."
@@ -128,11 +126,8 @@ def draw_plan(axes: Axes, analysis: Dynamics) -> str:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_ylim(0.8, None)
-    axes.set_ylabel("completions or steps")
-    axes.set_xlabel("optimizer step")
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     axes.set_title("Plan: group size and refresh interval")
-    legend_below(axes)
+    over_optimizer_steps(axes, "completions or steps")
     return (
         "The group size G is the number of completions of each prompt. The refresh interval τ is the number of "
         "optimizer steps on completions of one policy."
@@ -153,12 +148,9 @@ def draw_silent(axes: Axes, analysis: Dynamics) -> str:
     expected = [float(difficulty.weights @ silent_rate(difficulty.pass_rates, size)) for _, size, difficulty in parts]
     (line,) = axes.plot(middles, expected, "o-", color=GREEN, label="expected from the difficulty")
     tell(line, [(_steps(ends), f"{share:.1%}") for (ends, *_), share in zip(parts, expected, strict=True)])
-    axes.set_xlabel("optimizer step")
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-    axes.set_ylabel("share of groups")
     in_percent(axes, whole=True)
     axes.set_title("Silent groups: nothing to learn from")
-    legend_below(axes)
+    over_optimizer_steps(axes, "share of groups")
     return (
         "All G completions of a silent group are right, or all are wrong. That is expected of a share p^G + (1−p)^G of "
         "the groups, where p is a prompt's pass rate, estimated here for each sixth of the run."
@@ -209,11 +201,8 @@ def draw_policy(axes: Axes, analysis: Dynamics) -> str:
             (line,) = axes.plot(series.steps[places], smooth_values[places], color=color, linewidth=1.6, label=label)
             tell_rounds(line, values[places])
     axes.axhline(1, color="0.7", linewidth=0.8)
-    axes.set_xlabel("optimizer step")
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-    axes.set_ylabel("multiple of the start")
     axes.set_title("The model, relative to its start")
-    legend_below(axes, of_one=True)
+    over_optimizer_steps(axes, "multiple of the start", of_one=True)
     return (
         "Thick lines are means over a tenth of the run. 1 is the mean over the first twentieth of the run."
         + "".join(explanations)

@@ -135,6 +135,15 @@ def name_size(count: int) -> float:
     return 6.0 if count > _FEW_NAMES else STYLE["font.size"]
 
 
+def over_optimizer_steps(axes: Axes, name: str, of_one: bool = False) -> None:
+    """Labels the axes of curves over optimizer steps, whose values are called `name`, and puts the legend below them as
+    `legend_below` does."""
+    axes.set_ylabel(name)
+    axes.set_xlabel("optimizer step")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+    legend_below(axes, of_one)
+
+
 def legend_below(axes: Axes, of_one: bool = False) -> None:
     """Puts the legend below the axes, where it covers neither curves nor error bars.
 
