@@ -84,7 +84,8 @@ def test_the_wheel_studies_the_log_of_another_framework_without_torch(site, tmp_
     size = sum(file.stat().st_size for file in files_below(light))
     assert size < 300 * 2**20
     done = grpo(light, ["dynamics", "diagnose", "trainer_state.json"], tmp_path)
-    assert (done.returncode, done.stderr) == (0, "grpo: analysing the log …\n[]\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
     assert "verdict: much of what the model could do i" in done.stdout
     done = grpo(light, ["report", "trainer_state.json"], tmp_path)
     assert done.returncode == 0, done.stderr
