@@ -12,6 +12,7 @@ output        printing that cannot end a run
 alive         lines that say a long command is still working
 disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM
+together      ends all ranks when one of them fails
 folder_lock   keeps a second run out of a run's folder
 tether        runs a command that ends with whoever started it, and with the tether itself
 why_ended     why a process ended, from its log

@@ -26,6 +26,7 @@ from grpo.config.folder import (
     SAMPLES_FILE,
 )
 from grpo.host.disk import open_own, refuse_link
+from grpo.host.together import on_first
 from grpo.interfaces import Collective
 
 # A run cuts and continues these files where they are. All others it replaces.
@@ -36,16 +37,9 @@ CONTINUED = (LOCK_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FI
 def locked(folder: Path, collective: Collective) -> Iterator[None]:
     """Locks the folder for the duration of the context; the first rank's process holds the lock.
 
-    Called by all ranks together. Raises `UserError` on every rank when another run holds the lock.
+    Called by all ranks together. Raises `UserError` when another run holds the lock.
     """
-    file, refusal = None, ""
-    if collective.rank == 0:
-        try:
-            file = _taken(folder)
-        except UserError as error:
-            refusal = str(error)
-    if refusal := collective.gather(refusal)[0]:
-        raise UserError(refusal)
+    file = on_first(collective, lambda: _taken(folder))
     try:
         yield
     finally:

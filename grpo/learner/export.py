@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError
 from grpo.host.disk import FULL, remove, room
+from grpo.host.together import on_first
 from grpo.interfaces import Collective
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.weights import gathered, weight_buckets
@@ -59,35 +60,33 @@ class Folder:
 def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -> None:
     """Writes all weights, with adapters merged into them. Collective; the first rank writes.
 
-    Raises UserError on every rank when the folder cannot be written.
+    Raises UserError when the folder cannot be written.
     """
     weights: dict[str, torch.Tensor] = {}
     for bucket in weight_buckets(policy, 2**30, EXPORT_DTYPES[dtype]):
         if collective.rank == 0:
             weights |= {name: tensor.cpu().clone() for name, tensor in bucket}
     model = base_model(policy.language_model)
-    _fill(folder, lambda writing: model.save_pretrained(writing, state_dict=weights), collective)
+    on_first(collective, lambda: _fill(folder, lambda writing: model.save_pretrained(writing, state_dict=weights)))
 
 
 def export_adapter(policy: Policy, folder: Folder, collective: Collective) -> None:
     """Writes the LoRA adapter in peft's format. Collective; the first rank writes.
 
-    Raises UserError on every rank when the folder cannot be written.
+    Raises UserError when the folder cannot be written.
     """
     model = policy.language_model
     adapters = [parameter for name, parameter in model.named_parameters() if "lora_" in name]
     with gathered(adapters):
-        _fill(folder, model.save_pretrained, collective)
+        on_first(collective, lambda: _fill(folder, model.save_pretrained))
 
 
-def _fill(folder: Folder, write: Callable[[Path], object], collective: Collective) -> None:
-    failure = ""
-    if collective.rank == 0:
-        try:
-            folder.fill(write)
-        except (OSError, SafetensorError) as error:
-            may_be_full = not isinstance(error, OSError) or error.errno in FULL
-            space = f"; {room(folder.path.parent)}: free some space, or" if may_be_full else ":"
-            failure = f"({error}){space} give another folder"
-    if failure := collective.gather(failure)[0]:
-        raise UserError(f"the model could not be written to {folder.path} {failure}")
+def _fill(folder: Folder, write: Callable[[Path], object]) -> None:
+    try:
+        folder.fill(write)
+    except (OSError, SafetensorError) as error:
+        may_be_full = not isinstance(error, OSError) or error.errno in FULL
+        space = f"; {room(folder.path.parent)}: free some space, or" if may_be_full else ":"
+        raise UserError(
+            f"the model could not be written to {folder.path} ({error}){space} give another folder"
+        ) from error

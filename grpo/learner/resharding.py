@@ -42,6 +42,7 @@ from grpo.config.folder import LAYOUT_FILE
 from grpo.config.optimizer import ADAMW, Optimizer
 from grpo.config.plain_json import read_object
 from grpo.config.saved import check_stages
+from grpo.host.together import from_first
 from grpo.learner.collective import TorchCollective
 from grpo.types.plain import rebuilt
 
@@ -62,20 +63,7 @@ def load_resharded(
 ) -> dict[str, Any]:
     """Loads weights and optimizer state by way of DeepSpeed's universal checkpoint, which the first rank makes of the
     shards and removes afterwards. Returns the learner's own entries. Call it within `only_plain_data`. Collective."""
-    universal, failure = "", ""
-    if collective.rank == 0:
-        try:
-            # Each process uses a new folder, because others may be reading the same checkpoint now.
-            universal = tempfile.mkdtemp(prefix=".universal-", dir=directory)
-            _check_names(Path(directory, tag))
-            _convert(Path(directory, tag), Path(universal, WHOLE))
-        except Exception as error:
-            # Every kind of error is caught, because the other ranks wait for this one.
-            failure = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            shutil.rmtree(universal, ignore_errors=True)
-    universal, failure = collective.gather((universal, failure))[0]
-    if failure:
-        raise UserError(f"{directory} cannot be made to fit: {failure}")
+    universal = from_first(collective, lambda: _universal(Path(directory), tag))
     engine._config.load_universal_checkpoint = True
     try:
         _, own_state = engine.load_checkpoint(universal, tag=WHOLE)
@@ -85,6 +73,21 @@ def load_resharded(
     if collective.rank == 0:
         shutil.rmtree(universal)
     return own_state
+
+
+def _universal(directory: Path, tag: str) -> str:
+    """Converts the shards of one checkpoint and returns the folder of the result, which nobody else reads."""
+    universal = ""
+    try:
+        # Each process uses a new folder, because others may be reading the same checkpoint now.
+        universal = tempfile.mkdtemp(prefix=".universal-", dir=directory)
+        _check_names(directory / tag)
+        _convert(directory / tag, Path(universal, WHOLE))
+    except Exception as error:
+        shutil.rmtree(universal, ignore_errors=True)
+        why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{directory} cannot be made to fit: {why}") from error
+    return universal
 
 
 def _check_names(shards: Path) -> None:

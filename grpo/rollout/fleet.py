@@ -19,6 +19,7 @@ import torch
 from grpo.config import TrainConfig, UserError
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
+from grpo.host.together import on_first
 from grpo.interfaces import Bucket, Collective
 from grpo.rollout.claims import Claims, claim, claim_all, name_of, served
 from grpo.rollout.engine_use import ServerUse, few_at_once, room_of
@@ -120,7 +121,7 @@ class Fleet:
         self._claims: Claims | None = None
         try:
             asyncio.run(self._wait_for_all(servers.start_seconds))
-            self._claim_all()
+            on_first(collective, self._claim_all)
             self._tell_small_caches(config)
         except BaseException:
             self.close()
@@ -130,17 +131,9 @@ class Fleet:
         await asyncio.gather(*(member.replica.wait(seconds) for member in self._members))
 
     def _claim_all(self) -> None:
-        """Claims all servers for this run. Raises UserError on every rank when one cannot be used."""
-
-        refusal = ""
-        if self._first:
-            try:
-                asyncio.run(claim_all(self.replicas, self._serves))
-                self._claims = Claims(self.replicas)
-            except UserError as error:
-                refusal = str(error)
-        if refusal := self._collective.gather(refusal)[0]:
-            raise UserError(refusal)
+        """Claims all servers for this run. Raises UserError when one cannot be used."""
+        asyncio.run(claim_all(self.replicas, self._serves))
+        self._claims = Claims(self.replicas)
 
     @property
     def replicas(self) -> Sequence[Replica]:

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere, UserError
+from grpo.host.together import fail_together
 from grpo.interfaces import Collective, Draw, Sampler, Task
 from grpo.types import RolloutGroup, ScoredGroup
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +158,7 @@ def _results_of_all_ranks(grading: GradingThread, graded: Sequence[Future[Graded
     try:
         scored_groups = grading.results(graded)
     except UserError as error:
-        failure = error
-    fail_together(grading.collective, failure)
+        failure = GradingFailed(str(error))
+        failure.__cause__ = error
+    fail_together(grading.collective, failure, GradingFailedElsewhere)
     return scored_groups
-
-
-def fail_together(collective: Collective, failure: UserError | None) -> None:
-    """Raises `GradingFailed` on all ranks if grading has failed on any of them. `failure` is this rank's error or None.
-    Collective."""
-    if not collective.maximum(failure is not None):
-        return
-    failures = collective.gather(failure and str(failure))
-    if failure is not None:
-        raise GradingFailed(str(failure)) from failure
-    reasons = (f"rank {rank} could not grade: {why}" for rank, why in enumerate(failures) if why is not None)
-    raise GradingFailedElsewhere(next(reasons))

@@ -14,9 +14,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from grpo.config.errors import NOBODY_LEFT, GradingFailed, SamplerLost, UserError
+from grpo.config.errors import NOBODY_LEFT, GradingFailed, GradingFailedElsewhere, SamplerLost, UserError
+from grpo.host.together import fail_together
 from grpo.interfaces import AskableSampler, Collective, Collector, Draw, Pending, Sampler, Task
-from grpo.rollout.grading_thread import Graded, GradingThread, fail_together, sampled_and_graded
+from grpo.rollout.grading_thread import Graded, GradingThread, sampled_and_graded
 from grpo.types import Collected, Prompt, RoundPlan, ScoredGroup
 
 
@@ -138,7 +139,8 @@ class AheadSource:
         # All ranks give up together, or none.
         if self._collective.maximum(any(isinstance(result, SamplerLost) for result in results)):
             raise SamplerLost(NOBODY_LEFT)
-        fail_together(self._collective, next((result for result in results if isinstance(result, UserError)), None))
+        failure = next((result for result in results if isinstance(result, GradingFailed)), None)
+        fail_together(self._collective, failure, GradingFailedElsewhere)
         self._taken_cursor = end
         for request in requests:
             self._seconds.update(request.seconds)

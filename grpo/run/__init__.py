@@ -14,7 +14,6 @@ measured_model      a model that is only sampled from, for `grpo eval` and `grpo
 
 Around the loop's parts:
 clocks        measures the seconds of each part, ends a process that hangs, and says what to change when memory is full
-first_rank    runs an action on the first rank only
 
 After each round:
 observers     evaluate, save and diagnose

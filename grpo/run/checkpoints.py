@@ -32,6 +32,7 @@ from grpo.config.folder import (
 )
 from grpo.config.saved import read_score, read_state
 from grpo.host.disk import remove, room
+from grpo.host.together import fail_together, on_all
 from grpo.interfaces import Collective
 from grpo.learner.resharding import SHARDS, only_plain_data, raising_os_errors
 from grpo.run.checksums import Doubt, compare_checksums, write_checksums
@@ -88,14 +89,12 @@ class CheckpointStore:
                 os.rename(writing, final)
                 self._prune(step, good_step)
 
-        for part in (begin, fill, lambda: write_checksums(writing, self._collective), finish):
-            if failure := self._failure_of(part, step):
-                shutil.rmtree(writing, ignore_errors=True)
-                raise UserError(
-                    f"the checkpoint of step {step} could not be written ({failure}); {room(self._directory)} under "
-                    f"{self._directory}: free some space or make it writable, then continue from the previous "
-                    "checkpoint with checkpoint.resume=true"
-                )
+        try:
+            for part in (begin, fill, lambda: write_checksums(writing, self._collective), finish):
+                fail_together(self._collective, self._failure_of(part, step))
+        except UserError:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
         return final
 
     def latest(self, up_to: float = float("inf")) -> Path | None:
@@ -138,26 +137,22 @@ class CheckpointStore:
         if state is not None:
             torch.set_rng_state(state)
 
-    def _failure_of(self, part: Callable[[], None], step: int) -> str:
-        """Runs one part of saving. Returns why a rank could not write, or "" if all could. Collective.
-
-        Raises UserError when a device has no memory left.
-        """
-        failure, no_memory = "", False
+    def _failure_of(self, part: Callable[[], None], step: int) -> UserError | None:
+        """Runs one part of saving. Returns why this rank could not write, if it could not."""
+        again = "then continue from the previous checkpoint with checkpoint.resume=true"
         try:
             part()
         except torch.OutOfMemoryError:
-            no_memory = True
-        except (OSError, SafetensorError) as error:
-            failure = str(error)
-        outcomes = self._collective.gather((failure, no_memory))
-        if any(no_memory for _, no_memory in outcomes):
-            raise UserError(
+            return UserError(
                 f"the device has no memory left to gather the checkpoint of step {step}: lower "
-                "learner.micro_batch_tokens, then continue from the previous checkpoint with checkpoint.resume=true"
+                f"learner.micro_batch_tokens, {again}"
             )
-        failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(outcomes) if failure]
-        return (failures[0] if len(outcomes) > 1 else failure) if failures else ""
+        except (OSError, SafetensorError) as error:
+            return UserError(
+                f"the checkpoint of step {step} could not be written ({error}); {room(self._directory)} under "
+                f"{self._directory}: free some space or make it writable, {again}"
+            )
+        return None
 
     def _prune(self, step: int, good_step: int) -> None:
         """Removes old checkpoints. Keeps the newest `keep_last`, the best, the good step's, those of `keep_every`."""
@@ -204,13 +199,8 @@ def require_whole(checkpoint: Path, collective: Collective) -> None:
 def _checked(checkpoint: Path, collective: Collective, check: Check) -> Doubt | None:
     """Compares a checkpoint with its checksums, then calls `check` on every rank. Returns what doubt is left, if any.
     Raises UserError on all ranks if one of them finds a fault. Collective."""
-    doubt, failure = compare_checksums(checkpoint, _is_read, collective), ""
-    try:
-        check(checkpoint)
-    except UserError as error:
-        failure = str(error)
-    failures = [reason for reason in collective.gather(failure) if reason]
-    require(not failures, "".join(failures[:1]))
+    doubt = compare_checksums(checkpoint, _is_read, collective)
+    on_all(collective, lambda: check(checkpoint))
     return doubt
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKSUMS_FILE
+from grpo.host.together import from_first
 from grpo.interfaces import Collective
 
 # A line that begins with # is a comment for `sha256sum --check`.
@@ -69,15 +70,7 @@ def compare_checksums(folder: Path, needs_one: Callable[[str], bool], collective
     a file of which `needs_one(name)` holds. Returns what doubt is left, if any.
     """
     # The first rank decides for all, since a network file system may show different contents to different ranks.
-    listed, failure = _Listed({}, UNLISTED), ""
-    if collective.rank == 0 and os.path.lexists(folder / CHECKSUMS_FILE):
-        try:
-            listed = _read(folder / CHECKSUMS_FILE)
-            _require_listed(folder, listed.digests, needs_one)
-        except UserError as error:
-            failure = str(error)
-    listed, failure = collective.gather((listed, failure))[0]
-    require(not failure, failure)
+    listed = from_first(collective, lambda: _listed(folder, needs_one))
     own_names = _share(list(listed.digests), collective)
     wrong = [
         name
@@ -87,6 +80,15 @@ def compare_checksums(folder: Path, needs_one: Callable[[str], bool], collective
     for name in (name for share in collective.gather(wrong) for name in share):
         raise UserError(f"{folder / name} is damaged: it differs from what was saved")
     return listed.doubt
+
+
+def _listed(folder: Path, needs_one: Callable[[str], bool]) -> _Listed:
+    """Returns the checksums that are listed, if any. Raises UserError where the list was changed or lacks a file."""
+    if not os.path.lexists(folder / CHECKSUMS_FILE):
+        return _Listed({}, UNLISTED)
+    listed = _read(folder / CHECKSUMS_FILE)
+    _require_listed(folder, listed.digests, needs_one)
+    return listed
 
 
 def _read(file: Path) -> _Listed:

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from grpo.config import TaskConfig, TrainConfig
 from grpo.evaluation import held_out
 from grpo.host.alive import working
+from grpo.host.together import on_first
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.clocks import Clocks
-from grpo.run.first_rank import on_first
 from grpo.run.parts import load_task
 from grpo.run.records import RecordFiles
 from grpo.tasks.task import VerifiableTask

@@ -13,6 +13,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.folder import MODELS_FOLDER, step_name, step_of
 from grpo.host.alive import working
 from grpo.host.disk import size_of
+from grpo.host.together import on_first
 from grpo.interfaces import Collective
 from grpo.learner.collective import TorchCollective
 from grpo.learner.export import Folder, export, export_adapter
@@ -22,7 +23,6 @@ from grpo.loop import LoopParts
 from grpo.models.resolve import load_tokenizer
 from grpo.run.assembly import turn_of_learner
 from grpo.run.export_source import to_export
-from grpo.run.first_rank import on_first
 from grpo.run.model_card import card_of
 from grpo.run.model_folder import model_folder
 from grpo.run.preparing import with_precision

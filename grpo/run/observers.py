@@ -9,11 +9,11 @@ from typing import Any
 from grpo.config import CheckpointConfig, EvaluationConfig
 from grpo.evaluation.held_out import is_graded, score
 from grpo.host.disk import size_of
+from grpo.host.together import on_all
 from grpo.insight.diagnosis.findings import Finding
 from grpo.interfaces import Collective, Learner
 from grpo.loop import Observer
 from grpo.run.checkpoints import CheckpointStore
-from grpo.run.first_rank import on_all
 from grpo.types import FinishedRound, Progress, Verdict
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
 from grpo.host.disk import write_whole
+from grpo.host.together import on_first
 from grpo.insight.diagnosis import no_reward
 from grpo.interfaces import Collective, Tracker
 from grpo.rollout.engine_use import use_of_all
-from grpo.run.first_rank import on_first
 from grpo.run.resume import Saved
 from grpo.telemetry.breakdown import breakdown, completion_facts
 from grpo.telemetry.completions import first_groups, whole_groups

@@ -17,12 +17,12 @@ from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EARLIER, LEFT_BEHIND, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
 from grpo.config.saved import check_resumed, differences, flat, is_checkpoint, read_config, read_state
 from grpo.dynamics.scheduler import build_scheduler, replanned
+from grpo.host.together import from_first, on_first
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
 from grpo.measure import by_problem, problem_id
 from grpo.models.upload import WeightsIdentity, check_base, weights_identity
 from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole, saved_random_state
-from grpo.run.first_rank import from_first, on_first
 from grpo.tasks.task import LoadedTask
 from grpo.telemetry.ending import KILLED, Resumption, read_ending
 from grpo.telemetry.json_lines import Row, read_metrics

@@ -21,6 +21,7 @@ from grpo.host.folder_lock import locked
 from grpo.host.output import outlasting, unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.host.terminal import Terminal, say
+from grpo.host.together import from_first, on_first
 from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_log
@@ -33,7 +34,6 @@ from grpo.run.assembly import assemble, sampler_in_turn
 from grpo.run.clocks import Clocks, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
-from grpo.run.first_rank import from_first, on_first
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared

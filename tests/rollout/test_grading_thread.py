@@ -171,7 +171,7 @@ def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
         return type(error.value), str(error.value)
 
     healthy, failing = on_ranks(2, raised)
-    assert healthy == (GradingFailedElsewhere, "rank 1 could not grade: the function is broken")
+    assert healthy == (GradingFailedElsewhere, "rank 1 failed: the function is broken")
     assert failing == (GradingFailed, "the function is broken")
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from grpo import cli
 from grpo.config import UserError
 from grpo.learner.collective import TorchCollective
-from grpo.run.first_rank import from_first, on_first
+from grpo.host.together import from_first, on_first
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=7200))
 collective = TorchCollective(torch.device("cpu"))
