@@ -197,10 +197,7 @@ def test_the_dial_is_set_by_name_and_by_number():
         (["num_steps=2.5"], "num_steps=2.5: it takes a whole number"),
         (["dry_run=maybe"], "dry_run=maybe: it takes true or false"),
         (["output_dir={a: 1}"], "output_dir={a: 1}: it takes text"),
-        (
-            ["dynamics.adaptive=true"],
-            "dynamics.adaptive=true: it takes keys and values, {KEY: VALUE}; `grpo config dyn",
-        ),
+        (["dynamics.adaptive=true"], "dynamics.adaptive=true: it takes keys and values, {KEY: VALUE}; `grpo config"),
         (["learner.betas=[a,b]"], "learner.betas=[a,b]: each entry takes a number, not a"),
         (["task.reward.parts=[{name: number, weight: abc}]"], "weight: abc}]: weight takes a number, not abc"),
         (["task.reward.parts=[{fn: number}]"], "task.reward.parts has no key fn"),
@@ -213,21 +210,12 @@ def test_the_dial_is_set_by_name_and_by_number():
         (["hydra.searchpath=[pkg://grpo_nowhere]"], "hydra.searchpath: there is no Python package grpo_nowhere"),
         (["hydra.searchpath=[s3://groups]"], "hydra.searchpath: s3://groups is no folder: write file://FOLDER"),
         (["--config-name=nope"], "there is no nope.yaml in the folder that --config-dir names"),
-        (
-            ["--dry-run"],
-            "unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a key",
-        ),
-        (
-            ["experiment=tiny", "task=gsm8k"],
-            "task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more than",
-        ),
+        (["--dry-run"], "unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a"),
+        (["experiment=tiny", "task=gsm8k"], "task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more"),
         (["experiment=tiny", "task.reward.parts=[]"], "task.reward.parts is empty: name a reward"),
         (["task.prompt.examples=[{q: a}]"], "task.prompt.examples=[{q: a}]: each entry takes a list, [a,b]"),
         (["output_dir="], "output_dir is empty: name a folder"),
-        (
-            ["rollout=vllm_server", "rollout.servers.urls=[notaurl]"],
-            "urls: 'notaurl' is no address of a server, such as",
-        ),
+        (["rollout=vllm_server", "rollout.servers.urls=[notaurl]"], "urls: 'notaurl' is no address of a server, such"),
         (["task.prompt.template=Solve."], "lacks {question}, where the problem is put"),
         (["task=null"], "task=null: a group takes the name of one of its choices, such as task=file"),
         (["hardware=8"], "hardware=8: a group takes the name of one of its choices, such as task=file"),
@@ -238,17 +226,11 @@ def test_the_dial_is_set_by_name_and_by_number():
         (["seed=null"], "it takes no null"),
         (["learner.betas=0.9"], "it takes a list, [a,b]"),
         (["learner.betas=(.9,.99)"], "a list is written in brackets, 'learner.betas=[.9,.99]'"),
-        (
-            ["model.lora.target_modules=[q_proj,v_proj]"],
-            "it takes one text, not a list; `grpo config model.lora.target_modules` says how to write it",
-        ),
+        (["model.lora.target_modules=[q_proj,v_proj]"], "it takes one text, not a list; `grpo config"),
         (["dynamics.group_size =4"], "'dynamics.group_size ' is no key"),
         (["output_dir=Übung"], "in quotes, 'output_dir=\"Übung\"'"),
         (["output_dir=runs/G=16"], "cannot read 'output_dir=runs/G=16': put a value with special characters in quotes"),
-        (
-            ["learner.learning_rates=1"],
-            "unknown config key learner.learning_rates; did you mean learner.learning_rate?",
-        ),
+        (["learner.learning_rates=1"], "unknown config key learner.learning_rates; did you mean"),
         (["experiment=nope"], "there is no experiment=nope: choose one of bigmath_llama3_1_8b, "),
         (["learner.learning_rate=abc"], "learner.learning_rate=abc: it takes a number"),
         (["task=mawps"], "task.data.path"),
@@ -271,10 +253,7 @@ def test_wrong_keys_and_values_are_one_line_that_names_them(overrides, message):
         ("dynamics.adaptive.smallest_group=99", "=99 must lie between 2 and dynamics.adaptive.largest_group=64"),
         ("dynamics.adaptive.fewest_prompts=64", "must lie between dynamics.adaptive.fewest_prompts=64 and"),
         ("dynamics.adaptive.most_prompts=4", "and dynamics.adaptive.most_prompts=4; 0 sets no bound"),
-        (
-            "model.max_length=50",
-            "is more than model.max_length=50: lower one of the two, or raise model.max_length to 560",
-        ),
+        ("model.max_length=50", "is more than model.max_length=50: lower one of the two, or raise model.max_length to"),
         ("model.max_length=-1", "model.max_length=-1 must not be negative"),
         ("normalization.min_std=10", "normalization.min_std=10 silences every group, since rewards of these parts"),
         ("evaluation.pass_at=[8]", "must hold numbers between 1 and evaluation.samples_per_problem=1"),
@@ -381,19 +360,10 @@ def test_groups_of_one_never_learn_whichever_std_divides():
         (["objective.correction.floor=3"], "must lie between 0 and objective.correction.cap=2.0"),
         (["objective.correction.floor=-1"], "objective.correction.floor=-1.0 must not be negative"),
         (["objective.correction.cap=0.5"], "objective.correction.cap=0.5 must lie below and above 1"),
-        (
-            ["objective.correction.floor=1.5"],
-            "objective.correction.floor=1.5 and objective.correction.cap=2.0 must lie below and above 1",
-        ),
+        (["objective.correction.floor=1.5"], "objective.correction.floor=1.5 and objective.correction.cap=2.0 must"),
         (["objective.correction.veto=1"], "objective.correction.veto=1.0 must lie in [0, 1)"),
-        (
-            ["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"],
-            "floor and veto need the weights of a correction",
-        ),
-        (
-            ["objective.correction.floor=0.5", "objective.correction.level=none"],
-            "floor and veto need the weights of a correction",
-        ),
+        (["objective.correction.veto=1e-4", "objective.old_logprobs=sampler"], "floor and veto need the weights of a"),
+        (["objective.correction.floor=0.5", "objective.correction.level=none"], "floor and veto need the weights of a"),
     ],
 )
 def test_bounds_of_a_correction_that_is_none_are_refused(overrides, message):
@@ -509,16 +479,10 @@ def test_a_run_is_not_written_among_other_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["dynamics.group_size=4"],
-            "needs rollout.budget.pilot=4 < dynamics.group_size=4 <= rollout.budget.largest=32",
-        ),
+        (["dynamics.group_size=4"], "needs rollout.budget.pilot=4 < dynamics.group_size=4 <="),
         (["dynamics.group_size=64"], "dynamics.group_size=64 <= rollout.budget.largest=32: change one of the three"),
         (["normalization=dapo"], "rollout.budget.enabled and rollout.refill.enabled are both true"),
-        (
-            ["dynamics=adaptive", "dynamics.adaptive.smallest_group=33"],
-            "dynamics.adaptive.smallest_group=33 is above rollout.budget.largest=32, the most completions",
-        ),
+        (["dynamics=adaptive", "dynamics.adaptive.smallest_group=33"], "dynamics.adaptive.smallest_group=33 is above"),
     ],
 )
 def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, message):
@@ -531,16 +495,8 @@ def test_a_budget_that_has_nothing_to_spread_or_a_rival_is_refused(overrides, me
     ("overrides", "message"),
     [
         ([], "pipeline=continuous samples while the learner works, which only servers can: add rollout=vllm_server"),
-        (
-            ["rollout=vllm_server", "dynamics.refresh_interval=6"],
-            "rollout.max_staleness=3 is too low for rounds of 6 optimizer steps, which need 5: set it to 11 to sample "
-            "one round ahead, or lower dynamics.refresh_interval",
-        ),
-        (
-            ["rollout=vllm_server", "dynamics=adaptive"],
-            "rounds of 8 optimizer steps, which need 7: set it to 15 to sample one round ahead, or lower "
-            "dynamics.adaptive.longest_interval",
-        ),
+        (["rollout=vllm_server", "dynamics.refresh_interval=6"], "rollout.max_staleness=3 is too low for rounds of 6"),
+        (["rollout=vllm_server", "dynamics=adaptive"], "rounds of 8 optimizer steps, which need 7: set it to 15 to"),
         (["rollout=vllm_server", "rollout.budget.enabled=true"], "rollout.budget.enabled=true asks each prompt twice"),
         (["rollout=vllm_server", "task.curriculum.name=online"], "choose another curriculum or pipeline=off"),
         (["rollout=vllm_server", "objective.correction.level=none"], "objective.correction.level=token"),
@@ -637,10 +593,7 @@ def test_a_tilde_leads_home_since_a_shell_leaves_it_after_a_dotted_key(monkeypat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "# @package _global_\nnum_step: 3\n",
-            "experiment/mine.yaml: unknown config key num_step; did you mean num_steps?",
-        ),
+        ("# @package _global_\nnum_step: 3\n", "experiment/mine.yaml: unknown config key num_step; did you mean"),
         ("# @package _global_\nhydra: {run: {dir: x}}\n", "a file sets hydra.run, which is not read here: output_dir"),
         ("num_steps: 3\n", "experiment/mine.yaml changes keys of the whole configuration: begin it with"),
     ],

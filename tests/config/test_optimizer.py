@@ -1,11 +1,11 @@
-"""These tests hold which optimizers DeepSpeed's block may name, and why others are refused."""
+"""These tests hold which optimizers DeepSpeed's block may name, and how a learning rate changes."""
 
 import pytest
 import torch
 
 from grpo.config import LearnerConfig, UserError
 from grpo.config.hydra import compose_config
-from grpo.config.optimizer import CLASSES, Optimizer, chosen_optimizer
+from grpo.config.optimizer import CLASSES, Optimizer, chosen_optimizer, learning_rate_factor
 from grpo.config.pass_through import check_pass_through
 from grpo.learner.engine import deepspeed_config, optimizer_settings
 
@@ -63,3 +63,11 @@ def test_a_setting_that_is_not_exact_or_is_a_key_of_the_run_is_one_line(block, e
     with pytest.raises(UserError) as refused:
         check_pass_through(compose_config(["experiment=tiny", f"+learner.deepspeed.optimizer={block}"]))
     assert expected in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_learning_rate_warms_up_and_decays():
+    cosine = LearnerConfig(schedule="cosine", warmup_steps=4, min_lr_fraction=0.1)
+    factors = [learning_rate_factor(step, cosine, 12) for step in (0, 3, 4, 8, 12, 99)]
+    assert factors == pytest.approx([0.25, 1.0, 1.0, 0.55, 0.1, 0.1])
+    linear = LearnerConfig(schedule="linear")
+    assert [learning_rate_factor(step, linear, 4) for step in (0, 1, 4)] == [1.0, 0.75, 0.0]

@@ -1,4 +1,4 @@
-"""These tests check the settings that DeepSpeed gets on GPUs and on CPUs."""
+"""These tests check the settings that DeepSpeed gets on GPUs and on CPUs, and those that are passed on to it."""
 
 import inspect
 import logging
@@ -8,12 +8,14 @@ import deepspeed
 import pytest
 import torch
 from deepspeed.runtime import base_optimizer
+from deepspeed.runtime.config import DeepSpeedConfig
 from torch import nn
 from torch.distributed import distributed_c10d
 
 from grpo.config import LearnerConfig, UserError
 from grpo.learner import engine
 from grpo.learner.collective import TorchCollective
+from grpo.learner.engine import check_passed_on, deepspeed_config
 
 
 @pytest.fixture
@@ -96,3 +98,38 @@ def test_a_passed_on_setting_that_an_engine_refuses_is_one_line(monkeypatch):
         UserError, match=r"'overlap_comm': True}} is refused: supports ZeRO overlap_comm only with ZeRO"
     ):
         engine.start_engine(nn.Linear(2, 2), LearnerConfig(zero_stage=1, deepspeed=passed))
+
+
+KNOWN = {
+    "zero_optimization": {"reduce_bucket_size": 12_345, "overlap_comm": True},
+    "communication_data_type": "fp32",
+    "wall_clock_breakdown": True,
+    "flops_profiler": {"enabled": False},
+    "wandb": {"enabled": False},
+    "activation_checkpointing": {"profile": False},
+    "comms_logger": {"enabled": False},
+    "optimizer": {"type": "NAdam"},
+}
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_settings_that_deepspeed_knows_reach_it(stage):
+    learner = LearnerConfig(zero_stage=stage, precision="float32", deepspeed=KNOWN)
+    check_passed_on(learner)
+    read = DeepSpeedConfig(deepspeed_config(learner))
+    assert (read.zero_config.reduce_bucket_size, read.zero_config.overlap_comm) == (12_345, True)
+    assert (read.communication_data_type, read.wall_clock_breakdown) == (torch.float32, True)
+
+
+@pytest.mark.parametrize(
+    ("passed", "expected"),
+    [
+        ({"zero_optimisation": {"stage": 2}}, "learner.deepspeed.zero_optimisation is no setting of DeepSpeed"),
+        ({"zero_optimization": {"overlap_com": True}}, "overlap_com Extra inputs are not permitted"),
+        ({"zero_optimization": {"overlap_comm": "perhaps"}}, "overlap_comm Input should be a valid boolean"),
+    ],
+)
+def test_settings_that_deepspeed_does_not_know_or_refuses_are_one_line(passed, expected):
+    with pytest.raises(UserError) as refused:
+        check_passed_on(LearnerConfig(precision="float32", deepspeed=passed))
+    assert expected in str(refused.value) and "\n" not in str(refused.value)

@@ -1,5 +1,8 @@
+"""These tests check how `grpo serve` keeps servers, and that they answer nothing without their key."""
+
 import asyncio
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +14,9 @@ from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu, keeps_state
-from grpo.rollout.replica import Replica, ServerProcess
+from grpo.rollout.replica import UNRESPONSIVE_SECONDS, Replica, ServerProcess, keep_alive
+from grpo.rollout.server_middleware import KeyMiddleware
+from tests.rollout.test_dispatch import server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,3 +105,103 @@ def test_a_server_gets_the_settings_of_an_engine_in_process():
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**30)
     assert {"--no-enable-chunked-prefill", "--enforce-eager", "--no-trust-remote-code"} <= set(words)
     assert words[words.index("--logprobs-mode") + 1] == "processed_logprobs"
+
+
+# It notes that it has started, and gives its answers in order, the last one for ever.
+SERVER = """
+import http.server, sys, time
+port, log, *answers = sys.argv[1:]
+open(log, "a").write("x")
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if answers[0] == "closed":
+            # As vLLM: it listens no more, and waits for what its engine will never answer.
+            self.server.socket.close()
+            time.sleep(600)
+        self.send_response(int(answers.pop(0) if len(answers) > 1 else answers[0]))
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answers", "starts"), [(["200", "500"], 2), (["200", "closed"], 2), (["200", "500", "500", "200"], 1)]
+)
+def test_a_server_that_says_that_its_engine_has_died_is_started_again_long_before_one_that_is_silent(
+    tmp_path, answers, starts
+):
+    port, log, stop = free_port(), tmp_path / "starts", threading.Event()
+    process = ServerProcess([], {}, tmp_path / "server.log")
+    server = [sys.executable, "-c", SERVER, str(port), str(log), *answers]
+    process._command = [sys.executable, "-m", "grpo.host.tether", "5", "0", *server]
+    replica = Replica(f"http://127.0.0.1:{port}", "", 1.0, process)
+    process.start()
+    keeping = threading.Thread(target=keep_alive, args=([replica], stop, 60.0))
+    began = time.monotonic()
+    keeping.start()
+    try:
+        # For as long as it takes, or eight looks.
+        while time.monotonic() < began + (UNRESPONSIVE_SECONDS if starts > 1 else 8):
+            if starts > 1 and log.exists() and len(log.read_text()) >= starts:
+                break
+            time.sleep(0.1)
+        took = time.monotonic() - began
+        assert log.read_text() == "x" * starts
+        assert took < UNRESPONSIVE_SECONDS
+    finally:
+        stop.set()
+        keeping.join(60)
+        process.stop()
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """Returns a function that sends a request to a guarded application and returns the response."""
+    monkeypatch.setenv("VLLM_API_KEY", "k3y")
+
+    async def application(scope, receive, send):
+        await send("reached")
+
+    def ask(headers, path="/collective_rpc", kind="http"):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": kind, "path": path, "headers": headers}
+        asyncio.run(KeyMiddleware(application)(scope, None, send))
+        return sent
+
+    return ask
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weights", "/inference/v1/generate", "/", "/health/x"])
+def test_only_who_has_the_key_reaches_a_route(guarded, path):
+    assert guarded([(b"authorization", b"Bearer k3y")], path) == ["reached"]
+    for headers in ([], [(b"authorization", b"Bearer k3")], [(b"authorization", b"k3y")], [(b"x", b"Bearer k3y")]):
+        assert guarded(headers, path)[0]["status"] == 401
+    assert guarded([], path, "websocket") == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_whether_it_lives_may_be_asked_by_everybody_and_the_server_itself_may_start(guarded):
+    assert guarded([], "/health") == guarded([], kind="lifespan") == ["reached"]
+
+
+def test_without_a_key_there_is_no_server(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(KeyError, match="VLLM_API_KEY"):
+        KeyMiddleware(None)
+
+
+def test_a_server_that_wants_another_key_is_not_waited_for():
+    async def never(payload, before):
+        raise AssertionError
+
+    with server(never, paused=401) as (url, _), pytest.raises(UserError, match="another key: set GRPO_SERVER_KEY"):
+        asyncio.run(Replica(url, "k3y", 1.0).wait(30))

@@ -31,15 +31,9 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (SERVE, "grpo serve needs rollout.servers.port"),
         (["serve", "rollout.servers.port=8000"], "so they need model.max_length"),
         ([*SERVE, "rollout.servers.port=65535", "rollout.servers.replicas=3"], "need ports up to 65537"),
-        (
-            [*SERVE, "rollout.servers.port=8000", "rollout.servers.urls=['http://a:1']"],
-            "names running ones",
-        ),
+        ([*SERVE, "rollout.servers.port=8000", "rollout.servers.urls=['http://a:1']"], "names running ones"),
         ([*SERVE, "rollout.servers.port=8000", "rollout.servers.host=no.such"], "host=no.such is no address of"),
-        (
-            ["serve", "rollout.servers.port=1", "model.path=a/b", "model.max_length=900"],
-            "model.path=a/b is not read",
-        ),
+        (["serve", "rollout.servers.port=1", "model.path=a/b", "model.max_length=900"], "model.path=a/b is not read"),
         (["eval", "model=huggingface"], "model.path is empty"),
         (["eval", "model.path=no/such/folder"], "model.path=no/such/folder: there is no such directory"),
         (["solve-rates", "model=huggingface"], "model.path is empty"),
@@ -128,10 +122,7 @@ def test_a_command_without_its_words_speaks_from_a_process_without_torch():
     ("words", "message"),
     [
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
-        (
-            ["dry_run=true", "output_dir=/dev/null"],
-            "output_dir=/dev/null cannot be written to, since /dev/null is no folder",
-        ),
+        (["dry_run=true", "output_dir=/dev/null"], "output_dir=/dev/null cannot be written to, since /dev/null is no"),
         (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
         ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… is too large: give at most 18 digits"),
@@ -166,20 +157,10 @@ def test_a_folder_on_a_read_only_disk_is_reported_before_anything_is_made(tmp_pa
     ("variables", "message"),
     [
         ({"WORLD_SIZE": "0"}, "the environment variable RANK is 0 and WORLD_SIZE 0, and ranks are numbered from 0 to"),
-        (
-            {"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-            "the environment variable RANK is 3 and WORLD_SIZE 2, and ranks are numbered from 0 to WORLD_SIZE − 1",
-        ),
+        ({"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "the environment variable RANK is"),
         ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "RANK is set, but not MASTER_ADDR and MASTER_PORT: start",
-        ),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-            "each of the 2 ranks would write into a folder of its own, since output_dir is named by the start of its "
-            "process: name output_dir, set GRPO_START alike for all ranks, or start them by `grpo launch`",
-        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set, but not MASTER_ADDR and MASTER_PORT: start"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "each of the 2 ranks would write"),
     ],
 )
 def test_wrong_variables_of_a_launcher_are_reported(variables, message, monkeypatch, capsys):

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import EndedElsewhere
 from grpo.run.checkpoints import CheckpointStore
-from grpo.run.resume import asked_of, saved_run
+from grpo.run.resume import asked_of, require_same_problems, saved_run, set_aside
 from grpo.types import Progress, RoundPlan
-from tests.fakes import SingleRank
+from tests.fakes import SingleRank, on_ranks
 
 ROW = {"step": 4, "cursor": 8, "prompt_ids": ["a@0", "b@0"], "correct": [[1, 4], [0, 4]], "lengths": [2.0, 3.5]}
 
@@ -134,3 +135,30 @@ def test_a_line_of_prompts_that_is_damaged_is_named_before_anything_is_loaded(co
 def test_a_line_of_prompts_without_their_names_is_named():
     with pytest.raises(UserError, match=r"line 1 of prompts\.jsonl lacks prompt_ids: delete that line"):
         asked_of([{name: value for name, value in ROW.items() if name != "prompt_ids"}])
+
+
+def test_logs_of_a_run_without_a_checkpoint_are_kept_and_nothing_else_is_touched(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert set_aside(tmp_path) is None, "no round was finished"
+    for number in (1, 2):
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": {number}}}\n')
+        (tmp_path / "completions").mkdir()
+        (tmp_path / "completions" / "step-1.parquet").write_text(str(number))
+        assert set_aside(tmp_path) == tmp_path / f"earlier-{number}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier-1", "earlier-2", "notes.txt"]
+    assert (tmp_path / "earlier-1" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert (tmp_path / "earlier-2" / "completions" / "step-1.parquet").read_text() == "2"
+
+
+def test_ranks_that_have_read_different_problems_are_refused_by_one_line():
+    """A machine may have an older copy of the file, or a script may shuffle its rows on every rank anew."""
+
+    def begin(identities):
+        tasks = [SimpleNamespace(identity=identity) for identity in identities]
+        return on_ranks(len(tasks), lambda ranks: require_same_problems(tasks[ranks.rank], ranks))
+
+    assert begin(["a", "a"]) == [None, None]
+    refused, *others = begin(["a", "b", "a"])
+    assert type(refused) is UserError and "the problems of rank 1 differ from those of rank 0" in str(refused)
+    assert [type(error) for error in others] == [EndedElsewhere] * 2

@@ -1,24 +1,31 @@
-"""These tests check the tables that are printed before a run starts."""
+"""These tests check the tables that are printed before a run starts: sizes of models, and what a run will take."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig
+from transformers import AutoConfig, GPT2Config, LlamaConfig
 
-from grpo.config import TrainConfig, UserError
+from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.config.memory_estimate import memory_estimate, offloaded_bytes
 from grpo.host import device_memory, main_memory
+from grpo.prove import bench
+from grpo.prove.sizes import SIZES
 from grpo.run import tables
 from grpo.run.tables import (
     in_short,
     model_shape,
+    price,
+    price_rows,
     print_price,
     print_tables,
+    shape_of,
     surprises,
     too_much_memory,
     too_small_a_share,
 )
+from grpo.types import MachineConstants
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -172,3 +179,95 @@ def test_a_dry_run_for_gpus_elsewhere_takes_as_many_as_its_servers_need(tmp_path
     assert "weights, gradients and optimizer take 549.2 GiB of each GPU, which has 80.0" in too_much_memory(
         config, large, 1, 1
     )
+
+
+MACHINE = MachineConstants("CPU", 1000, ((8, 100.0), (64, 400.0)), 500.0, 0.5, 1.5)
+WORDS = [
+    *("experiment=tiny", "num_steps=20", "dynamics.prompts_per_step=8", "dynamics.group_size=8"),
+    *("rollout.sampling.max_tokens=10", "task.prompt.max_tokens=20", "learner.layout=shared", "rollout=vllm"),
+]
+
+
+def priced(*words, parameters=1000, ranks=1, machine=MACHINE):
+    return price(compose_config([*WORDS, *words]), parameters, ranks, machine)
+
+
+def test_a_run_takes_its_tokens_over_what_was_measured():
+    run = priced()
+    # 64 completions of 10 tokens; 8 prompts of 20 tokens stand once before their completions.
+    assert (run.rounds, run.sampled, run.learned) == (20, 640, 800)
+    assert run.seconds == (640 / 400, 800 / 500, 2.0)
+    assert run.round_seconds == pytest.approx(5.2)
+    assert run.device_hours == pytest.approx(20 * 5.2 / 3600)
+
+
+def test_a_larger_model_takes_longer_and_more_ranks_share_the_work():
+    assert priced(parameters=3000).seconds == pytest.approx((3 * 1.6, 3 * 1.6, 3.0))
+    run = priced(ranks=8)
+    assert run.seconds == pytest.approx((80 / 100, 100 / 500, 2.0))  # 8 completions at once on each
+    assert run.devices == 8
+
+
+def test_a_longer_interval_and_more_passes_take_what_they_sample_and_learn():
+    assert (priced("dynamics.refresh_interval=4").sampled, priced("dynamics.refresh_interval=4").rounds) == (2560, 5)
+    twice = priced("dynamics.refresh_interval=4", "dynamics.passes=2")
+    assert (twice.sampled, twice.learned) == (1280, 3200)
+
+
+def test_servers_have_devices_of_their_own_and_may_sample_meanwhile():
+    run = priced("rollout=vllm_server", "rollout.servers.replicas=2", "pipeline=one_round")
+    assert run.devices == 3
+    assert run.round_seconds == pytest.approx(max(*run.seconds[:2]) + run.seconds[2])
+    on_machines = ["rollout=vllm_server", "rollout.servers.replicas=8", "hardware.server_nodes=2"]
+    machines = priced(*on_machines, ranks=8)
+    assert machines.devices == 8 + 2 * 8
+
+
+def test_the_table_holds_what_is_known_and_no_more():
+    assert [row[0] for row in price_rows(priced(machine=None), 2.0)] == [
+        "completion tokens to sample, at most",
+        "packed tokens to learn from, at most",
+    ]
+    rows = price_rows(priced("num_steps=36000"), 2.5)
+    assert rows[-2:] == [
+        ("device hours, on 1", "", "52.00"),
+        ("device hours × hardware.price_per_hour=2.5", "", "130.00"),
+    ]
+
+
+def test_where_adapters_learn_they_alone_have_gradients_and_moments():
+    """Adapters of rank 32 have 32 · (inputs + outputs) numbers on each of a block's seven linear layers."""
+    model = ModelConfig()
+    model.lora.rank = 32
+    shape = shape_of(bench.config_of(SIZES["7b"].shape), adapted=model)
+    by_hand = 28 * 32 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    assert (shape.parameters, shape.adapters) == (7_615_616_512, by_hand)
+    settings = compose_config(["experiment=bigmath_qwen2_5_7b", "model.lora.rank=32"])
+    settings.learner.precision = settings.rollout.precision = "bfloat16"
+    settings.learner.zero_stage = 1
+    gib = {name: learning for name, _, learning in memory_estimate(settings, shape, 1, 78.0)}
+    assert gib["learner weights"] == pytest.approx(14.3, abs=0.1)
+    assert gib["learner gradients (float32)"] == pytest.approx(0.3, abs=0.01)
+    assert gib["optimizer moments and masters"] == pytest.approx(0.9, abs=0.01)
+    assert offloaded_bytes(settings, shape, 1) / 2**30 == pytest.approx(14.3 + 0.3 + 0.9, abs=0.1)
+
+
+def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp_path):
+    def shape(model_type, **settings):
+        common = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
+        AutoConfig.for_model(model_type, **common, **settings).save_pretrained(tmp_path / model_type)
+        return model_shape(tmp_path / model_type)
+
+    # Every other layer has wider heads than `head_dim` says.
+    gemma = {
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "hidden_size_per_layer_input": 8,
+    }
+    gemma |= {"layer_types": ["sliding_attention", "full_attention"]}
+    mixed = shape("gemma4_text", **gemma)
+    assert (mixed.query_width, mixed.key_value_width, mixed.inner_width) == (32, 16, 48)
+    spaces = shape("mamba2", num_heads=8, head_dim=8, n_groups=2, state_size=8)
+    assert (spaces.width, spaces.layers, spaces.query_width) == (32, 2, 64)

@@ -46,11 +46,7 @@ def test_tables_of_all_systems_are_read(text, tmp_path):
         ("a.json", b'[{"problem": "1", "problem": "2"}]', "the column 'problem' comes twice"),
         ("a.csv", SUMS.encode("utf-16-le"), "perhaps UTF-16: save it as UTF-8"),
         ("a.csv", SUMS.encode("utf-16"), "not UTF-8 text"),
-        (
-            "a.parquet",
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:1",
-            "fetch it with `git lfs pull`",
-        ),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "fetch it with `git lfs pull`"),
         ("a.jsonl.gz", b"{}", "Not a gzipped file"),
         ("a.jsonl", b"\x1f\x8b\x08", "is a gzip file by its content: rename it so that it ends in .gz"),
         ("a.csv", b"PAR1", "is a Parquet file by its content: rename it so that it ends in .parquet"),

@@ -1,6 +1,7 @@
 import pytest
 
 from grpo.config import RewardConfig, RewardPartConfig, UserError
+from grpo.tasks.grading import overlong_penalty
 from grpo.tasks.rewards import build_parts
 from grpo.tasks.verification import UnparsableAnswer, exact, number
 
@@ -129,3 +130,10 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
 def test_a_reward_that_cannot_be_built_is_one_line(settings, message):
     with pytest.raises(UserError, match=message):
         build_parts(RewardConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(1, 0.0), (16384, 0.0), (17408, -0.25), (18432, -0.5), (20480, -1.0), (20481, -1.0)]
+)
+def test_the_penalty_of_the_dapo_paper_with_16384_tokens_and_a_buffer_of_4096(length, penalty):
+    assert overlong_penalty(length, 20480, 4096) == penalty

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -23,3 +26,25 @@ def test_a_gpu_is_known_by_its_name(name, peak):
 
 def test_a_cpu_has_no_peak_to_compare_with():
     assert peak_tflops(torch.device("cpu")) is None
+
+
+def run(script: str) -> str:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_peak_memory_keeps_what_was_given_back():
+    shown = run(
+        "from grpo.telemetry.hardware import peak_memory\n"
+        "before = peak_memory()['memory/peak_rss_gib']\n"
+        "block = bytearray(b'x') * 2**28; del block\n"
+        "print(0.2 < peak_memory()['memory/peak_rss_gib'] - before < 0.3)"
+    )
+    assert shown == "True\n"
+
+
+def test_asking_does_not_import_torch():
+    shown = run(
+        "import sys; from grpo.telemetry.hardware import peak_memory\n"
+        "print(sorted(peak_memory()), 'torch' in sys.modules)"
+    )
+    assert shown == "['memory/peak_rss_gib'] False\n"

@@ -1,8 +1,14 @@
-"""These tests check when rewards count as equal."""
+"""These tests check when rewards count as equal, and that dataclasses come back from JSON as they were."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 
 from grpo.types import Grade, Problem, Prompt, RolloutGroup, ScoredGroup, alike
+from grpo.types.plain import rebuilt
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,71 @@ def test_a_group_is_silent_by_the_same_rule():
     assert not scored(Grade(1e-12, False, {}), Grade(2e-12, False, {})).silent
     assert not scored(Grade(0.1, False, {}), Grade(cancelled, False, {})).silent
     assert scored(Grade(0.1, False, {}), Grade(cancelled, False, {}, magnitude=2e6)).silent
+
+
+Inner = TypeVar("Inner")
+
+
+@dataclass(frozen=True)
+class Point:
+    step: int
+    value: float
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Curve(Generic[Inner]):
+    points: tuple[Point, ...]
+    pair: tuple[int, bool]
+    spent: Mapping[str, float]
+    state: Inner
+
+
+POINT = {"step": 1, "value": 1}
+CURVE = Curve((Point(1, 0.5), Point(2, 1.0, "best")), (3, True), {"tokens": 8.0}, None)
+
+
+def test_the_json_of_a_dataclass_becomes_the_dataclass_again():
+    assert rebuilt(Curve, json.loads(json.dumps(asdict(CURVE))), "curve") == CURVE
+    # A whole number is a number too, and a default stands in for what an older version did not write.
+    assert rebuilt(Point, {"step": 1, "value": 2}, "point") == Point(1, 2.0)
+
+
+class Ending(NamedTuple):
+    state: str
+    step: int
+    why: str = ""
+
+
+def test_named_tuples_are_rebuilt_as_dataclasses_are():
+    assert rebuilt(Ending, {"state": "failed", "step": 3}, "end.json") == Ending("failed", 3)
+    for values, said in (
+        ({"state": 5, "step": 3}, "state must be a text, not 5"),
+        ({"state": "x"}, "end.json lacks step"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rebuilt(Ending, values, "end.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"points": [POINT, {**POINT, "step": 1.5}]}, "curve.points[1].step must be a whole number, not 1.5"),
+        ({"points": [{"step": 1}]}, "curve.points[0] lacks value"),
+        ({"points": {}}, "curve.points must be a list, not {}"),
+        ({"points": "ab"}, "curve.points must be a list, not 'ab'"),
+        ({"points": [{**POINT, "value": True}]}, "curve.points[0].value must be a number, not True"),
+        ({"points": [{**POINT, "note": 7}]}, "curve.points[0].note must be a text, not 7"),
+        ({"pair": [1]}, "curve.pair must be a list of 2, not [1]"),
+        ({"pair": [1, 1]}, "curve.pair[1] must be true or false, not 1"),
+        ({"spent": [1]}, "curve.spent must be keys and values, not [1]"),
+        ({"spent": {"tokens": "8"}}, "curve.spent.tokens must be a number, not '8'"),
+        ({"state": 5}, "curve.state must be keys and values, not 5"),
+        ({"more": 5}, "curve has 'more', which this version does not know"),
+    ],
+)
+def test_a_value_of_another_kind_is_named_by_its_place(changes, said):
+    values = json.loads(json.dumps(asdict(CURVE))) | {"state": {}} | changes
+    with pytest.raises(ValueError) as refusal:
+        rebuilt(Curve[Mapping[str, float]], values, "curve")
+    assert str(refusal.value) == said
