@@ -156,7 +156,7 @@ def main(folder: str, number: str = "40", seed: str = "1", *paths: str) -> None:
         text, before, after = mutated(source, node)
         try:
             file.write_text(text)
-            # Bytecode is told from its file's by this time, and two mutants may be made within one second.
+            # Python compiles a file anew whose time has changed, and two mutants may be made within one second.
             os.utime(file, (index, index))
             fate, seconds = run(words, limits[words[-2]])
         finally:
