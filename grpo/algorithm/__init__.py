@@ -9,6 +9,8 @@ batches         groups of one round → batches of its optimizer steps
 packing         groups → packed rows
 balance         trees of all ranks → equal work for every rank, in equally many rows of equal work
 
+shapes          names of the axes of tensors, which all signatures give
+
 The loss of a row:
 logprobs        hidden states → log-probabilities and entropies, in chunks
 ratio           current and old log-probabilities → probability ratios

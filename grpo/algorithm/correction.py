@@ -11,16 +11,18 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from grpo.algorithm.ratio import LOG_RATIO_LIMIT, per_sequence_mean, per_sequence_sum
+from grpo.algorithm.shapes import Targets
 
 if TYPE_CHECKING:
     from grpo.config import CorrectionConfig
 
 
-def importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, level: str, sequence_index: Tensor) -> Tensor:
-    """Returns the importance weights w [targets] before floor and cap are applied.
+def importance_weights(
+    old_logprobs: Targets, sampler_logprobs: Targets, level: str, sequence_index: Targets
+) -> Targets:
+    """Returns the importance weights w before floor and cap are applied.
 
     There is one weight per token, or one per completion that is repeated at all its tokens:
 
@@ -36,8 +38,8 @@ def importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, level: st
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
-    """Applies the floor and the cap to importance `weights` [targets].
+def corrected(weights: Targets, correction: CorrectionConfig) -> Targets:
+    """Applies the floor and the cap to importance `weights`.
 
     "truncate" sets a weight outside these bounds to the nearer bound (TIS). "mask" sets it to 0 (with a floor this is
     IcePop, arXiv:2510.18855).
@@ -48,8 +50,8 @@ def corrected(weights: Tensor, correction: CorrectionConfig) -> Tensor:
     return weights.clamp(correction.floor, correction.cap)
 
 
-def vetoed(old_logprobs: Tensor, sampler_logprobs: Tensor, veto: float, sequence_index: Tensor) -> Tensor:
-    """Returns [targets] bool: whether the token's completion contains a token with importance weight below `veto`.
+def vetoed(old_logprobs: Targets, sampler_logprobs: Targets, veto: float, sequence_index: Targets) -> Targets:
+    """Returns whether each token's completion contains a token with importance weight below `veto`.
 
     The learner would hardly ever write such a token, and so would hardly ever reach the tokens that follow, even if
     their weights are near 1. A vetoed completion still counts in the denominators of the loss, as masked tokens do.

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.algorithm.shapes import Bias, Embedding, Logits, States, Targets
+
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
@@ -29,8 +31,8 @@ class LogitRule:
     softcap: float | None = None
     float32: bool = False
 
-    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the logits [targets, vocabulary] of `hidden` [targets, width], in float32 or wider."""
+    def logits(self, hidden: States, weight: Embedding, bias: Bias | None) -> Logits:
+        """Returns the logits of `hidden`, in float32 or wider."""
         logits = self._product(hidden, weight)
         if bias is not None:
             logits = logits + bias
@@ -39,11 +41,11 @@ class LogitRule:
             logits = logits * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def slope(self, logits: Tensor) -> Tensor | float:
+    def slope(self, logits: Logits) -> Logits | float:
         """Returns the derivative ∂logit/∂z, computed from the logits themselves."""
         return self.scale if self.softcap is None else self.scale * (1 - (logits / self.softcap).square())
 
-    def _product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+    def _product(self, hidden: States, weight: Embedding) -> Logits:
         if not self.float32 or hidden.dtype == torch.float32:
             return hidden @ weight.T
         if hidden.is_cuda:
@@ -57,23 +59,23 @@ PLAIN = LogitRule()
 
 
 def token_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
+    hidden: States,
+    weight: Embedding,
+    targets: Targets,
     temperature: float,
     chunk: int,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     rule: LogitRule = PLAIN,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Targets, Targets]:
     """Returns log π(target) and the entropy of π at each target, where π is softmax(logits / temperature).
 
-    hidden    [targets, width], the hidden state at the position that predicts each target
-    weight    [vocabulary, width], the output embedding
-    targets   [targets] int64
+    hidden    the hidden state at the position that predicts each target
+    weight    the output embedding
+    targets   the token at each position, int64
     chunk     number of targets whose logits exist at once
-    bias      [vocabulary], the output layer's bias if it has one
+    bias      the output layer's bias if it has one
 
-    Both results are tensors [targets], in float32 (in float64 for float64 inputs). Gradients flow to `hidden`, `weight`
+    Both results are in float32 (in float64 for float64 inputs). Gradients flow to `hidden`, `weight`
     and `bias`.
     """
     return _TokenLogprobs.apply(hidden, weight, bias, targets, (temperature, chunk, rule))
@@ -81,14 +83,14 @@ def token_logprobs(
 
 @torch.no_grad()
 def logprobs_alone(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
+    hidden: States,
+    weight: Embedding,
+    targets: Targets,
     temperature: float,
     chunk: int,
-    bias: Tensor | None = None,
+    bias: Bias | None = None,
     rule: LogitRule = PLAIN,
-) -> Tensor:
+) -> Targets:
     """Returns log π(target) as `token_logprobs` does, without a gradient. It leaves out the passes over all logits that
     entropies take."""
     logprobs = []

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from grpo.algorithm.correction import corrected, importance_weights, vetoed
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.ratio import log_ratio
+from grpo.algorithm.shapes import Scalar, Sums, Targets
 from grpo.algorithm.token_losses import OBJECTIVES, Tokens, clipped
 from grpo.algorithm.token_selection import apply_selection
 from grpo.types import MicroBatch
@@ -40,15 +40,15 @@ METRICS = (
 
 
 def policy_loss(
-    logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective: ObjectiveConfig
-) -> tuple[Tensor, Tensor]:
+    logprobs: Targets, entropies: Targets, micro: MicroBatch, objective: ObjectiveConfig
+) -> tuple[Scalar, Sums]:
     """Computes this micro-batch's part of the step's loss, and the sums of its metrics.
 
-    logprobs, entropies   [targets] under the current weights; gradients flow through both
+    `logprobs` and `entropies` are those under the current weights; gradients flow through both.
 
     Returns two values. The first is the loss, a scalar that is already divided by the step's global denominators. The
     loss of the step is therefore the plain sum over micro-batches and ranks. The second holds the sums of `METRICS`
-    over tokens, [len(METRICS)] float64, detached.
+    over tokens, float64, detached.
 
     If the micro-batch has no old log-probabilities, the current ones are used in their place. Every ratio is then 1,
     unless `objective.old_logprobs` is "sampler".
@@ -98,8 +98,8 @@ def policy_loss(
     return loss, _summed(sums)
 
 
-def tokens_of(logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective: ObjectiveConfig) -> Tokens:
-    """Returns the tokens of a micro-batch in the form that objectives take. `logprobs` and `entropies` are [targets],
+def tokens_of(logprobs: Targets, entropies: Targets, micro: MicroBatch, objective: ObjectiveConfig) -> Tokens:
+    """Returns the tokens of a micro-batch in the form that objectives take. `logprobs` and `entropies` are those
     under the current weights."""
     learner_old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
     old = micro.sampler_logprobs if objective.old_logprobs == "sampler" else learner_old
@@ -107,8 +107,8 @@ def tokens_of(logprobs: Tensor, entropies: Tensor, micro: MicroBatch, objective:
     return Tokens(logprobs, old, ratio, micro.advantages, entropies, micro.sequence_index)
 
 
-def _reference_kl(tokens: Tokens, micro: MicroBatch, kl: KlConfig) -> Tensor:
-    """Returns the KL to the reference policy [targets] that is added to the loss, or zeros without a KL term."""
+def _reference_kl(tokens: Tokens, micro: MicroBatch, kl: KlConfig) -> Targets:
+    """Returns the KL to the reference policy that is added to the loss, or zeros without a KL term."""
     # A row without targets, of a rank that has no work left, has no reference log-probabilities either.
     if not kl.in_loss or not len(micro.targets):
         return torch.zeros_like(tokens.logprobs)
@@ -118,5 +118,5 @@ def _reference_kl(tokens: Tokens, micro: MicroBatch, kl: KlConfig) -> Tensor:
     return estimate * tokens.ratio if kl.by_ratio else estimate
 
 
-def _summed(values: Mapping[str, Tensor]) -> Tensor:
+def _summed(values: Mapping[str, Targets]) -> Sums:
     return torch.stack([values[name].detach() for name in METRICS]).sum(1, dtype=torch.float64)

@@ -9,8 +9,8 @@ For rewards in {0, 1} the group gradient (1/G)·Σ Â_i ∇log π(o_i) equals σ
 the mean scores of correct and wrong completions. For large G it ascends ∫ q^(−α/2−β)·(1−q)^(−α/2) dq. That is the pass
 rate p itself at (0, 0), 2·arcsin√p at (1, 0), the log-odds at (2, 0), and log p at (0, 1).
 
-Every normalization takes the rewards of one group [completions], the moments of all rewards of the optimizer step, and
-the settings. It returns the advantages [completions]. To add one, write the function and enter it in `NORMALIZATIONS`;
+Every normalization takes the rewards of one group, the moments of all rewards of the optimizer step, and
+the settings. It returns the advantages. To add one, write the function and enter it in `NORMALIZATIONS`;
 a function outside this module is named by its import path.
 """
 
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from grpo.algorithm.lookup import member
+from grpo.algorithm.shapes import Completions, Scalar
 from grpo.types import alike
 from grpo.types.values import ROUNDING
 
@@ -40,10 +40,10 @@ class Moments:
     std: float
 
 
-Normalization = Callable[[Tensor, Moments, "NormalizationConfig"], Tensor]
+Normalization = Callable[[Completions, Moments, "NormalizationConfig"], Completions]
 
 
-def centered(rewards: Tensor, leave_one_out: bool) -> Tensor:
+def centered(rewards: Completions, leave_one_out: bool) -> Completions:
     """Returns r_i − r̄. With `leave_one_out` it returns r_i minus the mean of the other rewards, which is G/(G−1) times
     as much."""
     distance = rewards - rewards.mean()
@@ -51,7 +51,7 @@ def centered(rewards: Tensor, leave_one_out: bool) -> Tensor:
     return distance * (count / (count - 1)) if leave_one_out else distance
 
 
-def scaled(values: Tensor, std: float | Tensor, settings: NormalizationConfig) -> Tensor:
+def scaled(values: Completions, std: float | Scalar, settings: NormalizationConfig) -> Completions:
     """Returns values · σ^(−α), with ε and σ_min as configured."""
     std = torch.as_tensor(std, dtype=values.dtype)
     power = -settings.exponent
@@ -62,7 +62,7 @@ def scaled(values: Tensor, std: float | Tensor, settings: NormalizationConfig) -
     return values * torch.where(std > settings.min_std, factor, torch.zeros_like(factor))
 
 
-def dial(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> Tensor:
+def dial(rewards: Completions, step: Moments, settings: NormalizationConfig) -> Completions:
     """Returns (r_i − r̄)·σ^(−α)·r̄^(−β), where σ is the group's, or the step's with scope "batch".
 
     A group of one completion has advantage 0 under every setting, and so has a group whose rewards are equal up to
@@ -79,7 +79,7 @@ def dial(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> Tenso
     return values
 
 
-def pass_at_k(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> Tensor:
+def pass_at_k(rewards: Completions, step: Moments, settings: NormalizationConfig) -> Completions:
     """Returns the advantages of pass@k training (arXiv:2508.10751), for any real rewards.
 
     Each subset of k completions of the group is scored by its best reward. A completion's advantage is the mean score
@@ -106,12 +106,12 @@ def pass_at_k(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> 
     return advantages
 
 
-def _choose(size: int, k: int, like: Tensor, shift: int = 0) -> Tensor:
+def _choose(size: int, k: int, like: Completions, shift: int = 0) -> Completions:
     """Returns C(j + shift, k) for j = 0 … size − 1, and 0 where that is not defined."""
     return like.new_tensor([math.comb(j + shift, k) if k >= 0 and j + shift >= 0 else 0 for j in range(size)])
 
 
-def reinforce_plus_plus(rewards: Tensor, step: Moments, settings: NormalizationConfig) -> Tensor:
+def reinforce_plus_plus(rewards: Completions, step: Moments, settings: NormalizationConfig) -> Completions:
     """Returns REINFORCE++'s advantages (r_i − mean)·σ^(−α) with mean and σ of the whole step (arXiv:2501.03262).
 
     Groups play no part, so a group with equal rewards is learned from too. verl weighs the moments by tokens; here
@@ -132,7 +132,7 @@ GROUP_RELATIVE = ("dial", "pass_at_k")
 """Under these normalizations a group of equal rewards has no advantages. Others may learn from such a group."""
 
 
-def silent(rewards: Tensor, included: Sequence[bool], settings: NormalizationConfig) -> bool:
+def silent(rewards: Completions, included: Sequence[bool], settings: NormalizationConfig) -> bool:
     """Says whether all `included` completions of a group with these rewards have advantage 0, whatever the step's other
     groups are.
 
@@ -144,10 +144,10 @@ def silent(rewards: Tensor, included: Sequence[bool], settings: NormalizationCon
     return not values[torch.tensor(included, dtype=torch.bool)].any()
 
 
-def advantages(rewards: Sequence[Tensor], settings: NormalizationConfig, step: Moments) -> list[Tensor]:
-    """Computes the advantages of groups, which may differ in size. Returns one tensor [completions] per group.
+def advantages(rewards: Sequence[Completions], settings: NormalizationConfig, step: Moments) -> list[Completions]:
+    """Computes the advantages of groups, which may differ in size. Returns one tensor per group.
 
-    rewards   one float64 tensor [completions] per group
+    rewards   one float64 tensor per group
     step      the moments of the rewards of all groups on all ranks
     """
     normalize = member(NORMALIZATIONS, settings.name)

@@ -15,6 +15,7 @@ from itertools import chain
 
 import torch
 
+from grpo.algorithm.shapes import Mask, Targets
 from grpo.types import Completion, MicroBatch, Tree
 
 
@@ -29,8 +30,8 @@ class Branch:
     completion: Completion
     advantage: float
     token_weight: float
-    old_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
+    old_logprobs: Targets | None = None
+    reference_logprobs: Targets | None = None
 
     @property
     def input_length(self) -> int:
@@ -211,8 +212,8 @@ def _tensor(numbers: array, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.zeros(0, dtype=dtype)
 
 
-def attention_mask(tree: Tree, window: int | None = None, device: torch.device | None = None) -> torch.Tensor:
-    """Returns the attention mask of one tree, [tokens, shared + tokens] bool: True where a query (first axis) sees a
+def attention_mask(tree: Tree, window: int | None = None, device: torch.device | None = None) -> Mask:
+    """Returns the attention mask of one tree: True where a query (first axis) sees a
     key. Keys are the prompt's shared beginning, if it has one, and the tree's own tokens.
 
     With a `window`, a query sees only the latest `window` positions, its own included.

@@ -18,6 +18,7 @@ from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.normalization import NORMALIZATIONS, Moments
 from grpo.algorithm.ratio import log_ratio
+from grpo.algorithm.shapes import Completions, Targets
 from grpo.algorithm.token_losses import OBJECTIVES, Tokens
 
 if TYPE_CHECKING:
@@ -56,17 +57,17 @@ def check_functions(normalization: NormalizationConfig, objective: ObjectiveConf
             raise ValueError(f"{key}={name} was tried on small tensors and does not fit: {reason}") from error
 
 
-def check_objective(objective: Callable[[Tokens, ObjectiveConfig], Tensor], settings: ObjectiveConfig) -> None:
+def check_objective(objective: Callable[[Tokens, ObjectiveConfig], Targets], settings: ObjectiveConfig) -> None:
     """Tries a surrogate objective on four completions together and on each alone."""
     losses_together = _losses(lambda tokens: objective(tokens, settings), range(len(LENGTHS)), settings)
     losses_alone = [_losses(lambda tokens: objective(tokens, settings), [one], settings) for one in range(len(LENGTHS))]
     _compare(losses_together, losses_alone)
 
 
-def check_estimator(estimator: Callable[[Tensor, Tensor], Tensor]) -> None:
+def check_estimator(estimator: Callable[[Targets, Targets], Targets]) -> None:
     """Tries an estimator of the KL on four completions together and on each alone."""
 
-    def penalty(tokens: Tokens) -> Tensor:
+    def penalty(tokens: Tokens) -> Targets:
         return estimator(tokens.logprobs, tokens.old_logprobs)
 
     _compare(_losses(penalty, range(len(LENGTHS))), [_losses(penalty, [one]) for one in range(len(LENGTHS))])
@@ -81,7 +82,7 @@ def check_aggregation(weigh: Callable[[int, int, Totals, int], float]) -> None:
 
 
 def check_normalization(
-    normalize: Callable[[Tensor, Moments, NormalizationConfig], Tensor], settings: NormalizationConfig
+    normalize: Callable[[Completions, Moments, NormalizationConfig], Completions], settings: NormalizationConfig
 ) -> None:
     """Tries a normalization on a mixed group, on its completions in another order, and on groups of equal rewards."""
     step = Moments(0.4, 0.5)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from grpo.algorithm.shapes import Targets
 
 # Log ratios are cut at ±20. A larger ratio says nothing more than "far away" and could overflow later products.
 LOG_RATIO_LIMIT = 20.0
 
 
-def per_sequence_mean(values: Tensor, sequence_index: Tensor) -> Tensor:
-    """Averages `values` [targets] over each completion, and returns the mean at each of its tokens [targets]."""
+def per_sequence_mean(values: Targets, sequence_index: Targets) -> Targets:
+    """Averages `values` over each completion, and returns the mean at each of its tokens."""
     if not values.numel():
         return values
     # There is room for a sum per token. The number of completions would do, but only the device knows it, and the host
@@ -20,16 +20,16 @@ def per_sequence_mean(values: Tensor, sequence_index: Tensor) -> Tensor:
     return (totals / lengths.clamp(min=1))[sequence_index]
 
 
-def per_sequence_sum(values: Tensor, sequence_index: Tensor) -> Tensor:
-    """Sums `values` [targets] over each completion, and returns the sum at each of its tokens [targets]."""
+def per_sequence_sum(values: Targets, sequence_index: Targets) -> Targets:
+    """Sums `values` over each completion, and returns the sum at each of its tokens."""
     if not values.numel():
         return values
     totals = values.new_zeros(len(values)).index_add(0, sequence_index, values)
     return totals[sequence_index]
 
 
-def log_ratio(logprobs: Tensor, old_logprobs: Tensor, level: str, sequence_index: Tensor) -> Tensor:
-    """Returns log ρ [targets], per token or per completion. For a completion, ρ is the geometric mean over its tokens.
+def log_ratio(logprobs: Targets, old_logprobs: Targets, level: str, sequence_index: Targets) -> Targets:
+    """Returns log ρ, per token or per completion. For a completion, ρ is the geometric mean over its tokens.
 
     "token"     π(o_t) / π_old(o_t)                                   (PPO, GRPO)
     "sequence"  (π(o) / π_old(o))^(1/|o|) at every token of o         (GSPO, arXiv:2507.18071)

@@ -1,6 +1,6 @@
 """This module holds the surrogate objectives, which turn ratio and advantage of each token into its loss.
 
-Every objective takes the tokens of a micro-batch and the settings, and returns their losses [targets], which are
+Every objective takes the tokens of a micro-batch and the settings, and returns their losses, which are
 minimized. It may read all tokens of a completion, but nothing of other completions, since these may lie in another
 micro-batch or on another rank. To add one, write the function and enter it in `OBJECTIVES`. A function outside this
 module is named by its import path (see the README of this package).
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from grpo.algorithm.ratio import LOG_RATIO_LIMIT, per_sequence_mean
+from grpo.algorithm.shapes import Targets
 
 if TYPE_CHECKING:
     from grpo.config import ObjectiveConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """These are the tokens of one micro-batch, as an objective sees them. All tensors are [targets].
+    """These are the tokens of one micro-batch, as an objective sees them.
 
     logprobs         log π under the current weights; gradients flow through it
     old_logprobs     log π at the start of the round, or the sampler's; no gradient
@@ -33,18 +33,18 @@ class Tokens:
     sequence_index   which completion of the micro-batch a token belongs to
     """
 
-    logprobs: Tensor
-    old_logprobs: Tensor
-    ratio: Tensor
-    advantages: Tensor
-    entropies: Tensor
-    sequence_index: Tensor
+    logprobs: Targets
+    old_logprobs: Targets
+    ratio: Targets
+    advantages: Targets
+    entropies: Targets
+    sequence_index: Targets
 
 
-Objective = Callable[[Tokens, "ObjectiveConfig"], Tensor]
+Objective = Callable[[Tokens, "ObjectiveConfig"], Targets]
 
 
-def clip(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
+def clip(tokens: Tokens, settings: ObjectiveConfig) -> Targets:
     """Returns PPO's clipped loss −min(ρÂ, clip(ρ, 1−ε_low, 1+ε_high)·Â), with a dual clip if configured.
 
     The dual clip (arXiv:1912.09729) bounds the loss for Â < 0 by c·|Â|, however large ρ grows.
@@ -57,7 +57,7 @@ def clip(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     return loss
 
 
-def cispo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
+def cispo(tokens: Tokens, settings: ObjectiveConfig) -> Targets:
     """Returns CISPO's loss −sg[clip(ρ)]·Â·log π (arXiv:2506.13585), where sg stops the gradient.
 
     It clips the weight of a token but never removes the token's gradient.
@@ -66,12 +66,12 @@ def cispo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     return -weight * tokens.advantages * tokens.logprobs
 
 
-def unclipped(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
+def unclipped(tokens: Tokens, settings: ObjectiveConfig) -> Targets:
     """Returns the loss −ρÂ without clipping. At ρ = 1 its gradient is that of REINFORCE."""
     return -tokens.ratio * tokens.advantages
 
 
-def sapo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
+def sapo(tokens: Tokens, settings: ObjectiveConfig) -> Targets:
     """Returns SAPO's loss −(4/τ)·sigmoid(τ(ρ − 1))·Â (arXiv:2511.20347), a soft gate in place of the clip.
 
     The gate's slope is 1 at ρ = 1 and falls on both sides, faster for a higher τ. τ is `temperature_positive` for
@@ -83,7 +83,7 @@ def sapo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     return -gate * tokens.advantages
 
 
-def dppo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
+def dppo(tokens: Tokens, settings: ObjectiveConfig) -> Targets:
     """Returns DPPO's loss −M·ρÂ with the binary total-variation mask M (arXiv:2602.04879).
 
     M removes a token whose probability has already moved too far where its advantage pushes it: more than `clip_high`
@@ -95,7 +95,7 @@ def dppo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
     return -tokens.ratio * tokens.advantages * mask
 
 
-def gmpo(tokens: Tokens, settings: ObjectiveConfig) -> Tensor:
+def gmpo(tokens: Tokens, settings: ObjectiveConfig) -> Targets:
     """Returns GMPO's loss −Â·(Π_t ρ̃_t)^(1/|o|), at every token of the completion o (arXiv:2507.20673).
 
     The geometric mean is taken over token ratios that are clipped first, in the logarithm: log ρ̃ is min(log ρ, ε_high)
@@ -118,19 +118,19 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-def _ratio_change(tokens: Tokens) -> Tensor:
+def _ratio_change(tokens: Tokens) -> Targets:
     return tokens.ratio - 1
 
 
-def _probability_change(tokens: Tokens) -> Tensor:
+def _probability_change(tokens: Tokens) -> Targets:
     return (tokens.logprobs.exp() - tokens.old_logprobs.exp()).detach()
 
 
-def _log_ratio(tokens: Tokens) -> Tensor:
+def _log_ratio(tokens: Tokens) -> Targets:
     return (tokens.logprobs - tokens.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-BOUNDED: Mapping[str, Callable[[Tokens], Tensor]] = {
+BOUNDED: Mapping[str, Callable[[Tokens], Targets]] = {
     "clip": _ratio_change,
     "cispo": _ratio_change,
     "dppo": _probability_change,
@@ -140,8 +140,8 @@ BOUNDED: Mapping[str, Callable[[Tokens], Tensor]] = {
 return this distance, with its sign."""
 
 
-def clipped(tokens: Tokens, settings: ObjectiveConfig) -> tuple[Tensor, Tensor]:
-    """Returns which tokens are clipped at the lower bound and which at the upper, both [targets] bool.
+def clipped(tokens: Tokens, settings: ObjectiveConfig) -> tuple[Targets, Targets]:
+    """Returns which tokens are clipped at the lower bound and which at the upper.
 
     A token is clipped where its advantage pushes it further beyond the bound. An objective that is not in `BOUNDED`
     clips none.

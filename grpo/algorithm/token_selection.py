@@ -5,7 +5,7 @@ step's tokens are first computed without gradient, the choice is made over all r
 choice is the same for every number of ranks and micro-batches.
 
 Each selection takes the tokens of this rank, a function that sums numbers over ranks, and the settings. It returns one
-number per token [targets], which `apply_selection` applies to the loss.
+number per token, which `apply_selection` applies to the loss.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
+from grpo.algorithm.shapes import Targets
 from grpo.algorithm.token_losses import Tokens, clipped
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ ALIKE = 1e-5
 Total = Callable[[Sequence[float]], list[float]]
 """A function of this type sums each number over all ranks, so that each token of the step counts once."""
 
-Selection = Callable[[Tokens, Total, "ObjectiveConfig"], Tensor]
+Selection = Callable[[Tokens, Total, "ObjectiveConfig"], Targets]
 
 
-def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
+def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Targets:
     """Returns the share of its gradient that each token keeps under Clip-Cov (arXiv:2505.22617).
 
     The paper removes `share` of all tokens, drawn at random among those that are not clipped and whose covariance lies
@@ -48,7 +48,7 @@ def clip_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     return 1 - removed_share * eligible.to(covariance.dtype)
 
 
-def kl_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
+def kl_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Targets:
     """Returns 1 for the `share` of all tokens with the largest covariance, else 0: KL-Cov (arXiv:2505.22617).
 
     Tokens that are equal at the limit share what is left, see `largest`.
@@ -57,7 +57,7 @@ def kl_cov(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
     return largest(covariance, _number(settings.selection.share, count), total, ALIKE)
 
 
-def top_entropy(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tensor:
+def top_entropy(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Targets:
     """Returns 1 for the `share` of all tokens with the highest entropy, else 0 (arXiv:2506.01939, the 80/20 rule).
 
     Tokens that are equal at the limit share what is left, see `largest`.
@@ -69,9 +69,9 @@ def top_entropy(tokens: Tokens, total: Total, settings: ObjectiveConfig) -> Tens
 SELECTIONS: Mapping[str, Selection] = {"clip_cov": clip_cov, "kl_cov": kl_cov, "top_entropy": top_entropy}
 
 
-def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveConfig) -> list[Tensor]:
+def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveConfig) -> list[Targets]:
     """Chooses among the tokens of all micro-batches of all ranks. Returns the configured selection's numbers, one
-    tensor [targets] per micro-batch of this rank. Collective."""
+    tensor per micro-batch of this rank. Collective."""
     all_tokens = Tokens(
         *(
             torch.cat([getattr(tokens, name).detach() for tokens in micro_batches])
@@ -82,8 +82,8 @@ def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveCon
     return list(weights.split([tokens.logprobs.numel() for tokens in micro_batches]))
 
 
-def apply_selection(losses: Tensor, tokens: Tokens, weights: Tensor, settings: ObjectiveConfig) -> Tensor:
-    """Applies a choice that `select` made to the losses [targets], and returns them.
+def apply_selection(losses: Targets, tokens: Tokens, weights: Targets, settings: ObjectiveConfig) -> Targets:
+    """Applies a choice that `select` made to the losses, and returns them.
 
     KL-Cov adds penalty·|log π − log π_old| to the loss of the chosen tokens. The other selections multiply each
     token's loss by the share that it keeps.
@@ -93,8 +93,8 @@ def apply_selection(losses: Tensor, tokens: Tokens, weights: Tensor, settings: O
     return losses * weights
 
 
-def largest(values: Tensor, number: int, total: Total, alike: float = 0.0) -> Tensor:
-    """Returns for each value [targets] how much of it is among the `number` largest of all ranks, from 0 to 1.
+def largest(values: Targets, number: int, total: Total, alike: float = 0.0) -> Targets:
+    """Returns for each value how much of it is among the `number` largest of all ranks, from 0 to 1.
 
     The sum over all ranks is `number`. Values equal to the smallest of the largest ones share what the larger values
     leave, since nothing says which of them to take: this is the expectation of a draw among them. Equal are also
@@ -126,8 +126,8 @@ def _number(share: float, count: float) -> int:
     return max(1, int(share * count))
 
 
-def _covariance(tokens: Tokens, total: Total) -> tuple[Tensor, float]:
-    """Returns (Â − mean)·(log π − mean) of each token [targets], with means over the step, and the number of tokens."""
+def _covariance(tokens: Tokens, total: Total) -> tuple[Targets, float]:
+    """Returns (Â − mean)·(log π − mean) of each token, with means over the step, and the number of tokens."""
     logprobs, advantages = tokens.logprobs.double(), tokens.advantages.double()
     sums = [float(logprobs.numel()), float(advantages.sum()), float(logprobs.sum())]
     count, advantage, logprob = total(sums)

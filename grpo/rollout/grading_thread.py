@@ -1,4 +1,9 @@
-"""This module grades groups in a thread of its own, while other groups are still sampled."""
+"""This module grades groups in a thread of its own, while other groups are still sampled.
+
+The thread waits for a queued group; `GradingThread.grade` and `grade_all` unblock it. A caller waits for the future
+that it got there, which the thread completes with the graded group or with the error of grading. With a collective, the
+caller then waits for the grades of all other ranks, too.
+"""
 
 from __future__ import annotations
 

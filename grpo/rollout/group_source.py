@@ -1,6 +1,15 @@
 """This module supplies scored groups in the order of the prompt stream, sampled on demand or ahead.
 
-`AheadSource` samples the next round while the learner works on the present one.
+| what waits | for what | unblocked by |
+|---|---|---|
+| `OnDemandSource.take` | completions, then grades | the sampler, then the grading thread |
+| `AheadSource.take` | the first prompts' graded groups, then all other ranks | its own thread and the grading thread |
+| `AheadSource`'s thread | the next request, then its completions | `begin` or `take`, then the servers or `forget` |
+| `AheadCollector.collect` | the round that was begun by the call before | the thread that collects this round |
+| `AheadCollector.settle` | the same, before weights change | the same |
+
+No weights are replaced while `OnDemandSource` or an `AheadCollector` samples. An `AheadSource` samples meanwhile, so a
+completion may hold tokens of several policies.
 """
 
 from __future__ import annotations

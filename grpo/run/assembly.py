@@ -2,9 +2,15 @@
 
 Some parts return the run to an earlier policy when the scheduler decides so (`Verdict.go_back`).
 
-It decides how sampling and learning overlap: `pipeline=off | one_round | continuous`.
+It decides how sampling and learning overlap. The loop is the same for all three; only the collector and the weight sync
+differ:
 
-The loop is the same for all three; only the collector and the weight sync differ.
+pipeline=off          The round is sampled, graded and learned from in turn. Only grading overlaps, with sampling.
+pipeline=one_round    A thread samples the next round during the learner's steps. The loop waits for this thread twice:
+                      before it collects the round, and before it refreshes the weights. A refresh unblocks nothing:
+                      `collect` begins the round after.
+pipeline=continuous   Servers answer requests at all times, also during a refresh. The loop waits only for groups that
+                      its round lacks. Each begun round asks for new prompts, at most `rollout.max_staleness` ahead.
 
 A learner and a sampler may use one device in turn (`learner.offload_states`). From `wake` to `sleep` the device is the
 sampler's, and the learner's states are in main memory. The learner's weights leave last, once they have been sent to

@@ -1,0 +1,3 @@
+from tests.algorithm import shapes
+
+shapes.install()
