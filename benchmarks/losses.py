@@ -24,11 +24,11 @@ from scipy.special import expit, logit
 from benchmarks.synthetic_logs import noise
 from grpo.dynamics import guard
 from grpo.dynamics.history import History, pass_rate
-from grpo.dynamics.step_signs import COSINE
 from grpo.insight.diagnosis.findings import NOTE, DiagnosisRule
 from grpo.insight.diagnosis.setbacks import collapse, undoing
 from grpo.insight.logs.logs import counts_of, log_of, read_run, run_config
 from grpo.insight.logs.run_log import RunLog, Series
+from grpo.types import metrics as m
 
 RULE = DiagnosisRule()
 ROUNDS = 300
@@ -130,7 +130,7 @@ def first_warning(rounds, with_cosines):
         history = History(steps[:end], rates[:end], errors[:end], np.ones(end), np.zeros(end))
         series = {"pass_rate": Series(history.ends, rates[:end])}
         if with_cosines:
-            series[COSINE] = Series(history.ends, cosines[:end])
+            series[m.COSINE] = Series(history.ends, cosines[:end])
         log = RunLog(history, series)
         findings = [finding for check in (collapse, undoing) if (finding := check(log, RULE))]
         if any(finding.severity != NOTE for finding in findings):

@@ -9,6 +9,7 @@ from itertools import chain, cycle
 
 from grpo.interfaces import Collective
 from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport
+from grpo.types import metrics as m
 
 
 def measure_round(
@@ -28,15 +29,15 @@ def measure_round(
     means: dict[str, Mean] = {}
     # A rank without groups does not know the names of the reward's parts, so ranks are added up by name. An all-reduce
     # would get vectors of different lengths.
-    for rank_means in collective.gather(sampling_means(collected) | {"staleness/mean": _mean(stale)}):
+    for rank_means in collective.gather(sampling_means(collected) | {m.STALENESS: _mean(stale)}):
         means |= {name: means.get(name, Mean(0.0, 0.0)) + mean for name, mean in rank_means.items()}
     # A skipped step is left out: its numbers may be NaN, and nothing was learned from it.
     applied = [report.means for report in reports if report.applied]
     for name in applied[0] if applied else ():
         means[name] = reduce(Mean.__add__, (step_means[name] for step_means in applied))
-    means["staleness/max"] = Mean(float(collective.maximum(max(stale, default=0))), 1)
+    means[m.MOST_STALENESS] = Mean(float(collective.maximum(max(stale, default=0))), 1)
     by_rank = collective.gather({**seconds, **collected.seconds})
-    means["throughput/sample_imbalance"] = _imbalance([rank_seconds.get("sample", 0.0) for rank_seconds in by_rank])
+    means[m.SAMPLE_IMBALANCE] = _imbalance([rank_seconds.get("sample", 0.0) for rank_seconds in by_rank])
     counts, first_counts = (
         sum(collective.gather(own_counts), Counter())
         for own_counts in (correct_counts(collected.sampled), first_correct_counts(collected))
@@ -142,24 +143,24 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
     tokens = sum(len(completion.token_ids) for completion in completions)
     logprobs = sum(sum(completion.sampler_logprobs) for completion in completions)
     means = {
-        "reward/mean": _mean([grade.reward for grade in true_grades]),
-        "reward/square": _mean([grade.reward**2 for grade in true_grades]),
-        "groups/silent_fraction": _mean([group.silent for group in graded]),
-        "groups/kept_fraction": Mean(len(collected.groups), len(groups)),
-        "prompts/length_mean": _mean([len(group.group.prompt.token_ids) for group in groups]),
-        "completions/length_mean": Mean(tokens, len(completions)),
-        "completions/truncated_fraction": _mean([completion.truncated for completion in completions]),
-        "completions/timed_out_fraction": _mean([grade.outcome == "timed_out" for grade in grades]),
-        "completions/unparsable_answer_fraction": _mean([grade.outcome == "unparsable" for grade in grades]),
-        "completions/failed_fraction": _mean([grade.outcome == "failed" for grade in grades]),
-        "completions/unanswered_fraction": _mean([grade.outcome == "unanswered" for grade in grades]),
-        "completions/raised_fraction": _mean([grade.outcome == "raised" for grade in grades]),
-        "policy/sampler_entropy": Mean(-logprobs, tokens),
+        m.REWARD: _mean([grade.reward for grade in true_grades]),
+        m.REWARD_SQUARE: _mean([grade.reward**2 for grade in true_grades]),
+        m.SILENT: _mean([group.silent for group in graded]),
+        m.KEPT: Mean(len(collected.groups), len(groups)),
+        m.PROMPT_LENGTH: _mean([len(group.group.prompt.token_ids) for group in groups]),
+        m.LENGTH: Mean(tokens, len(completions)),
+        m.TRUNCATED: _mean([completion.truncated for completion in completions]),
+        m.TIMED_OUT: _mean([grade.outcome == "timed_out" for grade in grades]),
+        m.UNPARSABLE: _mean([grade.outcome == "unparsable" for grade in grades]),
+        m.FAILED: _mean([grade.outcome == "failed" for grade in grades]),
+        m.UNANSWERED: _mean([grade.outcome == "unanswered" for grade in grades]),
+        m.RAISED: _mean([grade.outcome == "raised" for grade in grades]),
+        m.SAMPLER_ENTROPY: Mean(-logprobs, tokens),
     }
     if flags := [grade.answered for grade in grades if grade.answered is not None]:
-        means["completions/no_answer_fraction"] = _mean([not answered for answered in flags])
+        means[m.NO_ANSWER] = _mean([not answered for answered in flags])
     for part in sorted({part for grade in true_grades for part in grade.parts}):
-        means[f"reward/part/{part}"] = _mean([grade.parts[part] for grade in true_grades if part in grade.parts])
+        means[f"{m.PART}{part}"] = _mean([grade.parts[part] for grade in true_grades if part in grade.parts])
     return means | _by_source(groups)
 
 
@@ -177,12 +178,12 @@ def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
             completions = [completion for group in source_groups for completion in group.group.completions]
             of_source = {
                 "reward_mean": [grade.reward for grade in grades],
-                "pass_rate": [grade.correct for grade in grades],
+                m.PASS_RATE: [grade.correct for grade in grades],
                 "length_mean": [len(completion.token_ids) for completion in completions],
                 "truncated_fraction": [completion.truncated for completion in completions],
                 "silent_fraction": [group.silent for group in graded],
             }
-            means |= {f"source/{source}/{name}": _mean(values) for name, values in of_source.items()}
+            means |= {f"{m.SOURCE}{source}/{name}": _mean(values) for name, values in of_source.items()}
     return means
 
 

@@ -16,25 +16,26 @@ from grpo.algorithm.shapes import Scalar, Sums, Targets
 from grpo.algorithm.token_losses import OBJECTIVES, Tokens, clipped
 from grpo.algorithm.token_selection import apply_selection
 from grpo.types import MicroBatch
+from grpo.types import metrics as m
 
 if TYPE_CHECKING:
     from grpo.config import KlConfig, ObjectiveConfig
 
 METRICS = (
-    "policy/entropy",
-    "policy/old_kl",
-    "policy/ratio",
-    "policy/ratio_squared",
-    "policy/clip_low_fraction",
-    "policy/clip_high_fraction",
-    "policy/reference_kl",
-    "mismatch/mean_abs",
-    "mismatch/kl",
-    "mismatch/weight",
-    "mismatch/weight_squared",
-    "correction/above_cap_fraction",
-    "correction/below_floor_fraction",
-    "correction/vetoed_fraction",
+    m.ENTROPY,
+    m.OLD_KL,
+    m.RATIO,
+    m.RATIO_SQUARED,
+    m.CLIP_LOW,
+    m.CLIP_HIGH,
+    m.REFERENCE_KL,
+    m.GAP,
+    m.MISMATCH_KL,
+    m.WEIGHT,
+    m.WEIGHT_SQUARED,
+    m.ABOVE_CAP,
+    m.BELOW_FLOOR,
+    m.VETOED,
 )
 """These are the metrics whose sums over tokens `policy_loss` returns, in this order. They are logged as means."""
 
@@ -80,20 +81,20 @@ def policy_loss(
     gap = micro.sampler_logprobs - learner_old
     clipped_low, clipped_high = clipped(tokens, objective)
     sums = {
-        "policy/entropy": entropies,
-        "policy/old_kl": ESTIMATORS["k3"](old, current),
-        "policy/ratio": ratio,
-        "policy/ratio_squared": ratio.square(),
-        "policy/clip_low_fraction": clipped_low,
-        "policy/clip_high_fraction": clipped_high,
-        "policy/reference_kl": kl,
-        "mismatch/mean_abs": gap.abs(),
-        "mismatch/kl": ESTIMATORS["k3"](micro.sampler_logprobs, learner_old),
-        "mismatch/weight": importance,
-        "mismatch/weight_squared": importance.square(),
-        "correction/above_cap_fraction": above,
-        "correction/below_floor_fraction": below,
-        "correction/vetoed_fraction": vetoed_tokens,
+        m.ENTROPY: entropies,
+        m.OLD_KL: ESTIMATORS["k3"](old, current),
+        m.RATIO: ratio,
+        m.RATIO_SQUARED: ratio.square(),
+        m.CLIP_LOW: clipped_low,
+        m.CLIP_HIGH: clipped_high,
+        m.REFERENCE_KL: kl,
+        m.GAP: gap.abs(),
+        m.MISMATCH_KL: ESTIMATORS["k3"](micro.sampler_logprobs, learner_old),
+        m.WEIGHT: importance,
+        m.WEIGHT_SQUARED: importance.square(),
+        m.ABOVE_CAP: above,
+        m.BELOW_FLOOR: below,
+        m.VETOED: vetoed_tokens,
     }
     return loss, _summed(sums)
 

@@ -29,8 +29,8 @@ from grpo.dynamics.refresh_interval import (
 )
 from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
-from grpo.dynamics.step_signs import COSINE
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
+from grpo.types import metrics as m
 
 # The learning rate changes by at most this factor in all.
 FARTHEST_RATE = 32.0
@@ -250,7 +250,7 @@ def difficulty_of(state: AdaptiveState) -> Difficulty:
 
 def cosine_of(statistics: RoundStatistics) -> float | None:
     """Returns the mean cosine of a round's steps and the gradients after them, or None if none was measured."""
-    cosine = statistics.means.get(COSINE)
+    cosine = statistics.means.get(m.COSINE)
     return cosine.value if cosine and cosine.count else None
 
 
@@ -275,9 +275,9 @@ def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     were applied.
     """
     means, no_tokens = statistics.means, Mean(0.0, 0.0)
-    squares = means.get("policy/ratio_squared", no_tokens)
-    ess = means["policy/ratio"].effective_fraction(squares) if squares.total else 1.0
-    by_side = [means.get(f"policy/clip_{side}_fraction", no_tokens) for side in ("low", "high")]
+    squares = means.get(m.RATIO_SQUARED, no_tokens)
+    ess = means[m.RATIO].effective_fraction(squares) if squares.total else 1.0
+    by_side = [means.get(side, no_tokens) for side in (m.CLIP_LOW, m.CLIP_HIGH)]
     clip_fraction = sum(fraction.value for fraction in by_side if fraction.count)
     return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clip_fraction, lag_of(statistics))
 

@@ -12,6 +12,7 @@ from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
 from grpo.dynamics.history import History, lag, num_tried, pass_rate, pooled_errors
 from grpo.types import RoundStatistics
+from grpo.types import metrics as m
 from grpo.types.plain import rebuilt
 from grpo.types.rounds import ROUND
 
@@ -121,5 +122,5 @@ def curve_of(rounds: Sequence[PastRound]) -> History:
 def lag_of(statistics: RoundStatistics) -> int:
     """Returns a round's measured lag: the optimizer steps from the weights that sampled the round to the weights at its
     beginning."""
-    staleness = statistics.means.get("staleness/mean")
+    staleness = statistics.means.get(m.STALENESS)
     return lag(staleness.value if staleness and staleness.count else 0.0, statistics.plan.refresh_interval)

@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from grpo.types import RoundStatistics
+from grpo.types import metrics as m
 
 # Measurements lose this share of their weight with each step, since signal and heat belong to the present policy.
 FORGETTING = 1 / 64
@@ -100,7 +101,7 @@ class Products:
         steps = statistics.plan.refresh_interval
         sums = np.array([getattr(self, name) for name in SUMS]) * (1 - FORGETTING) ** steps
         values = {name: mean.value for name, mean in statistics.means.items() if name in NAMES and mean.count}
-        length = values.get("step/length", 0.0)
+        length = values.get(m.STEP_LENGTH, 0.0)
         for kind in ("step", "path"):
             product, cosine = values.get(f"{kind}/gain", 0.0), values.get(f"{kind}/cosine", 0.0)
             if not (np.isfinite([product, cosine, length]).all() and product and cosine and length):
@@ -108,7 +109,7 @@ class Products:
             # The mean over the round's steps of a product whose cosine is all luck has this variance, but for a factor.
             weight = steps * (cosine / product) ** 2
             signal = aim * length
-            old = weight_of_heat(momentum, round(values.get("path/steps", 1)) if kind == "path" else 1)
+            old = weight_of_heat(momentum, round(values.get(m.PATH_STEPS, 1)) if kind == "path" else 1)
             heat = (0.5 + (old - 0.5) / PAID) * length**2
             sums += [
                 *(weight * signal**2, weight * signal * heat, weight * heat**2),
@@ -118,7 +119,7 @@ class Products:
 
 
 SUMS = ("signals", "crossed", "heats", "aimed", "heated", "squares", "number")
-NAMES = ("step/gain", "step/cosine", "step/length", "path/gain", "path/cosine", "path/steps")
+NAMES = (m.GAIN, m.COSINE, m.STEP_LENGTH, m.PATH_GAIN, m.PATH_COSINE, m.PATH_STEPS)
 
 
 class Gain:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.dynamics.history import num_tried
 from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport, Verdict
+from grpo.types import metrics as m
 from grpo.types.rounds import ROUND
 
 if TYPE_CHECKING:
@@ -74,22 +75,22 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, first_counts: Counts, 
 
     A row does not hold everything: every mean but those of lengths gets count 1, and the step reports hold no means.
     """
-    interval = round(row["plan/refresh_interval"])
+    interval = round(row[m.INTERVAL])
     plan = RoundPlan(
-        group_size=round(row["plan/group_size"]),
+        group_size=round(row[m.GROUP_SIZE]),
         refresh_interval=interval,
-        prompts_per_step=round(row["plan/prompts_per_step"]),
-        learning_rate_factor=row.get("plan/learning_rate_factor", 1.0),
+        prompts_per_step=round(row[m.PROMPTS]),
+        learning_rate_factor=row.get(m.RATE_FACTOR, 1.0),
     )
-    skipped = round(row.get("learner/skipped_steps", 0))
+    skipped = round(row.get(m.SKIPPED, 0))
     reports = tuple(
         StepReport(row["step"] - interval + index + 1, index >= skipped, 0.0, 0.0, 0.0, {}) for index in range(interval)
     )
     means = {name: Mean(value, 1.0) for name, value in row.items() if isinstance(value, float)}
     # Rows of older versions lack the numbers of what was sampled; there all groups count as graded.
-    groups = row.get("groups/num_sampled", sum(counts.values()))
-    completions = row.get("completions/num_sampled", num_tried(counts))
-    for name, number in (("prompts/length_mean", groups), ("completions/length_mean", completions)):
+    groups = row.get(m.NUM_GROUPS, sum(counts.values()))
+    completions = row.get(m.NUM_COMPLETIONS, num_tried(counts))
+    for name, number in ((m.PROMPT_LENGTH, groups), (m.LENGTH, completions)):
         if name in means:
             # Tokens are whole numbers, so their sum is exact.
             means[name] = Mean(round(means[name].value * number), number)
@@ -116,8 +117,8 @@ def seconds_of(row: Mapping[str, Any]) -> dict[str, float]:
     In logs of older versions, which lack the total, it is the sum of the phases.
     """
     phases = {
-        name.removeprefix("time/").removesuffix("_seconds"): value
+        name.removeprefix(m.TIME).removesuffix("_seconds"): value
         for name, value in row.items()
-        if name.startswith("time/")
+        if name.startswith(m.TIME)
     }
     return {ROUND: sum(phases.values()), **phases}

@@ -19,6 +19,7 @@ from grpo.dynamics.guard import GuardRule
 from grpo.dynamics.refresh_interval import RefreshRule
 from grpo.dynamics.step import BatchSetting
 from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, State, Verdict
+from grpo.types import metrics as m
 from grpo.types.plain import rebuilt
 from grpo.types.rounds import ROUND
 
@@ -198,7 +199,7 @@ class EntropyControl(Generic[State]):
 
     def next(self, plan: RoundPlan, statistics: RoundStatistics, state: State) -> Decision[State]:
         decision = self._scheduler.next(plan, statistics, state)
-        entropy = statistics.means.get("policy/entropy")
+        entropy = statistics.means.get(m.ENTROPY)
         if entropy is None or not entropy.count:
             return decision
         return replace(decision, plan=self.adapted(decision.plan, entropy.value))
@@ -264,7 +265,7 @@ class LimitedScheduler(Generic[State]):
 
 def _spent_in(statistics: RoundStatistics) -> dict[str, float]:
     """Returns the samples, completion tokens and seconds of one round, by unit."""
-    length = statistics.means["completions/length_mean"]
+    length = statistics.means[m.LENGTH]
     return {
         "samples": length.count,
         "tokens": length.total,

@@ -18,7 +18,6 @@ from scipy.special import log_ndtr, logsumexp
 
 Array = NDArray[np.float64]
 
-COSINE = "step/cosine"
 # The first cosines tell how large cosines of this model are. Sums begin after them.
 FEWEST = 5
 # Sums begin at steps in these proportions, so that a few of them are near any step at which harm may begin.

@@ -39,6 +39,7 @@ from grpo.types import (
     ScoredGroup,
     StepReport,
 )
+from grpo.types import metrics as m
 from grpo.types.weights import MERGED
 
 # A checkpoint holds the optimizer's settings of the last step under this name.
@@ -191,17 +192,17 @@ class DeepSpeedLearner:
         gradient_norm = float(self.engine.get_global_grad_norm())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
         means |= products.means(gradient_norm, self._products.path_steps)
-        means["policy/loss"] = Mean(whole_loss, 1)
+        means[m.LOSS] = Mean(whole_loss, 1)
         if not batch.old_known:
             # The current policy stood in for that of the round's start, so its steps since then would count as a
             # mismatch between the engines.
-            means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith("mismatch/")}
+            means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith(m.MISMATCH)}
         if self._config.model.lora.rank:
-            means["lora/merge_error"] = Mean(self._merge_loss.value, 1)
+            means[m.MERGE_ERROR] = Mean(self._merge_loss.value, 1)
         # From stage 2 on, ranks exchange gradients in every micro-batch.
         in_step = self._config.learner.zero_stage >= 2
-        means["throughput/imbalance"] = imbalance(self.collective.gather(work), in_step)
-        means["throughput/logprobs_imbalance"] = self._logprobs.take_imbalance()
+        means[m.IMBALANCE] = imbalance(self.collective.gather(work), in_step)
+        means[m.LOGPROBS_IMBALANCE] = self._logprobs.take_imbalance()
         return StepReport(self.num_steps, applied, gradient_norm, settings["lr"], flops, means)
 
     def _tokens_now(self, micro: MicroBatch) -> Tokens:

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from grpo.types import Mean
+from grpo.types import metrics as m
 
 # Products are summed over pieces of this many weights, so that intermediate values stay in a processor's cache.
 PIECE = 2**18
@@ -70,21 +71,21 @@ class Products(NamedTuple):
         means = dict.fromkeys(METRICS, Mean(0.0, 0.0))
         if self.length and self.gradient:
             means |= {
-                "step/gain": Mean(self.slope * gradient_norm / self.gradient**0.5, 1),
-                "step/cosine": Mean(self.slope, (self.length * self.gradient) ** 0.5),
-                "step/length": Mean(self.length**0.5, 1),
-                "step/signal": Mean(self.memory, self.gradient),
+                m.GAIN: Mean(self.slope * gradient_norm / self.gradient**0.5, 1),
+                m.COSINE: Mean(self.slope, (self.length * self.gradient) ** 0.5),
+                m.STEP_LENGTH: Mean(self.length**0.5, 1),
+                m.SIGNAL: Mean(self.memory, self.gradient),
             }
         if self.path_length and self.path_gradient:
             means |= {
-                "path/gain": Mean(self.path_slope * gradient_norm / self.gradient**0.5 / path_steps, 1),
-                "path/cosine": Mean(self.path_slope, (self.path_length * self.path_gradient) ** 0.5),
-                "path/steps": Mean(path_steps, 1),
+                m.PATH_GAIN: Mean(self.path_slope * gradient_norm / self.gradient**0.5 / path_steps, 1),
+                m.PATH_COSINE: Mean(self.path_slope, (self.path_length * self.path_gradient) ** 0.5),
+                m.PATH_STEPS: Mean(path_steps, 1),
             }
         return means
 
 
-METRICS = ("step/gain", "step/cosine", "step/length", "step/signal", "path/gain", "path/cosine", "path/steps")
+METRICS = (m.GAIN, m.COSINE, m.STEP_LENGTH, m.SIGNAL, m.PATH_GAIN, m.PATH_COSINE, m.PATH_STEPS)
 
 
 class Path(NamedTuple):

@@ -34,6 +34,7 @@ from grpo.run.preparing import with_precision
 from grpo.run.tables import shape_of
 from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
+from grpo.types import metrics as m
 
 if TYPE_CHECKING:
     from grpo.rollout.vllm_sampler import VllmSampler
@@ -208,7 +209,7 @@ def peak_gib(device: torch.device) -> float:
     process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
-    return peak_memory()["memory/peak_rss_gib"]
+    return peak_memory()[m.PEAK_RSS]
 
 
 def allocated_gib(device: torch.device) -> float:

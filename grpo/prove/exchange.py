@@ -15,6 +15,7 @@ from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import exit_code
 from grpo.telemetry.json_lines import read_metrics
+from grpo.types import metrics as m
 from grpo.weight_sync.refresh import CheckedSync, WeightSyncError, in_float32
 
 ROUNDS, WARM_UP = 4, 2
@@ -102,11 +103,11 @@ def whole_round(bench: Bench) -> Report:
     if not rows:
         return Report([rounds_finished])
     walls, *phases = (
-        [row[f"time/{name}_seconds"] for row in rows[WARM_UP:]] for name in ("round", "sample", "learn", "sync")
+        [row[m.phase_seconds(name)] for row in rows[WARM_UP:]] for name in ("round", "sample", "learn", "sync")
     )
     other_shares = [1 - (sampled + learned) / wall for wall, sampled, learned, _ in zip(walls, *phases, strict=True)]
     overhead = median(wall - sum(phase_seconds) for wall, *phase_seconds in zip(walls, *phases, strict=True))
-    sleep_seconds = median(row.get("time/sleep_seconds", 0.0) for row in rows[WARM_UP:])
+    sleep_seconds = median(row.get(m.phase_seconds("sleep"), 0.0) for row in rows[WARM_UP:])
     highest = LARGEST_REST if bench.device.type == "cuda" else None
     facts = [
         rounds_finished,

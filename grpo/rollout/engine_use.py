@@ -19,11 +19,11 @@ from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.placement import uses_running_servers
+from grpo.types import metrics as m
 
 COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
 
 
-PEAK = "rollout/cache_peak_fraction"
 # Preemptions cost more than the tokens themselves below that, see "A small KV cache" in benchmarks/results/speed.md.
 FEW = 8
 # vLLM's counters have this number among the labels of the cache's settings.
@@ -66,8 +66,8 @@ class EngineUse:
         EngineUse.__init__(self)
         if not queries and not peak:
             return {}
-        use = {PEAK: peak, "rollout/preemptions": float(preemptions)}
-        return use | ({"rollout/prefix_hit_fraction": hits / queries} if queries else {})
+        use = {m.CACHE_PEAK: peak, m.PREEMPTIONS: float(preemptions)}
+        return use | ({m.PREFIX_HITS: hits / queries} if queries else {})
 
 
 class ServerUse:
@@ -87,9 +87,9 @@ class ServerUse:
         self._before |= {url: {counter: counted(page, counter) for counter in COUNTERS} for url, page in pages.items()}
         if not queries:
             return {}
-        peaks = [counted(page, PEAK) for page in pages.values() if f"\n{PEAK} " in page]
-        use = {PEAK: max(peaks)} if peaks else {}
-        return use | {"rollout/preemptions": preemptions, "rollout/prefix_hit_fraction": hits / queries}
+        peaks = [counted(page, m.CACHE_PEAK) for page in pages.values() if f"\n{m.CACHE_PEAK} " in page]
+        use = {m.CACHE_PEAK: max(peaks)} if peaks else {}
+        return use | {m.PREEMPTIONS: preemptions, m.PREFIX_HITS: hits / queries}
 
     def _grown(self, url: str, counter: str, page: str) -> float:
         now, before = counted(page, counter), self._before.get(url, {}).get(counter, 0.0)

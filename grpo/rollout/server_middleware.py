@@ -24,7 +24,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from grpo.rollout.engine_use import PEAK, EngineUse
+from grpo.rollout.engine_use import EngineUse
+from grpo.types import metrics as m
 
 OPEN = "/health"
 Application = Callable[[Mapping[str, Any], Any, Any], Awaitable[None]]
@@ -112,7 +113,7 @@ class MeasuredMiddleware:
         if scope["type"] != "http" or scope["path"] != COUNTERS_ROUTE or TAKE.encode() not in dict(scope["headers"]):
             await self._app(scope, receive, send)
             return
-        peak = self._use.take().get(PEAK, 0.0)
+        peak = self._use.take().get(m.CACHE_PEAK, 0.0)
 
         async def send_with_peak(message: Mapping[str, Any]) -> None:
             if message["type"] == "http.response.start":

@@ -22,10 +22,11 @@ from grpo.telemetry.console import RunDisplay
 from grpo.telemetry.ending import add_resumption, forget_resumptions, write_code
 from grpo.telemetry.hardware import peak_memory
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker
-from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK, flatten, without_pass_rates
+from grpo.telemetry.metrics import flatten, without_pass_rates
 from grpo.telemetry.notebook import NotebookDisplay, in_notebook
 from grpo.telemetry.trackers import Outlasting, Trackers, service_trackers
 from grpo.types import FinishedRound, RoundPlan
+from grpo.types import metrics as m
 
 
 def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
@@ -129,9 +130,9 @@ class Recorder:
         if self._unjudged:
             metrics, statistics = without_pass_rates(metrics), replace(statistics, reward_counts={}, first_counts={})
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
-        row = metrics | {COUNTS: counts, REASON: verdict.reason, WENT_BACK: float(verdict.go_back)}
+        row = metrics | {m.COUNTS: counts, m.REASON: verdict.reason, m.WENT_BACK: float(verdict.go_back)}
         if statistics.first_counts:
-            row[FIRST_COUNTS] = [[*pair, groups] for pair, groups in sorted(statistics.first_counts.items())]
+            row[m.FIRST_COUNTS] = [[*pair, groups] for pair, groups in sorted(statistics.first_counts.items())]
         self._files.tracker.log(row, statistics.step)
         # The first rank's groups come first, and a run on several ranks keeps no more of them than a run on one.
         self._files.tracker.samples(first_groups(chain(*samples), self._samples_per_round), statistics.step)

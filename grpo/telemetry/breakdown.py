@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from grpo.types import ScoredGroup
+from grpo.types import metrics as m
 
 PERCENTS = (10, 50, 90)
 BANDS = ("none", "some", "most", "all")
@@ -76,11 +77,11 @@ def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
         numbers |= _mean_length(f"completions/{name}", subset) | _percentiles(f"completions/{name}", subset)
     for source, subset in _divided(facts, lambda fact: fact.source).items():
         if source:
-            numbers[f"source/{source}/length_p90"] = percentile(sorted(fact.length for fact in subset), 90)
-            numbers[f"source/{source}/share"] = len(subset) / len(facts)
+            numbers[f"{m.SOURCE}{source}/length_p90"] = percentile(sorted(fact.length for fact in subset), 90)
+            numbers[f"{m.SOURCE}{source}/share"] = len(subset) / len(facts)
     graded = [fact for fact in facts if fact.band]
     for band, subset in _divided(graded, lambda fact: fact.band).items():
-        prefix = f"completions/by_pass_rate/{band}"
+        prefix = f"{m.BY_PASS_RATE}{band}"
         numbers |= _mean_length(prefix, subset) | _truncated(prefix, subset)
         numbers[f"{prefix}/share"] = len(subset) / len(graded)
     return {name: float(value) for name, value in numbers.items()}

@@ -16,10 +16,11 @@ from rich.table import Column
 from rich.text import Text
 
 from grpo.host.terminal import Terminal
+from grpo.types import metrics as m
 
 
 class Field(NamedTuple):
-    """A field is one number of a round's line: its label, its metric, its format, and what it means.
+    """A field is one number of a round's line: its label, its metric, and its format.
 
     Lines show the field from the first round on in which the number's size is at least `least`; 0 shows it always.
     """
@@ -27,45 +28,31 @@ class Field(NamedTuple):
     label: str
     metric: str
     form: str
-    meaning: str
     least: float = 0.0
+
+    @property
+    def meaning(self) -> str:
+        """Returns the meaning of the metric."""
+        return m.TABLE[self.metric].meaning
 
 
 # A line on a narrow terminal ends with this where fields are left out.
 MORE = "…"
 # A line leaves out metrics that the round did not measure. On a narrow terminal it leaves out the last fields too.
 FIELDS = (
-    Field("reward", "reward/mean", "{:.2f}", "mean reward of the round's completions"),
-    Field("right", "pass_rate", "{:.0%}", "share of the completions that are right (pass rate)"),
-    Field(
-        "raised",
-        "completions/raised_fraction",
-        "{:.0%}",
-        "share of completions left out since the reward function raised an exception in their groups",
-        5e-3,
-    ),
-    Field(
-        "unanswered",
-        "completions/unanswered_fraction",
-        "{:.0%}",
-        "share of completions left out since a reward server did not answer for their groups",
-        5e-3,
-    ),
-    Field("silent", "groups/silent_fraction", "{:.0%}", "share of groups with equal rewards, which teach nothing"),
-    Field("len", "completions/length_mean", "{:.0f}", "mean length of a completion, in tokens"),
-    Field("cut", "completions/truncated_fraction", "{:.0%}", "share of completions cut off at the token limit"),
-    Field("KL", "policy/reference_kl", "{:.3f}", "distance from the reference model, in nats per token", 5e-4),
-    Field(
-        "loss",
-        "policy/loss",
-        "{:+.3f}",
-        "what a step lowers; about 0 unless a penalty or an old policy adds to it",
-        0.1,
-    ),
-    Field("gap", "mismatch/mean_abs", "{:.3f}", "sampler and learner differ by so many nats per token", 0.02),
-    Field("entropy", "policy/entropy", "{:.2f}", "how much the model tries out, in nats per token; 0: nothing"),
-    Field("grad", "learner/gradient_norm", "{:.2g}", "norm of the gradient before clipping"),
-    Field("lr", "learner/learning_rate", "{:.0e}", "learning rate"),
+    Field("reward", m.REWARD, "{:.2f}"),
+    Field("right", m.PASS_RATE, "{:.0%}"),
+    Field("raised", m.RAISED, "{:.0%}", 5e-3),
+    Field("unanswered", m.UNANSWERED, "{:.0%}", 5e-3),
+    Field("silent", m.SILENT, "{:.0%}"),
+    Field("len", m.LENGTH, "{:.0f}"),
+    Field("cut", m.TRUNCATED, "{:.0%}"),
+    Field("KL", m.REFERENCE_KL, "{:.3f}", 5e-4),
+    Field("loss", m.LOSS, "{:+.3f}", 0.1),
+    Field("gap", m.GAP, "{:.3f}", 0.02),
+    Field("entropy", m.ENTROPY, "{:.2f}"),
+    Field("grad", m.GRADIENT_NORM, "{:.2g}"),
+    Field("lr", m.LEARNING_RATE, "{:.0e}"),
 )
 # A phase shorter than this many seconds is left out of the line.
 _SHORTEST_PHASE = 0.05
@@ -73,9 +60,9 @@ _SHORTEST_PHASE = 0.05
 _EVEN = 1.05
 # Work after which ranks wait for each other ("": learning) → the metric of its imbalance.
 _WORK = {
-    " sampling": "throughput/sample_imbalance",
-    " scoring": "throughput/logprobs_imbalance",
-    "": "throughput/imbalance",
+    " sampling": m.SAMPLE_IMBALANCE,
+    " scoring": m.LOGPROBS_IMBALANCE,
+    "": m.IMBALANCE,
 }
 
 
@@ -183,12 +170,12 @@ def _fitting(parts: Sequence[str], width: int) -> list[str]:
 def _costs(metrics: Mapping[str, float]) -> list[str]:
     """Returns as texts the seconds of the round and of each phase, tokens per second, and uneven loads of ranks."""
     costs = []
-    whole = "time/round_seconds"
+    whole = m.ROUND_SECONDS
     for name in sorted(metrics, key=lambda name: name != whole):
         seconds = metrics[name]
-        if name.startswith("time/") and seconds >= _SHORTEST_PHASE:
-            phase = name.removeprefix("time/").removesuffix("_seconds")
-            speed = metrics.get(f"throughput/{phase}_tokens_per_second")
+        if name.startswith(m.TIME) and seconds >= _SHORTEST_PHASE:
+            phase = name.removeprefix(m.TIME).removesuffix("_seconds")
+            speed = metrics.get(m.SPEEDS.get(phase, ""))
             costs.append(f"{phase} {seconds:.1f} s" + (f" ({speed:,.0f} tok/s)" if speed else ""))
     for work, name in _WORK.items():
         if (imbalance := metrics.get(name, 1.0)) > _EVEN:

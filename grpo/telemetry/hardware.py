@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo.types import metrics as m
+
 if TYPE_CHECKING:
     import torch
 
@@ -56,9 +58,9 @@ def peak_memory() -> dict[str, float]:
     """
     # getrusage's ru_maxrss is no substitute, since a child process inherits its parent's through fork and exec.
     status = Path("/proc/self/status").read_text()
-    peaks = {"memory/peak_rss_gib": int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / _KIB_PER_GIB}
+    peaks = {m.PEAK_RSS: int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) / _KIB_PER_GIB}
     # This must neither import PyTorch nor create a CUDA context, which takes hundreds of MiB.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        peaks["memory/peak_cuda_gib"] = torch.cuda.max_memory_reserved() / _BYTES_PER_GIB
+        peaks[m.PEAK_CUDA] = torch.cuda.max_memory_reserved() / _BYTES_PER_GIB
     return peaks

@@ -1,52 +1,7 @@
-"""This module turns the statistics of one round into flat, named numbers.
-
-Names are `group/name`. A `_fraction` is in [0, 1]. Lengths are in tokens, `_seconds` in seconds, and log-probabilities,
-entropy and KL in nats. Names come from these fields of `RoundStatistics`:
-
-    pass_rate                                                            `unbiased_counts`
-    groups/all_correct_fraction, groups/all_wrong_fraction               `reward_counts`
-    plan/…                                                               `plan`
-    learner/…                                                            `reports`, one per optimizer step
-    time/round_seconds                                                   `seconds`, the wall-clock time of the round
-    time/<phase>_seconds, throughput/…                                   `seconds` of the round's phases
-    reward/…, groups/silent_fraction, completions/…, policy/…, step/…,
-    source/<source>/…, mismatch/…, correction/…, staleness/…, throughput/…imbalance  `means` of the round and its steps
-
-Rewards, pass rates and fractions of groups leave out groups that could not be graded, because a server did not answer
-or the problem's own answer cannot be read. A round of which no group could be graded does not log them.
-`groups/num_sampled` and `completions/num_sampled` count all that was sampled. Where problems have no answers and
-rewards are not only 0, 1 and −1, nothing says which completions are right, so no pass rates are logged.
+"""This module turns the statistics of one round into flat, named numbers. `grpo.types.metrics` says what each one is.
 
 Percentiles and what depends on the kind of completion are added by `grpo.telemetry.breakdown`, and `rollout/…` by the
-sampler (`grpo.rollout.engine_use`). `policy/loss` is the loss that each step lowers, before gradient clipping.
-
-`throughput/imbalance` divides the floating-point operations of the busiest learner rank by those of the mean rank, in
-optimizer steps: the excess over 1 is how long the mean rank waits, relative to how long it computes. Under ZeRO 2 and
-3, whose ranks wait for each other in every micro-batch, the busiest rank is that of each micro-batch.
-`throughput/logprobs_imbalance` is the same ratio for the passes that compute old and reference log-probabilities, and
-`throughput/sample_imbalance` for the seconds of sampling.
-
-`step/gain` is how far the loss falls along the optimizer step before, at the slope of that step's end, and
-`step/cosine` the cosine between that step and the direction in which the loss falls. Below zero the step went too far.
-`step/length` is the length of that step, the norm of the change of the weights.
-`step/signal` is the share of a gradient's squared norm that is signal and not noise (`grpo.learner.step_products`).
-`path/gain` and `path/cosine` are the same for the path of the last `path/steps` steps, the gain for one of them.
-
-`mismatch/…` compares the sampler's log-probabilities with the learner's at the start of the round. When the round was
-sampled by the newest weights, this is the difference between the two engines. When it was sampled ahead (`pipeline`),
-it also includes what was learned in between. With objective.old_logprobs=sampler only the round's first step is
-measured. `correction/…` holds the share of tokens whose importance weight was outside the bounds of
-`objective.correction`, and the share of tokens whose completion was vetoed.
-
-`time/sleep_seconds` is the time in which an engine in the learner's process frees its GPU memory, and later takes back
-the memory of its weights. `time/sync_seconds` is the rest of a refresh, including the time to take back the memory
-of its KV cache.
-
-When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
-whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting
-and loading happen between two rounds. They are reported with the second round but are not part of its seconds. Work
-that they cause counts as theirs: where sampler and learner take turns on a GPU, a checkpoint's seconds include a
-refresh.
+sampler (`grpo.rollout.engine_use`). A round of which no group could be graded logs no rewards and pass rates.
 """
 
 from __future__ import annotations
@@ -56,23 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.types import Mean, RoundStatistics
+from grpo.types import metrics as m
 
-# A round's list of [correct completions, group size, number of such groups], from which `grpo dynamics replay` can
-# reconstruct what happened.
-COUNTS, FIRST_COUNTS = "groups/counts", "groups/first_counts"
 # All groups and completions that were sampled → the mean whose count is their number.
-_SAMPLED = {"groups/num_sampled": "prompts/length_mean", "completions/num_sampled": "completions/length_mean"}
-# A round's text that says why the next round's plan is what it is.
-REASON = "plan/next_reason"
-# This number is 1 for a round after which the run went back to an earlier policy.
-WENT_BACK = "run/went_back"
+_SAMPLED = {m.NUM_GROUPS: m.PROMPT_LENGTH, m.NUM_COMPLETIONS: m.LENGTH}
 # Kinds of completions that are counted separately by whether they are right.
 _JUDGED = ("right", "wrong", "by_pass_rate")
-# Metric → the phase whose seconds divide the round's completion tokens.
-_THROUGHPUT = {
-    "throughput/sample_tokens_per_second": "sample",
-    "throughput/learn_tokens_per_second": "learn",
-}
 
 
 def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> dict[str, float]:
@@ -88,15 +32,15 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
     values |= {name: means[length].count for name, length in _SAMPLED.items() if length in means}
     values |= _spreads(means)
     values |= _pass_rates(statistics) | _learner(statistics) | _plan(statistics)
-    values |= {f"time/{phase}_seconds": seconds for phase, seconds in statistics.seconds.items()}
-    if length := means.get("completions/length_mean"):
-        for name, phase in _THROUGHPUT.items():
+    values |= {m.phase_seconds(phase): seconds for phase, seconds in statistics.seconds.items()}
+    if length := means.get(m.LENGTH):
+        for phase, name in m.SPEEDS.items():
             if seconds := statistics.seconds.get(phase):
                 values[name] = length.total / seconds
     if seconds := statistics.seconds.get("learn"):
-        values["throughput/learn_tflops"] = sum(report.flops for report in statistics.reports) / seconds / 1e12
+        values[m.TFLOPS] = sum(report.flops for report in statistics.reports) / seconds / 1e12
         if peak_tflops:
-            values["throughput/mfu"] = values["throughput/learn_tflops"] / peak_tflops
+            values[m.MFU] = values[m.TFLOPS] / peak_tflops
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
 
@@ -106,11 +50,11 @@ def without_pass_rates(metrics: Mapping[str, float]) -> dict[str, float]:
     >>> without_pass_rates({"reward/mean": 4.0, "pass_rate": 0.9, "completions/right/length_mean": 3.0})
     {'reward/mean': 4.0}
     """
-    counting = ("groups/all_correct_", "groups/all_wrong_", *(f"completions/{kind}/" for kind in _JUDGED))
+    counting = (m.ALL_RIGHT, m.ALL_WRONG, *(f"completions/{kind}/" for kind in _JUDGED))
     return {
         name: value
         for name, value in metrics.items()
-        if name.rpartition("/")[2] != "pass_rate" and not name.startswith(counting)
+        if name.rpartition("/")[2] != m.PASS_RATE and not name.startswith(counting)
     }
 
 
@@ -134,19 +78,19 @@ def evaluation_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     values |= {"length_mean": result["mean_length"], "truncated_fraction": result["truncated_fraction"]}
     if "ungraded" in result:
         values["ungraded"] = result["ungraded"]
-    sources = {f"source/{name}": of_source for name, of_source in result.get("sources", {}).items()}
+    sources = {f"{m.SOURCE}{name}": of_source for name, of_source in result.get("sources", {}).items()}
     for name, set_result in {**sources, **result.get("suite", {})}.items():
         inner = evaluation_numbers(set_result).items()
-        values |= {f"{name}/{key.removeprefix('evaluation/')}": value for key, value in inner}
-    return {f"evaluation/{name}": value for name, value in values.items()}
+        values |= {f"{name}/{key.removeprefix(m.EVALUATION)}": value for key, value in inner}
+    return {f"{m.EVALUATION}{name}": value for name, value in values.items()}
 
 
 def _spreads(means: Mapping[str, Mean]) -> dict[str, float]:
     """Returns the numbers that need second moments: the rewards' standard deviation, and the fraction of the samples
     that remains effective under importance weights (ESS)."""
     spreads = {}
-    if (square := means.get("reward/square")) and square.count:
-        spreads["reward/std"] = math.sqrt(max(0.0, square.value - means["reward/mean"].value ** 2))
+    if (square := means.get(m.REWARD_SQUARE)) and square.count:
+        spreads[m.REWARD_STD] = math.sqrt(max(0.0, square.value - means[m.REWARD].value ** 2))
     # "mismatch" weighs the learner at the round's start against the sampler; "policy" weighs the current policy against
     # the one at the round's start.
     for group, weight in (("mismatch", "weight"), ("policy", "ratio")):
@@ -164,9 +108,9 @@ def _pass_rates(statistics: RoundStatistics) -> dict[str, float]:
     num_correct = sum(correct * groups for (correct, _), groups in unbiased)
     num_completions = sum(size * groups for (_, size), groups in unbiased)
     return {
-        "pass_rate": Mean(num_correct, num_completions).value,
-        "groups/all_correct_fraction": sum(g for (k, size), g in counts if k == size) / num_groups,
-        "groups/all_wrong_fraction": sum(g for (k, _), g in counts if k == 0) / num_groups,
+        m.PASS_RATE: Mean(num_correct, num_completions).value,
+        m.ALL_RIGHT: sum(g for (k, size), g in counts if k == size) / num_groups,
+        m.ALL_WRONG: sum(g for (k, _), g in counts if k == 0) / num_groups,
     }
 
 
@@ -174,19 +118,19 @@ def _learner(statistics: RoundStatistics) -> dict[str, float]:
     applied = [report for report in statistics.reports if report.applied]
     num_applied = len(applied)
     return {
-        "learner/gradient_norm": Mean(sum(report.gradient_norm for report in applied), num_applied).value,
-        "learner/learning_rate": Mean(sum(report.learning_rate for report in applied), num_applied).value,
-        "learner/skipped_steps": len(statistics.reports) - num_applied,
+        m.GRADIENT_NORM: Mean(sum(report.gradient_norm for report in applied), num_applied).value,
+        m.LEARNING_RATE: Mean(sum(report.learning_rate for report in applied), num_applied).value,
+        m.SKIPPED: len(statistics.reports) - num_applied,
     }
 
 
 def _plan(statistics: RoundStatistics) -> dict[str, float]:
     plan = statistics.plan
     coefficient = plan.entropy_coefficient
-    entropy = {} if coefficient is None else {"plan/entropy_coefficient": coefficient * plan.entropy_bonus}
+    entropy = {} if coefficient is None else {m.ENTROPY_COEFFICIENT: coefficient * plan.entropy_bonus}
     return {
-        "plan/group_size": plan.group_size,
-        "plan/refresh_interval": plan.refresh_interval,
-        "plan/prompts_per_step": plan.prompts_per_step,
-        "plan/learning_rate_factor": plan.learning_rate_factor,
+        m.GROUP_SIZE: plan.group_size,
+        m.INTERVAL: plan.refresh_interval,
+        m.PROMPTS: plan.prompts_per_step,
+        m.RATE_FACTOR: plan.learning_rate_factor,
     } | entropy

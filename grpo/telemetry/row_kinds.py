@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, SAMPLES_FILE
-from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON
+from grpo.types import metrics as m
 
 # No run takes more steps. Tables over all steps of a longer one would not fit memory.
 MOST_STEPS = 10**7
-INTERVAL = "plan/refresh_interval"
 # The plan of a round. A row with counts has these numbers, each at least 1.
-PLAN = (INTERVAL, "plan/group_size", "plan/prompts_per_step")
+PLAN = (m.INTERVAL, m.GROUP_SIZE, m.PROMPTS)
 MEASURES = ("pass@1", "maj@k", "greedy")
 TEXTS = ("prompt_id", "question", "answer", "completion", "source", "outcome", "problem_id")
 # A completion is shown by these.
@@ -33,22 +32,22 @@ def wrong_in(file_name: str, row: Mapping[str, Any]) -> str:
 
 def _of_metrics(row: Mapping[str, Any]) -> Iterator[str]:
     for name, value in row.items():
-        if name in (COUNTS, FIRST_COUNTS):
+        if name in (m.COUNTS, m.FIRST_COUNTS):
             if not _is_counts(value):
                 yield _not(name, "a list of [right, group size, groups]", value)
-        elif name == REASON:
+        elif name == m.REASON:
             yield from _texts(row, (name,))
         else:
             yield from _numbers(row, (name,))
     if row["step"] > MOST_STEPS:
         yield _not("step", f"at most {MOST_STEPS:,}", row["step"])
-    for name in PLAN if COUNTS in row else ():
+    for name in PLAN if m.COUNTS in row else ():
         if row.get(name, 1) < 1:
             yield _not(name, "at least 1", row[name])
-    if COUNTS in row and INTERVAL not in row:
-        yield f"{INTERVAL} is missing"
-    if row.get(INTERVAL, 1) > max(row["step"], 1):
-        yield _not(INTERVAL, f"at most its step, {row['step']:g}", row[INTERVAL])
+    if m.COUNTS in row and m.INTERVAL not in row:
+        yield f"{m.INTERVAL} is missing"
+    if row.get(m.INTERVAL, 1) > max(row["step"], 1):
+        yield _not(m.INTERVAL, f"at most its step, {row['step']:g}", row[m.INTERVAL])
 
 
 def _of_evaluation(row: Mapping[str, Any]) -> Iterator[str]:

@@ -28,6 +28,7 @@ from grpo.host.disk import write_whole
 from grpo.host.terminal import say
 from grpo.interfaces import Tracker
 from grpo.telemetry.metrics import evaluation_numbers
+from grpo.types import metrics as m
 
 LONGEST_PARAMETER = 500
 """MLflow keeps at most this many characters of a parameter's value."""
@@ -98,7 +99,7 @@ class WandbTracker:
             raise UserError(f"wandb did not start ({reason}): correct that, or set tracking.wandb=offline") from error
         self._table = wandb.Table
         # wandb's table of runs shows this summary.
-        self._run.define_metric("evaluation/pass@1", summary="max")
+        self._run.define_metric(f"{m.EVALUATION}pass@1", summary="max")
         if Path(directory, PATCH_FILE).exists():
             self._run.save(str(Path(directory, PATCH_FILE)), base_path=str(directory), policy="now")
 

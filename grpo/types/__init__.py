@@ -7,6 +7,7 @@ learning    a tree in a packed row, a micro-batch, a step's batch and report
 rounds      a round's plan, groups and statistics; the verdict on the run
 weights     in which forms weights travel, and what adapted weights consist of
 values      a mean, an interval, and when numbers count as equal
+metrics     the table of all numbers that a round logs
 machine     what was measured of a machine
 plain       rebuilds dataclasses from JSON
 imported    finds functions that users wrote

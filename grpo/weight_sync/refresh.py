@@ -11,6 +11,7 @@ from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.interfaces import Collective, Draw, Learner, Sampler
 from grpo.types import Prompt, RolloutGroup, StepReport
+from grpo.types import metrics as m
 from grpo.weight_sync.checksum import checksums, differing
 
 # Default limits of the mean mismatch, in nats a token. Rounding causes less than 1e-6 in float32, hundredths in
@@ -141,7 +142,7 @@ class CheckedSync:
 
         Sampler and learner have then scored the same tokens with the same weights. With `after_each` the refresh itself
         has compared them, so this does nothing. Raises WeightSyncError when the log-probabilities differ too much."""
-        mismatch = report.means["mismatch/mean_abs"]
+        mismatch = report.means[m.GAP]
         if not self._after_each and mismatch.count:
             self._compare(report.step, mismatch.value)
 

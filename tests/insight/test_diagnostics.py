@@ -413,8 +413,8 @@ def test_checks_that_could_not_be_made_are_named_with_the_missing_columns():
     steps = np.arange(40.0)
     log = RunLog(history_of_values(steps, steps / 50), {"reward/mean": Series(steps, steps / 50)})
     missing = unchecked(log)
-    assert missing["truncation"] == "completions/truncated_fraction" and missing["plateau"] == "pass_rate"
-    assert missing["entropy"] == "policy/entropy or policy/sampler_entropy"
+    assert missing["truncation"] == "the share of truncated completions" and missing["plateau"] == "pass rates"
+    assert missing["entropy"] == "entropies"
     assert "constant reward" not in missing
     assert not unchecked(logged(healthy(1)))
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.rollout.engine_use import FEW, PEAK, EngineUse, ServerUse, few_at_once, room_of, use_of_all
+from grpo.rollout.engine_use import FEW, EngineUse, ServerUse, few_at_once, room_of, use_of_all
 from grpo.rollout.server_middleware import TAKE, MeasuredMiddleware
 
 
@@ -78,8 +78,11 @@ def test_counters_of_servers_become_the_use_since_the_last_look():
     # A server that was started anew counts from 0, and one without an answer not at all.
     assert use.since({"a": page(2.0, 10, 5)}) == {"rollout/preemptions": 2.0, "rollout/prefix_hit_fraction": 0.5}
     assert use.since({}) == {}
-    peaks = {"a": page(2.0, 20, 5) + f"\n{PEAK} 0.25", "b": page(1.0, 110, 50) + f"\n{PEAK} 0.75"}
-    assert use.since(peaks)[PEAK] == 0.75
+    peaks = {
+        "a": page(2.0, 20, 5) + f"\n{'rollout/cache_peak_fraction'} 0.25",
+        "b": page(1.0, 110, 50) + f"\n{'rollout/cache_peak_fraction'} 0.75",
+    }
+    assert use.since(peaks)["rollout/cache_peak_fraction"] == 0.75
 
 
 def test_a_server_tells_its_peak_to_the_run_and_to_nobody_else():

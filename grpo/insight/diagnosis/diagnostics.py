@@ -23,50 +23,52 @@ from typing import Any
 
 import numpy as np
 
-from grpo.dynamics.step_signs import COSINE
 from grpo.insight.diagnosis import progress, reward_parts, setbacks, swings, symptoms
 from grpo.insight.diagnosis.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.insight.diagnosis.no_reward import no_reward
 from grpo.insight.diagnosis.symptoms import unanswered
 from grpo.insight.logs.run_log import RunLog
+from grpo.types import metrics as m
 
 Check = Callable[[RunLog, DiagnosisRule], Finding | None]
+# The held-out scores are no metric of a round. A log that lacks them is said to lack this.
+HELD_OUT = "held-out scores"
 
-CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
-    "reward hacking": (progress.reward_hacking, ("pass_rate", "held out")),
-    "memory": (progress.memorized, ("pass_rate", "held out")),
-    "reward parts": (reward_parts.part_gaming, ("pass_rate", "reward/mean")),
-    "share of answers": (reward_parts.answers_hardly_count, ("pass_rate", "reward/mean")),
-    "constant reward": (progress.constant_reward, ("reward/mean|pass_rate",)),
-    "no progress": (progress.no_progress, ("reward/mean|pass_rate",)),
-    "stalled": (progress.stalled, ("reward/mean|pass_rate",)),
-    "too good": (reward_parts.solved_at_once, ("completions/length_mean", "pass_rate")),
-    "silent groups": (progress.silent_groups, ("groups/silent_fraction",)),
-    "entropy": (setbacks.entropy_collapse, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "rising entropy": (setbacks.entropy_runs_off, ("policy/entropy|policy/sampler_entropy", "pass_rate")),
-    "KL": (setbacks.divergence, ("policy/reference_kl",)),
-    "reference": (setbacks.other_reference, ("policy/reference_kl",)),
-    "breaking": (setbacks.broken, ("pass_rate", "|".join(setbacks.FORMS))),
-    "instability": (setbacks.collapse, ("reward/mean|pass_rate",)),
-    "swings": (swings.swinging, ("reward/mean|pass_rate",)),
-    "steps": (setbacks.undoing, (COSINE,)),
-    "learning rate": (symptoms.learning_rate, ("learner/learning_rate",)),
-    "gradients": (symptoms.gradients, ("learner/gradient_norm|learner/skipped_steps",)),
-    "signal": (symptoms.vanishing_signal, ("reward/std|advantages/std",)),
-    "clipping": (symptoms.clipping, ("policy/clip_low_fraction|policy/clip_high_fraction",)),
-    "stale sampler": (symptoms.stale_sampler, ("policy/ess_fraction",)),
-    "sampler mismatch": (symptoms.mismatch, ("mismatch/mean_abs",)),
-    "length": (progress.length_growth, ("completions/length_mean", "pass_rate")),
-    "short answers": (setbacks.shorter_and_worse, ("completions/length_mean", "pass_rate")),
-    "reward by length": (reward_parts.bought_by_length, ("completions/length_mean", "reward/mean")),
-    "truncation": (symptoms.truncation, ("completions/truncated_fraction",)),
-    "answers": (unanswered, ("completions/no_answer_fraction",)),
-    "repetition": (symptoms.repetition, ("completions/repetition_fraction",)),
-    "seconds": (symptoms.slow_rounds, ("time/round_seconds",)),
-    "grading": (symptoms.grading, ("|".join(symptoms.UNGRADED),)),
-    "plateau": (progress.plateau, ("pass_rate",)),
+CHECKS: dict[str, tuple[Check, Sequence[str | tuple[str, ...]]]] = {
+    "reward hacking": (progress.reward_hacking, (m.PASS_RATE, HELD_OUT)),
+    "memory": (progress.memorized, (m.PASS_RATE, HELD_OUT)),
+    "reward parts": (reward_parts.part_gaming, (m.PASS_RATE, m.REWARD)),
+    "share of answers": (reward_parts.answers_hardly_count, (m.PASS_RATE, m.REWARD)),
+    "constant reward": (progress.constant_reward, ((m.REWARD, m.PASS_RATE),)),
+    "no progress": (progress.no_progress, ((m.REWARD, m.PASS_RATE),)),
+    "stalled": (progress.stalled, ((m.REWARD, m.PASS_RATE),)),
+    "too good": (reward_parts.solved_at_once, (m.LENGTH, m.PASS_RATE)),
+    "silent groups": (progress.silent_groups, (m.SILENT,)),
+    "entropy": (setbacks.entropy_collapse, ((m.ENTROPY, m.SAMPLER_ENTROPY), m.PASS_RATE)),
+    "rising entropy": (setbacks.entropy_runs_off, ((m.ENTROPY, m.SAMPLER_ENTROPY), m.PASS_RATE)),
+    "KL": (setbacks.divergence, (m.REFERENCE_KL,)),
+    "reference": (setbacks.other_reference, (m.REFERENCE_KL,)),
+    "breaking": (setbacks.broken, (m.PASS_RATE, tuple(setbacks.FORMS))),
+    "instability": (setbacks.collapse, ((m.REWARD, m.PASS_RATE),)),
+    "swings": (swings.swinging, ((m.REWARD, m.PASS_RATE),)),
+    "steps": (setbacks.undoing, (m.COSINE,)),
+    "learning rate": (symptoms.learning_rate, (m.LEARNING_RATE,)),
+    "gradients": (symptoms.gradients, ((m.GRADIENT_NORM, m.SKIPPED),)),
+    "signal": (symptoms.vanishing_signal, ((m.REWARD_STD, m.ADVANTAGE_STD),)),
+    "clipping": (symptoms.clipping, ((m.CLIP_LOW, m.CLIP_HIGH),)),
+    "stale sampler": (symptoms.stale_sampler, (m.ESS,)),
+    "sampler mismatch": (symptoms.mismatch, (m.GAP,)),
+    "length": (progress.length_growth, (m.LENGTH, m.PASS_RATE)),
+    "short answers": (setbacks.shorter_and_worse, (m.LENGTH, m.PASS_RATE)),
+    "reward by length": (reward_parts.bought_by_length, (m.LENGTH, m.REWARD)),
+    "truncation": (symptoms.truncation, (m.TRUNCATED,)),
+    "answers": (unanswered, (m.NO_ANSWER,)),
+    "repetition": (symptoms.repetition, (m.REPETITION,)),
+    "seconds": (symptoms.slow_rounds, (m.ROUND_SECONDS,)),
+    "grading": (symptoms.grading, (tuple(symptoms.UNGRADED),)),
+    "plateau": (progress.plateau, (m.PASS_RATE,)),
 }
-"""Each check has a name, a function and the metrics that it needs. Of metrics separated by a bar, one is enough."""
+"""Each check has a name, a function and the metrics that it needs. Of several in parentheses, one is enough."""
 
 EXCLUDED = {
     "constant reward": ("no signal", "no gradient", "nothing learned", "no gain lately", "on the plateau"),
@@ -122,15 +124,16 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
 
 
 def unchecked(log: RunLog) -> dict[str, str]:
-    """Returns the checks that could not be made: name → the metric that the log lacks."""
+    """Returns the checks that could not be made: name → what the log lacks, in words."""
 
-    def is_logged(name: str) -> bool:
-        return bool(len(log.held_out)) if name == "held out" else any(len(log[metric]) for metric in name.split("|"))
+    def missing(need: str | tuple[str, ...]) -> str:
+        if need == HELD_OUT:
+            return "" if len(log.held_out) else HELD_OUT
+        names = (need,) if isinstance(need, str) else need
+        return "" if any(len(log[name]) for name in names) else m.TABLE[names[0]].needed
 
-    missing_need = {
-        name: next((need for need in needs if not is_logged(need)), None) for name, (_, needs) in CHECKS.items()
-    }
-    return {name: need.replace("|", " or ") for name, need in missing_need.items() if need}
+    lacks = {name: next(filter(None, map(missing, needs)), "") for name, (_, needs) in CHECKS.items()}
+    return {name: words for name, words in lacks.items() if words}
 
 
 def compatible(findings: Iterable[Finding]) -> list[Finding]:

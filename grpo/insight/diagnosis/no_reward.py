@@ -13,42 +13,43 @@ from grpo.dynamics.history import NO_HISTORY
 from grpo.insight.diagnosis.findings import CRITICAL, DiagnosisRule, Finding
 from grpo.insight.diagnosis.setbacks import broken
 from grpo.insight.logs.run_log import RunLog, Series
+from grpo.types import metrics as m
 
 # (metric, meaning, remedy) for shares of a round's completions. The first metric above one half explains why there is
 # no reward.
 _CAUSES = (
     (
-        "completions/timed_out_fraction",
+        m.TIMED_OUT,
         "of the completions took longer to grade than task.reward.timeout_seconds allows",
         "raise task.reward.timeout_seconds, set task.reward.workers=8, or mend the reward function",
     ),
     (
-        "completions/failed_fraction",
+        m.FAILED,
         "of the completions made the reward function fail",
         "mend the function; the warnings above show an example",
     ),
     (
-        "completions/raised_fraction",
+        m.RAISED,
         "of the completions are in groups for which the reward function raised an exception",
         "mend the function, or let it return 0 where it means 0; the warnings above show an example",
     ),
     (
-        "completions/unanswered_fraction",
+        m.UNANSWERED,
         "of the completions are in groups for which a reward server did not answer",
         "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time",
     ),
     (
-        "completions/unparsable_answer_fraction",
+        m.UNPARSABLE,
         "of the completions belong to problems whose own answer cannot be read",
         "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]",
     ),
     (
-        "completions/truncated_fraction",
+        m.TRUNCATED,
         "of the completions were cut off before they ended",
         "raise rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template",
     ),
     (
-        "completions/no_answer_fraction",
+        m.NO_ANSWER,
         "of the completions hold no answer in the form that task.reward.extract looks for",
         "set task.reward.extract=final, or ask for that form in task.prompt.template",
     ),
@@ -61,9 +62,9 @@ _DIFFICULTY = (
 
 
 _UNGRADED = (
-    "completions/unanswered_fraction",
-    "completions/raised_fraction",
-    "completions/unparsable_answer_fraction",
+    m.UNANSWERED,
+    m.RAISED,
+    m.UNPARSABLE,
 )
 
 
@@ -78,11 +79,11 @@ def shares(metrics: Mapping[str, float]) -> str:
     'of the completions 0% were cut off'
     """
     words = {
-        "pass_rate": "are right",
-        "completions/truncated_fraction": "were cut off",
-        "completions/no_answer_fraction": "hold no answer",
-        "completions/timed_out_fraction": "timed out in grading",
-        "completions/failed_fraction": "failed in grading",
+        m.PASS_RATE: "are right",
+        m.TRUNCATED: "were cut off",
+        m.NO_ANSWER: "hold no answer",
+        m.TIMED_OUT: "timed out in grading",
+        m.FAILED: "failed in grading",
     }
     logged = [name for name in words if name in metrics]
     named = [name for index, name in enumerate(logged) if index == 0 or metrics[name]]
@@ -98,7 +99,7 @@ def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = 
     `before` are the metrics of the round before, if there is one. They tell whether its step broke the model.
     """
     lines = {}
-    all_zero = metrics.get("reward/mean") == 0.0 and metrics.get("reward/std", 0.0) == 0.0
+    all_zero = metrics.get(m.REWARD) == 0.0 and metrics.get(m.REWARD_STD, 0.0) == 0.0
     if before and (finding := broken(_log_of(before, metrics), DiagnosisRule())):
         lines["no reward"] = f"{finding.evidence} ⇒ {finding.remedy}"
     elif all_zero:
@@ -107,7 +108,7 @@ def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = 
     for name, meaning, remedy in _CAUSES:
         if not all_zero and metrics.get(name) == 1.0:
             lines[name] = f"100% {meaning} ⇒ {remedy}"
-    if metrics.get("completions/length_mean", 2.0) <= 1.0:
+    if metrics.get(m.LENGTH, 2.0) <= 1.0:
         lines["empty"] = (
             "every completion is a single token, so the model stops before it answers: read samples.jsonl, and check "
             "task.prompt.chat and task.prompt.template"
@@ -135,7 +136,7 @@ def why(metrics: Mapping[str, float]) -> tuple[str, str]:
 
 def no_reward(log: RunLog) -> Finding | None:
     """Finds that every reward has been 0 since the first round, or that no completion could be graded at all."""
-    reward, spread = log["reward/mean"], log["reward/std"]
+    reward, spread = log[m.REWARD], log[m.REWARD_STD]
     latest = {name: series.values[-1] for name, series in log.series.items() if len(series)}
     evidence, remedy = why(latest)
     if not len(reward) and any(log[name].values.any() for name in _UNGRADED):

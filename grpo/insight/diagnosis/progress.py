@@ -24,6 +24,7 @@ from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRu
 from grpo.insight.diagnosis.symptoms import difficulty, silence
 from grpo.insight.logs.run_log import RunLog
 from grpo.types import Interval
+from grpo.types import metrics as m
 
 # Each half of a run must have this many evaluations before held-out progress is compared with training.
 FEWEST_EVALUATIONS = 3
@@ -49,16 +50,16 @@ class Halves(NamedTuple):
 
 def halves(log: RunLog) -> Halves | None:
     """Compares the two halves of a run's evaluations. Returns None if there are too few of them."""
-    if not len(log.held_out) or not len(log["pass_rate"]):
+    if not len(log.held_out) or not len(log[m.PASS_RATE]):
         return None
-    training = paired(log["pass_rate"], log.held_out.steps)
+    training = paired(log[m.PASS_RATE], log.held_out.steps)
     held_out = log.held_out.values[np.isin(log.held_out.steps, training.steps)]
     half = len(training) // 2
     if half < FEWEST_EVALUATIONS:
         return None
     on_held_out = difference_of_evaluations(held_out, half, log.held_out_error)
     # The noise of rounds is correlated, which is measured in all rounds. That of evaluations is not.
-    rounds = difference(log["pass_rate"].values, len(log["pass_rate"]) // 2)
+    rounds = difference(log[m.PASS_RATE].values, len(log[m.PASS_RATE]) // 2)
     reach = rounds.high - rounds.value
     on_training = float(training.values[-half:].mean() - training.values[:half].mean())
     gap, gap_reach = on_training - on_held_out.value, float(np.hypot(reach, on_held_out.high - on_held_out.value))
@@ -74,7 +75,7 @@ def harder_prompts(log: RunLog, rule: DiagnosisRule) -> bool:
 
     That is so if the fall is sure and held-out problems are solved about as well as before.
     """
-    fall, changes = change(log["pass_rate"]), halves(log)
+    fall, changes = change(log[m.PASS_RATE]), halves(log)
     if fall is None or changes is None or fall.high > 0 or changes.training.value > -rule.moved:
         return False
     return changes.held_out > rule.coupling * changes.training.value
@@ -109,7 +110,7 @@ def memorized(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     Other frameworks may hold out problems of another kind, and a curriculum trains on easier or harder ones, so nothing
     is found there.
     """
-    training, series = level(log["pass_rate"]), log["pass_rate"]
+    training, series = level(log[m.PASS_RATE]), log[m.PASS_RATE]
     if training is None or not len(log.held_out) or log.framework != "grpo" or log.changing_prompts:
         return None
     if log.held_out.steps[-1] < series.steps[-window_length(len(series)) :][0]:
@@ -135,13 +136,13 @@ def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Returns None where every answer has been right: the problems are solved then, which `silent_groups` finds.
     """
-    pass_rates = log["pass_rate"].values
+    pass_rates = log[m.PASS_RATE].values
     if len(pass_rates) and pass_rates.min() == 1:
         return None
-    for name in ("reward/mean", "pass_rate"):
+    for name in (m.REWARD, m.PASS_RATE):
         values = log[name].values
         if len(values) >= FEWEST_CONSTANT and np.ptp(values) == 0:
-            what = "the mean reward" if name == "reward/mean" else "the pass rate"
+            what = "the mean reward" if name == m.REWARD else "the pass rate"
             evidence = f"{what} has been exactly {values[0]:g} in all {len(values)} rounds"
             remedy = "read samples.jsonl: the answer is not found (task.reward.extract), or the problems are too hard"
             return Finding("constant reward", CRITICAL, evidence, remedy)
@@ -154,7 +155,7 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     The whole interval of the change must lie below `flat`, or for a reward below half of its scatter from round to
     round.
     """
-    name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
+    name = m.PASS_RATE if len(log[m.PASS_RATE]) else m.REWARD
     series = log[name]
     if len(series) < FEWEST_WITHOUT_PROGRESS or log.changing_prompts:
         return None
@@ -162,7 +163,7 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     scatter = float(np.std(np.diff(series.values))) / 2**0.5
     if gain is None or now is None or scatter == 0:
         return None
-    passing = name == "pass_rate"
+    passing = name == m.PASS_RATE
     if gain.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
         return None
     before = now.value - gain.value
@@ -182,14 +183,14 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     A pass rate near 0 or 1 is a finding too, however few groups are silent. Where the run also learns from groups of
     equal rewards, only the pass rate is checked.
     """
-    silent, pass_rate = level(log["groups/silent_fraction"]), level(log["pass_rate"])
+    silent, pass_rate = level(log[m.SILENT]), level(log[m.PASS_RATE])
     if log.learns_from_equal:
         return extreme_rate(log, rule)
     if silent is None:
         return silence(log, rule) or extreme_rate(log, rule)
     if not (silent.low > rule.silent or _risen_silence(log, silent, pass_rate, rule)):
         return extreme_rate(log, rule)
-    right, wrong = level(log["groups/all_correct_fraction"]), level(log["groups/all_wrong_fraction"])
+    right, wrong = level(log[m.ALL_RIGHT]), level(log[m.ALL_WRONG])
     if right is not None and wrong is not None:
         easy = right.value / max(right.value + wrong.value, 1e-9) > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent: {right.value:.0%} all right, {wrong.value:.0%} all wrong"
@@ -201,7 +202,7 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def _risen_silence(log: RunLog, silent: Interval, pass_rate: Interval | None, rule: DiagnosisRule) -> bool:
     """Tells whether the share of silent groups has risen far, without a high pass rate that would explain the rise."""
-    rise = change(log["groups/silent_fraction"])
+    rise = change(log[m.SILENT])
     succeeding = pass_rate is not None and pass_rate.high > rule.mastered
     return rise is not None and silent.low > rule.much_silence and rise.low > rule.more_silence and not succeeding
 
@@ -226,12 +227,12 @@ def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a pass rate that leaves nothing to learn from: problems that are solved, or far too hard."""
-    pass_rate, silent = level(log["pass_rate"]), level(log["groups/silent_fraction"])
+    pass_rate, silent = level(log[m.PASS_RATE]), level(log[m.SILENT])
     if pass_rate is None:
         return None
     if not (pass_rate.low > rule.finished or pass_rate.high < rule.hopeless):
         return None
-    evidence = f"pass rate {pass_rate.value:.3g} over the last {window_length(len(log['pass_rate']))} rounds"
+    evidence = f"pass rate {pass_rate.value:.3g} over the last {window_length(len(log[m.PASS_RATE]))} rounds"
     # Groups of equal rewards that are learned from need no replacing.
     many = not log.learns_from_equal and silent is not None and silent.value > rule.much_silence
     return difficulty(evidence, pass_rate.low > rule.finished, pass_rate.value, rule, silent=many)
@@ -239,7 +240,7 @@ def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds completions that grow while answers do not improve."""
-    length, gain = log["completions/length_mean"], change(log["pass_rate"])
+    length, gain = log[m.LENGTH], change(log[m.PASS_RATE])
     first, growth = start(length), change(length)
     if first is None or growth is None or gain is None:
         return None
@@ -265,7 +266,7 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         f"a gain of more than {rule.gain_left:g} until step {log.horizon:.0f} has probability {chance:.0%}; expected: "
         f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
     )
-    pass_rate = level(log["pass_rate"])
+    pass_rate = level(log[m.PASS_RATE])
     harder = "harder" if pass_rate is None or pass_rate.value > rule.easy else "easier"
     remedy = f"stop here (dynamics=adaptive dynamics.adaptive.stop_gain=0.02), or continue with {harder} problems"
     return Finding("on the plateau", NOTE, evidence, remedy)

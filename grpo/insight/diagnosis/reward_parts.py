@@ -15,8 +15,8 @@ from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, late_change, 
 from grpo.insight.diagnosis.findings import WARNING, DiagnosisRule, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import Interval
+from grpo.types import metrics as m
 
-PART, REWARD = "reward/part/", "reward/mean"
 # A part whose correlation with the pass rate is above this is the part that grades answers.
 SAME = 0.999
 # A mean that was smoothed before it was logged may leave its range by this.
@@ -47,7 +47,7 @@ def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
     if log.changing_prompts:
         return None
     for since, between in (("since the start", change), ("lately", late_change)):
-        risen, gained = between(log[name]), between(log["pass_rate"])
+        risen, gained = between(log[name]), between(log[m.PASS_RATE])
         # A part that is the pass rate itself rises with it.
         if risen is None or gained is None or risen.low < rule.moved:
             continue
@@ -62,8 +62,8 @@ def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
     Also returns whether the weights explain nearly all of the reward's variance, as they do unless a part was not
     logged. Only the last window is fitted, since weights may have changed during the run.
     """
-    rewards = log[REWARD].values
-    parts = [name for name in log.series if name.startswith(PART) and len(log[name]) == len(rewards)]
+    rewards = log[m.REWARD].values
+    parts = [name for name in log.series if name.startswith(m.PART) and len(log[name]) == len(rewards)]
     if not parts or len(rewards) < FEWEST_ROUNDS:
         return {}, False
     last_window = slice(-window_length(len(rewards)), None)
@@ -81,26 +81,26 @@ def part_gaming(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """
     weights, is_explained = weights_of(log)
     unpaid = {name for name, weight in weights.items() if is_explained and weight < UNPAID}
-    names = [name for name in log.series if name.startswith(PART) and name not in unpaid]
-    if not names or _within_0_and_1(log[REWARD]):
-        names.append(REWARD)
+    names = [name for name in log.series if name.startswith(m.PART) and name not in unpaid]
+    if not names or _within_0_and_1(log[m.REWARD]):
+        names.append(m.REWARD)
     rises = {name: rise for name in names if (rise := unearned_rise(log, name, rule))}
     if is_explained and (graded_part := _graded(weights, log)):
         earned_gain = {name: weights[graded_part] * rise.gained.value for name, rise in rises.items()}
         paid_gain = {name: weights.get(name, np.inf) * rise.risen.value for name, rise in rises.items()}
-        if REWARD in rises:
-            paid_gain[REWARD] = rises[REWARD].risen.value - earned_gain[REWARD]
+        if m.REWARD in rises:
+            paid_gain[m.REWARD] = rises[m.REWARD].risen.value - earned_gain[m.REWARD]
         rises = {name: rise for name, rise in rises.items() if paid_gain[name] > earned_gain[name]}
     if not rises:
         return None
     worst = max(rises, key=lambda name: rises[name].risen.value)
     risen, gained, since = rises[worst]
-    what = "the reward" if worst == REWARD else f"the part {worst.removeprefix(PART)} of the reward"
+    what = "the reward" if worst == m.REWARD else f"the part {worst.removeprefix(m.PART)} of the reward"
     evidence = f"{what} rose by {risen.value:.3g} {since}, the pass rate by {gained.value:+.2f}"
     remedy = (
         "read samples.jsonl: something else than right answers is rewarded"
-        if worst == REWARD
-        else f"lower the weight of {worst.removeprefix(PART)!r} in task.reward.parts"
+        if worst == m.REWARD
+        else f"lower the weight of {worst.removeprefix(m.PART)!r} in task.reward.parts"
     )
     return Finding("reward part gamed", WARNING, evidence, remedy)
 
@@ -110,7 +110,7 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Returns None where the pass rate clearly gains, since right answers then count more and more.
     """
-    (weights, _), late_gain = weights_of(log), late_change(log["pass_rate"])
+    (weights, _), late_gain = weights_of(log), late_change(log[m.PASS_RATE])
     graded_part = _graded(weights, log)
     if graded_part is None or len(weights) < 2 or late_gain is None or late_gain.low > rule.gain_left:
         return None
@@ -120,9 +120,9 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     share = float(late_parts[graded_part] / total) if total > 0 else 1.0
     if share > rule.coupling:
         return None
-    largest = max(late_parts, key=late_parts.__getitem__).removeprefix(PART)
+    largest = max(late_parts, key=late_parts.__getitem__).removeprefix(m.PART)
     evidence = (
-        f"right answers ({graded_part.removeprefix(PART)}) give {share:.0%} of the reward, most comes from {largest}"
+        f"right answers ({graded_part.removeprefix(m.PART)}) give {share:.0%} of the reward, most comes from {largest}"
     )
     return Finding("answers hardly count", WARNING, evidence, f"lower the weight of {largest!r} in task.reward.parts")
 
@@ -132,7 +132,7 @@ def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     In addition, either changes of length and reward correlate from round to round, or answers do not improve.
     """
-    length, reward = log["completions/length_mean"], log[REWARD]
+    length, reward = log[m.LENGTH], log[m.REWARD]
     first, grown, rise = start(length), change(length), change(reward)
     if first is None or grown is None or rise is None or len(length) != len(reward):
         return None
@@ -141,7 +141,7 @@ def bought_by_length(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     longer = f"length {first.value:.0f} → {first.value + grown.value:.0f} tokens"
     steps = [np.diff(series.values) for series in (length, reward)]
     together = stats.pearsonr(*steps) if min(np.ptp(series) for series in steps) > 0 else None
-    unearned = unearned_rise(log, REWARD, rule) if _within_0_and_1(reward) else None
+    unearned = unearned_rise(log, m.REWARD, rule) if _within_0_and_1(reward) else None
     if together and together.statistic > rule.bought and together.pvalue < 1e-4:
         evidence = f"{longer}; its changes from round to round go with those of the reward"
         evidence += f" (correlation {together.statistic:.2f})"
@@ -159,7 +159,7 @@ def solved_at_once(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     A model seldom learns that fast, and a short answer that a reward takes for right is found that fast.
     """
-    rate, length = log["pass_rate"], log["completions/length_mean"]
+    rate, length = log[m.PASS_RATE], log[m.LENGTH]
     if len(rate) < 2 * JUMP_ROUNDS or len(rate) != len(length) or rate.values[-JUMP_ROUNDS:].mean() <= rule.solved:
         return None
     window = np.full(JUMP_MEAN, 1 / JUMP_MEAN)
@@ -185,7 +185,7 @@ def _within_0_and_1(series: Series) -> bool:
 
 def _graded(weights: dict[str, float], log: RunLog) -> str | None:
     """Returns the part of the reward that grades answers, or None if no part is known to."""
-    return next((name for name in weights if _is_the_pass_rate(log[name], log["pass_rate"])), None)
+    return next((name for name in weights if _is_the_pass_rate(log[name], log[m.PASS_RATE])), None)
 
 
 def _is_the_pass_rate(part: Series, pass_rate: Series) -> bool:

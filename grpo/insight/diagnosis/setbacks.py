@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo.dynamics.history import SMOOTHED_ROUNDS
 from grpo.dynamics.losses import Course, Fall, LossRule, fall_of_means
-from grpo.dynamics.step_signs import COSINE, FEWEST, harm, in_errors
+from grpo.dynamics.step_signs import FEWEST, harm, in_errors
 from grpo.insight.diagnosis.evidence import (
     FEWEST_ROUNDS,
     FIRST_ROUNDS,
@@ -32,6 +32,7 @@ from grpo.insight.diagnosis.evidence import (
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import Interval
+from grpo.types import metrics as m
 
 LOSSES = LossRule()
 # Steps have surely helped where their cosines sum up to more than this many standard errors.
@@ -48,9 +49,9 @@ FEWEST_BROKEN = 16
 EARLY, LASTING = 10, 5
 # Metric that shows that completions have another form → the words for it.
 FORMS = {
-    "completions/truncated_fraction": "of the completions {:.0%} were cut off before and {:.0%} since",
-    "completions/no_answer_fraction": "of the completions {:.0%} held no answer before and {:.0%} since",
-    "policy/sampler_entropy": "the entropy was {:.2g} nats per token before and is {:.2g} since",
+    m.TRUNCATED: "of the completions {:.0%} were cut off before and {:.0%} since",
+    m.NO_ANSWER: "of the completions {:.0%} held no answer before and {:.0%} since",
+    m.SAMPLER_ENTROPY: "the entropy was {:.2g} nats per token before and is {:.2g} since",
 }
 # The KL to the reference in this many first rows of the log shows whether the policy began as the reference.
 FIRST_ROWS = 3
@@ -64,12 +65,12 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     nearly all, or the entropy to nearly 0. So two rounds are enough. If the first steps took all right answers, some
     rounds without any are enough, too.
     """
-    series = log["pass_rate"]
+    series = log[m.PASS_RATE]
     right = np.flatnonzero(series.values > 0)
     if not len(right) or right[-1] == len(series) - 1 or log.changing_prompts:
         return None
     last, rate = series.steps[right[-1]], float(series.values[: right[-1] + 1].mean())
-    since = log["completions/num_sampled"].between(last + 1, np.inf).values
+    since = log[m.NUM_COMPLETIONS].between(last + 1, np.inf).values
     if len(since) and since.sum() < FEWEST_BROKEN:
         return None
     signs = [sign for name in FORMS if (sign := _turned(log, name, last, rule))]
@@ -77,7 +78,7 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         signs = [f"all {since.sum():,.0f} since are wrong"]
     if rate <= rule.hopeless or not signs:
         return None
-    rates = log["learner/learning_rate"].between(last, last).values
+    rates = log[m.LEARNING_RATE].between(last, last).values
     was = f" (it was {rates[0]:.2g})" if len(rates) else ""
     evidence = f"{rate:.0%} of answers were right in the rounds to step {last:,.0f} and none since; {'; '.join(signs)}"
     remedy = (
@@ -144,11 +145,11 @@ def _ordinary(log: RunLog, loss: Setback, rule: DiagnosisRule) -> str:
     noise = half_width_of_many(window_error(series.values) * 2**0.5, len(series))
     size, span = -loss.change.value, f"between steps {loss.best:g} and {loss.lowest:g}"
     deep = max(size / 2, noise)
-    number, helped = num_falls(series, deep), in_errors(log[COSINE].between(loss.best, loss.lowest).values)
+    number, helped = num_falls(series, deep), in_errors(log[m.COSINE].between(loss.best, loss.lowest).values)
     if number >= rule.ordinary:
         return f"has fallen by {deep:.2g} or more {number} times, and risen in between"
     if helped > SURELY:
-        return f"fell by {size:.2g} {span}, where steps helped ({COSINE} sums up to {helped:+.1f} errors)"
+        return f"fell by {size:.2g} {span}, where steps helped ({m.COSINE} sums up to {helped:+.1f} errors)"
     slow = against_steps(log)
     if slow and helped > -SURELY and (_steepest(series, loss) < size / 2 or size < WANDERS * slow.wander):
         return f"fell by {size:.2g} {span}, as data that wander make it fall, and steps did not surely harm"
@@ -167,7 +168,7 @@ def _steepest(series: Series, loss: Setback) -> float:
 
 def against_steps(log: RunLog) -> Fall | None:
     """Returns the fall of the mean pass rate with the cosines since, or None where rounds have no cosines."""
-    series, cosines = log["pass_rate"], log[COSINE]
+    series, cosines = log[m.PASS_RATE], log[m.COSINE]
     aligned = np.zeros(len(series))
     places = np.searchsorted(series.steps, cosines.steps)
     known = (places < len(series)) & np.isin(cosines.steps, series.steps) & np.isfinite(cosines.values)
@@ -204,7 +205,7 @@ def _below(log: RunLog, rule: DiagnosisRule) -> str:
         if slow.size > LOSSES.slow_fall and slow.weight > rule.losing:
             return (
                 f"{what} {slow.size:.2f} below its best, {slow.size / slow.wander:.1f} times as far as it wanders by "
-                f"itself, while {COSINE} sums up to {slow.against:+.1f} standard errors"
+                f"itself, while {m.COSINE} sums up to {slow.against:+.1f} standard errors"
             )
     elif best is not None and _is_loss(best, rule, unit) and not (slow and by_steps and slow.against > -HARM):
         return f"{what} {-best.value:.2f} below its best [{best.low:+.2f}, {best.high:+.2f}]"
@@ -225,7 +226,7 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     compared between just before a third of that fall and just after two thirds of it, so that what the run learns
     meanwhile hardly hides a loss.
     """
-    length, pass_rate = log["completions/length_mean"], log["pass_rate"]
+    length, pass_rate = log[m.LENGTH], log[m.PASS_RATE]
     if len(length) < 2 * FEWEST_ROUNDS or len(length) != len(pass_rate) or log.changing_prompts:
         return None
     means = np.convolve(length.values, np.full(FEWEST_ROUNDS, 1 / FEWEST_ROUNDS), "valid")
@@ -253,7 +254,7 @@ def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Where problems are solved, hardly any gradient is left for a step to follow.
     """
-    series, pass_rate = log[COSINE], level(log["pass_rate"])
+    series, pass_rate = log[m.COSINE], level(log[m.PASS_RATE])
     found = harm(series.values)
     if found is None or found.evidence < -np.log(rule.by_chance):
         return None
@@ -261,7 +262,7 @@ def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     number = len(series) - found.first
     evidence = (
-        f"{COSINE} of the {number} rounds since step {series.steps[found.first]:g} sums up to {found.z:.1f} standard "
+        f"{m.COSINE} of the {number} rounds since step {series.steps[found.first]:g} sums up to {found.z:.1f} standard "
         f"errors; {rule.by_chance:.0%} of runs whose steps do not harm ever get this finding"
     )
     remedy = "half of learner.learning_rate, or a larger dynamics.group_size or dynamics.prompts_per_step"
@@ -270,7 +271,7 @@ def undoing(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def entropy_of(log: RunLog) -> Series:
     """Returns the entropy over whole distributions where it was logged, and else that of the sampled tokens."""
-    return log["policy/entropy" if "policy/entropy" in log.series else "policy/sampler_entropy"]
+    return log[m.ENTROPY if m.ENTROPY in log.series else m.SAMPLER_ENTROPY]
 
 
 def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
@@ -279,16 +280,16 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     The finding is critical when the KL to the reference rises as well.
     """
     entropy = entropy_of(log)
-    first, now, pass_rate = start(entropy), level(entropy), level(log["pass_rate"])
+    first, now, pass_rate = start(entropy), level(entropy), level(log[m.PASS_RATE])
     if first is None or now is None or pass_rate is None or first.value <= 0:
         return None
     if now.high > rule.entropy_kept * first.value or pass_rate.high > rule.solved:
         return None
     # Where the reward stands still, a pass rate that still rises is no reason to wait.
-    rises = [rise for name in ("pass_rate", "reward/mean") if (rise := late_change(log[name])) is not None]
+    rises = [rise for name in (m.PASS_RATE, m.REWARD) if (rise := late_change(log[name])) is not None]
     if rises and all(rise.low > 0 for rise in rises):
         return None
-    distance = change(log["policy/reference_kl"])
+    distance = change(log[m.REFERENCE_KL])
     away = distance is not None and distance.low > 0
     evidence = f"entropy {first.value:.2f} → {now.value:.3f} nats at pass rate {pass_rate.value:.2f}"
     if away:
@@ -300,7 +301,7 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 def entropy_runs_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a policy that becomes random: its entropy has multiplied, and answers do not get better lately."""
     entropy = entropy_of(log)
-    first, rise, lately = start(entropy), change(entropy), late_change(log["pass_rate"])
+    first, rise, lately = start(entropy), change(entropy), late_change(log[m.PASS_RATE])
     if first is None or rise is None or lately is None or lately.low > 0:
         return None
     if rise.low < max((rule.entropy_grown - 1) * first.value, rule.more_entropy):
@@ -313,7 +314,7 @@ def entropy_runs_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def divergence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a KL to the reference that runs off: far above its earlier median, large and rising, or with jumps."""
-    series = log["policy/reference_kl"]
+    series = log[m.REFERENCE_KL]
     now, late = level(series), late_change(series)
     if now is None or late is None or now.value < rule.least_kl:
         return None
@@ -334,7 +335,7 @@ def other_reference(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     A log that begins in the middle of a run, as after a resume, proves nothing.
     """
-    series = log["policy/reference_kl"]
+    series = log[m.REFERENCE_KL]
     if len(series) < window_length(len(series)):
         return None
     before, after = float(np.median(series.values[:FIRST_ROWS])), float(np.median(series.values[FIRST_ROWS:]))

@@ -14,14 +14,15 @@ from grpo.dynamics.history import lag
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.insight.logs.run_log import RunLog, Series
+from grpo.types import metrics as m
 
 # Above this share of answers without a grade, hardly anything is learned.
 MOST_UNGRADED = 0.5
 # These metrics count answers without a grade, and say in words what became of them.
 UNGRADED = {
-    "completions/failed_fraction": "failed while grading",
-    "completions/timed_out_fraction": "timed out while grading",
-    "completions/raised_fraction": "are in groups for which the reward function raised an exception",
+    m.FAILED: "failed while grading",
+    m.TIMED_OUT: "timed out while grading",
+    m.RAISED: "are in groups for which the reward function raised an exception",
 }
 # A share counts only if it comes from at least this many groups. If .65 of all groups were silent, 16 of 16 would be
 # silent in one run of 1,000.
@@ -34,7 +35,7 @@ FEWEST_UNCOUNTED = 3
 def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds bad gradients: steps skipped because of NaN or Inf, gradient norms that are all 0, spikes, or a growing
     norm."""
-    skipped, norm = log["learner/skipped_steps"].values, log["learner/gradient_norm"]
+    skipped, norm = log[m.SKIPPED].values, log[m.GRADIENT_NORM]
     late = skipped[-window_length(len(skipped)) :]
     # A skipped step is a fact and no estimate, so the few rounds of a run that it has ended are enough.
     if len(late) and late.mean() > rule.skipped:
@@ -48,7 +49,7 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     late = norm.values[-window_length(len(norm)) :]
     if len(norm) >= 2 * FEWEST_ROUNDS and float((late == 0).mean()) > rule.zeros:
         evidence = f"{(late == 0).mean():.0%} of the last {len(late)} gradient norms are exactly 0"
-        return Finding("no gradient", CRITICAL, evidence, "look at groups/silent_fraction and at learner/learning_rate")
+        return Finding("no gradient", CRITICAL, evidence, f"look at {m.SILENT} and at {m.LEARNING_RATE}")
     if growth is None:
         return None
     around = median_filter(values, size=11, mode="nearest")
@@ -69,7 +70,7 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a learning rate that has been nearly 0 for long, or one that is still warming up after many rounds."""
-    rates = log["learner/learning_rate"].values
+    rates = log[m.LEARNING_RATE].values
     if len(rates) < 2 * FEWEST_ROUNDS or rates.max() <= 0:
         return None
     last = window_length(len(rates))
@@ -85,7 +86,7 @@ def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def clipping(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds heavy clipping: much of the batch is clipped, so the round's last steps hardly learn."""
-    low, high = level(log["policy/clip_low_fraction"]), level(log["policy/clip_high_fraction"])
+    low, high = level(log[m.CLIP_LOW]), level(log[m.CLIP_HIGH])
     side, worst = max((("low", low), ("high", high)), key=lambda pair: pair[1].low if pair[1] else -1.0)
     if worst is None or worst.low < rule.clipped:
         return None
@@ -98,7 +99,7 @@ def clipping(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def stale_sampler(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a stale sampler: a round's later steps learn from samples of a policy that is too old."""
-    ess = level(log["policy/ess_fraction"])
+    ess = level(log[m.ESS])
     if ess is None or ess.high > rule.ess:
         return None
     evidence = f"importance weights leave {ess.value:.0%} of the samples effective"
@@ -110,9 +111,7 @@ def mismatch(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Returns None when rounds are sampled ahead: the weights then differ, and the gap includes what was learned since.
     """
-    gap, stale, interval = (
-        level(log[name]) for name in ("mismatch/mean_abs", "staleness/mean", "plan/refresh_interval")
-    )
+    gap, stale, interval = (level(log[name]) for name in (m.GAP, m.STALENESS, m.INTERVAL))
     ahead = stale and interval and lag(stale.value, round(interval.value))
     if gap is None or gap.low < rule.mismatch or ahead:
         return None
@@ -129,7 +128,7 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """
     if cut_off := mostly_cut_off(log, rule):
         return cut_off
-    shares = log["completions/truncated_fraction"]
+    shares = log[m.TRUNCATED]
     share, moving, rise = level(shares), late_change(shares), change(shares)
     if share is None or moving is None or rise is None:
         return None
@@ -144,21 +143,21 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds rewards or advantages that hardly differ any more, so that nothing is learned from them."""
-    pass_rate = level(log["pass_rate"])
+    pass_rate = level(log[m.PASS_RATE])
     if pass_rate is not None and pass_rate.value > rule.solved:
         return None
-    for name, what in (("advantages/std", "advantages"), ("reward/std", "rewards")):
+    for name, what in ((m.ADVANTAGE_STD, "advantages"), (m.REWARD_STD, "rewards")):
         first, now = start(log[name]), level(log[name])
         if first is not None and now is not None and now.high < rule.signal_kept * first.value:
             evidence = f"the standard deviation of {what} fell from {first.value:.2g} to {now.value:.2g}"
-            remedy = "look at groups/silent_fraction; problems of medium difficulty, or normalization=dapo"
+            remedy = f"look at {m.SILENT}; problems of medium difficulty, or normalization=dapo"
             return Finding("no signal", WARNING, evidence, remedy)
     return None
 
 
 def repetition(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that more and more completions repeat themselves."""
-    share, rise = level(log["completions/repetition_fraction"]), change(log["completions/repetition_fraction"])
+    share, rise = level(log[m.REPETITION]), change(log[m.REPETITION])
     if share is None or rise is None or share.low < rule.repeated or rise.low <= 0:
         return None
     evidence = f"{share.value:.0%} of completions repeat themselves, {share.value - rise.value:.0%} in the first rounds"
@@ -167,9 +166,9 @@ def repetition(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def slow_rounds(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds rounds that take longer and longer, by more than completions grow, while the plan stays the same."""
-    seconds, length = log["time/round_seconds"], log["completions/length_mean"]
+    seconds, length = log[m.ROUND_SECONDS], log[m.LENGTH]
     first, longer, grown, short = start(seconds), change(seconds), change(length), start(length)
-    plan = ("plan/group_size", "plan/prompts_per_step", "plan/refresh_interval")
+    plan = (m.GROUP_SIZE, m.PROMPTS, m.INTERVAL)
     if first is None or longer is None or any(len(log[name]) and np.ptp(log[name].values) for name in plan):
         return None
     by_length = 1 + grown.value / short.value if grown is not None and short is not None and short.value else 1.0
@@ -195,7 +194,7 @@ def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     worst = max(shares, key=lambda name: shares[name])
     evidence = f"{shares[worst]:.0%} of answers {UNGRADED[worst]}"
     remedy = "task.reward.timeout_seconds=20 task.reward.workers=4, or fix the reward function"
-    if worst == "completions/raised_fraction":
+    if worst == m.RAISED:
         remedy = "fix the reward function, or let it return 0 where it means 0"
     return Finding("grading fails", CRITICAL if shares[worst] > MOST_UNGRADED else WARNING, evidence, remedy)
 
@@ -205,7 +204,7 @@ def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     The finding is critical, or a warning where many of the completions that are cut off are right all the same.
     """
-    share = throughout(log, "completions/truncated_fraction", rule.nearly_all)
+    share = throughout(log, m.TRUNCATED, rule.nearly_all)
     if share is None:
         return None
     severity = WARNING if _right_beyond(log, 1 - share, rule) else CRITICAL
@@ -219,7 +218,7 @@ def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Returns None where completions are right without such an answer, by a custom reward, or are cut off before it.
     """
-    share = throughout(log, "completions/no_answer_fraction", rule.nearly_all)
+    share = throughout(log, m.NO_ANSWER, rule.nearly_all)
     if share is None or _right_beyond(log, 1 - share, rule) or mostly_cut_off(log, rule):
         return None
     evidence = f"no answer is found in {share:.0%} of completions"
@@ -229,23 +228,23 @@ def unanswered(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def _right_beyond(log: RunLog, share: float, rule: DiagnosisRule) -> bool:
     """Tells whether the pass rate of the last rounds is above both 2 × `share` and the rule's `hopeless`."""
-    pass_rates = log["pass_rate"].values[-FEWEST_ROUNDS:]
+    pass_rates = log[m.PASS_RATE].values[-FEWEST_ROUNDS:]
     return len(pass_rates) > 0 and float(pass_rates.mean()) > max(2 * share, rule.hopeless)
 
 
 def silence(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds that nearly all groups of each round are silent, or without a right answer, in a run of a few rounds."""
-    rounds = len(log["groups/silent_fraction"])
-    right, wrong = (log[f"groups/all_{kind}_fraction"].values for kind in ("correct", "wrong"))
-    silent = throughout(log, "groups/silent_fraction", rule.nearly_all, FEWEST_GROUPS)
-    failed = throughout(log, "groups/all_wrong_fraction", rule.nearly_all, FEWEST_GROUPS)
+    rounds = len(log[m.SILENT])
+    right, wrong = (log[name].values for name in (m.ALL_RIGHT, m.ALL_WRONG))
+    silent = throughout(log, m.SILENT, rule.nearly_all, FEWEST_GROUPS)
+    failed = throughout(log, m.ALL_WRONG, rule.nearly_all, FEWEST_GROUPS)
     if silent is None and failed is None:
         return None
     if silent is None:
         evidence = f"{failed:.0%} of groups hold no right answer in the {rounds} rounds so far"
         return difficulty(evidence, False, None, rule, silent=False)
     easy = len(right) > 0 and right.mean() > wrong.mean()
-    pass_rate = float(log["pass_rate"].values.mean()) if len(log["pass_rate"]) else None
+    pass_rate = float(log[m.PASS_RATE].values.mean()) if len(log[m.PASS_RATE]) else None
     return difficulty(f"{silent:.0%} of groups are silent in the {rounds} rounds so far", easy, pass_rate, rule)
 
 

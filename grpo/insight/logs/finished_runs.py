@@ -19,7 +19,7 @@ from grpo.insight.logs.logs import Row, costs, read_evaluations, read_run, run_c
 from grpo.insight.pages.summary import asked
 from grpo.insight.pages.yardstick import MEAN_REWARD, PASS_RATE, Yardstick
 from grpo.telemetry.ending import Resumption, read_resumptions
-from grpo.telemetry.metrics import COUNTS
+from grpo.types import metrics as m
 
 Array = NDArray[np.float64]
 
@@ -111,7 +111,7 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
         raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
     seed = config["seed"] if seed is None else seed
     rows = read_run(folder)
-    if not any(row[COUNTS] or "reward/mean" in row for row in rows):
+    if not any(row[m.COUNTS] or m.REWARD in row for row in rows):
         raise UserError(f"no completion of {folder} could be graded, so there is nothing to compare")
     yardstick = MEAN_REWARD if any(map(is_unjudged, evaluations)) else PASS_RATE
     return Run(folder, variant, seed, config, rows, evaluations, read_resumptions(folder), yardstick)

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from grpo.insight.logs.foreign_names import Row, numbers_of, our_name, step_of
 from grpo.insight.logs.run_log import Series
+from grpo.types import metrics as m
 
 Array = NDArray[np.float64]
 
 # Larger numbers are left out, since errors are computed from fourth powers, which could overflow.
 LARGEST = 1e60
-NORM, SKIPPED = "learner/gradient_norm", "learner/skipped_steps"
-SILENT, RIGHT, WRONG = (f"groups/{kind}_fraction" for kind in ("silent", "all_correct", "all_wrong"))
 # Where other columns lack at least the half of the cells that a column of norms lacks, nothing is wrong with gradients.
 OFTENER = 2
 
@@ -165,14 +164,14 @@ def translated(columns: Mapping[str, Column], num_rows: int) -> dict[str, Column
     for name, column in columns.items():
         our = our_name(name)
         ours[our] = _united(ours[our], column) if our in ours else column
-    if NORM in ours:
-        others = [column for name, column in ours.items() if name != NORM and "loss" not in name]
-        skipped = _skipped(ours[NORM], others, num_rows)
-        ours[SKIPPED] = _united(ours[SKIPPED], skipped) if SKIPPED in ours else skipped
-    if {RIGHT, WRONG} <= ours.keys():
-        rows, right, wrong = np.intersect1d(ours[RIGHT].rows, ours[WRONG].rows, True, return_indices=True)
-        silent = Column(rows, ours[RIGHT].values[right] + ours[WRONG].values[wrong])
-        ours[SILENT] = _united(ours[SILENT], silent) if SILENT in ours else silent
+    if m.GRADIENT_NORM in ours:
+        others = [column for name, column in ours.items() if name != m.GRADIENT_NORM and "loss" not in name]
+        skipped = _skipped(ours[m.GRADIENT_NORM], others, num_rows)
+        ours[m.SKIPPED] = _united(ours[m.SKIPPED], skipped) if m.SKIPPED in ours else skipped
+    if {m.ALL_RIGHT, m.ALL_WRONG} <= ours.keys():
+        rows, right, wrong = np.intersect1d(ours[m.ALL_RIGHT].rows, ours[m.ALL_WRONG].rows, True, return_indices=True)
+        silent = Column(rows, ours[m.ALL_RIGHT].values[right] + ours[m.ALL_WRONG].values[wrong])
+        ours[m.SILENT] = _united(ours[m.SILENT], silent) if m.SILENT in ours else silent
     return ours
 
 

@@ -21,8 +21,8 @@ from grpo.insight.logs.foreign_columns import LARGEST, Column, series_of, transl
 from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_score, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
+from grpo.types import metrics as m
 
-PART = "reward/part/"
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
@@ -45,21 +45,21 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         rate_name, scale = _pass_rate_column(series)
         rates, note = series.get(rate_name, NOTHING), _note(rate_name, scale, own_series)
     # The tables call verl's scores "pass_rate", even scores beyond [0, 1]. The pass rate found above replaces them.
-    other_series = {name: values for name, values in series.items() if name != "pass_rate"}
+    other_series = {name: values for name, values in series.items() if name != m.PASS_RATE}
     # A round was sampled one step before it was logged. An evaluation has the step of its policy.
     interval, our_rate_name = 1, our_name(rate_name)
-    scores = held_out_score(series, our_rate_name.removeprefix(PART) if PART in our_rate_name else "")
-    if scores and not rate_name and "reward/mean" not in series:
+    scores = held_out_score(series, our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else "")
+    if scores and not rate_name and m.REWARD not in series:
         note = f"the log has held-out scores only: {scores} is taken for the pass rate"
         rates, scores, interval = series[scores], None, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
     framework = framework_of(own_series)
     # TRL logs a KL only where its coefficient is above 0. It does not log how high it is.
-    has_kl = framework == TRL and "policy/reference_kl" in series
+    has_kl = framework == TRL and m.REFERENCE_KL in series
     return RunLog(
         history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
-        series={**other_series, "pass_rate": rates} if len(rates) else other_series,
+        series={**other_series, m.PASS_RATE: rates} if len(rates) else other_series,
         held_out=series[scores] if scores else NOTHING,
         num_steps=max(log.max_steps, last),
         framework=framework,
@@ -102,7 +102,7 @@ def _named(
 
 def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str:
     """Says which column is taken for the pass rate. The note is empty for a column that is called `pass_rate`."""
-    if rate_name in own_series and rate_name == "pass_rate":
+    if rate_name in own_series and rate_name == m.PASS_RATE:
         return ""
     if not rate_name:
         return "no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one"
@@ -113,15 +113,15 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
 
 def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
     """Finds the column of pass rates, and its value for a right answer. Returns ("", 1) if there is none."""
-    parts = [name for name in series if name.startswith(PART)]
-    for name in ("pass_rate", "reward/mean"):
-        if name in series and _is_rate(series[name], 1.0) and (name == "pass_rate" or len(parts) < 2):
+    parts = [name for name in series if name.startswith(m.PART)]
+    for name in (m.PASS_RATE, m.REWARD):
+        if name in series and _is_rate(series[name], 1.0) and (name == m.PASS_RATE or len(parts) < 2):
             return name, 1.0
     for name in parts:
         if GRADES.search(name) and (right_grade := _right_answer(series[name])):
             return name, right_grade
-    if "reward/mean" in series and _is_rate(series["reward/mean"], 1.0):
-        return "reward/mean", 1.0
+    if m.REWARD in series and _is_rate(series[m.REWARD], 1.0):
+        return m.REWARD, 1.0
     return "", 1.0
 
 

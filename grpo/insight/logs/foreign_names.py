@@ -1,21 +1,8 @@
 """This module maps other frameworks' names of metrics to ours, and puts our advice into their words.
 
-There is a table for each framework. Its names were read in these files of these versions.
-
-trl        TRL 1.10: trl/trainer/grpo_trainer.py, GRPOTrainer's `_metrics`. Before 0.17: `completion_length`,
-           `clip_ratio`, and parts of the reward as `rewards/x`
-verl       verl 0.8: verl/trainer/ppo/metric_utils.py, ray_trainer.py; verl/workers/actor/dp_actor.py. Its fraction of
-           tokens clipped on either side is read as the upper side's, on which most of the clipping happens
-openrlhf   OpenRLHF 0.11: openrlhf/trainer/ppo_trainer.py, openrlhf/trainer/ray/ppo_actor.py
-prime_rl   prime-rl 0.8: src/prime_rl/orchestrator/metrics.py, src/prime_rl/trainer/rl/train.py
-slime      slime 0.3: slime/observability/rollout_metrics.py, slime/backends/megatron_utils/loss.py and model.py
-rlprobe    rlprobe 0.1: rlprobe/schemas/__init__.py, a recorder of TRL's runs
-
-The Trainer of transformers, OpenRLHF and slime put `train/` before these names when they log to TensorBoard or Weights
-& Biases.
-
-The checks of a diagnosis name this project's keys. For logs of TRL or verl these become the keys of TRL's GRPOConfig
-(1.10) or verl's trainer (0.8) that do the same. Keys without a counterpart, and logs of others, get plain words.
+The table of metrics holds the names. The checks of a diagnosis name this project's keys. For logs of TRL or verl these
+become the keys of TRL's GRPOConfig (1.10) or verl's trainer (0.8) that do the same. Keys without a counterpart, and
+logs of others, get plain words.
 """
 
 from __future__ import annotations
@@ -28,95 +15,14 @@ from typing import Any, NamedTuple
 
 from grpo.insight.logs.run_log import Series
 from grpo.telemetry.json_lines import Row
+from grpo.types import metrics as m
 
-TRL_NAMES = {
-    "reward": "reward/mean",
-    "reward_std": "reward/std",
-    "frac_reward_zero_std": "groups/silent_fraction",
-    "entropy": "policy/entropy",
-    "kl": "policy/reference_kl",
-    "clip_ratio/low_mean": "policy/clip_low_fraction",
-    "clip_ratio/high_mean": "policy/clip_high_fraction",
-    "clip_ratio": "policy/clip_high_fraction",
-    "completions/mean_length": "completions/length_mean",
-    "completion_length": "completions/length_mean",
-    "completions/clipped_ratio": "completions/truncated_fraction",
-    "sampling/sampling_logp_difference/mean": "mismatch/mean_abs",
-    "grad_norm": "learner/gradient_norm",
-    "learning_rate": "learner/learning_rate",
-    "step_time": "time/round_seconds",
+# Our name → the pattern of its names elsewhere.
+PATTERNS = {
+    name: re.compile("|".join(peer.partition(":")[2] for peer in metric.peers.split()))
+    for name, metric in m.TABLE.items()
+    if metric.peers
 }
-VERL_NAMES = {
-    "critic/score/mean": "pass_rate",
-    "critic/rewards/mean": "reward/mean",
-    "actor/entropy": "policy/entropy",
-    "actor/entropy_loss": "policy/entropy",
-    "actor/kl_loss": "policy/reference_kl",
-    "actor/pg_clipfrac": "policy/clip_high_fraction",
-    "actor/pg_clipfrac_lower": "policy/clip_low_fraction",
-    "actor/grad_norm": "learner/gradient_norm",
-    "actor/lr": "learner/learning_rate",
-    "response_length/mean": "completions/length_mean",
-    "response_length/clip_ratio": "completions/truncated_fraction",
-    "perf/time_per_step": "time/round_seconds",
-}
-OPENRLHF_NAMES = {
-    "rollout/reward_mean": "reward/mean",
-    "rollout/reward_std": "reward/std",
-    "rollout/response_length_mean": "completions/length_mean",
-    "rollout/truncated_rate": "completions/truncated_fraction",
-    "response_length": "completions/length_mean",
-    "entropy_loss": "policy/entropy",
-    "ppo_clip_ratio": "policy/clip_high_fraction",
-    "actor_grad_norm": "learner/gradient_norm",
-    "actor_lr": "learner/learning_rate",
-    "timing/step_total": "time/round_seconds",
-}
-SLIME_NAMES = {
-    "rollout/raw_reward": "reward/mean",
-    "rollout/response_len/mean": "completions/length_mean",
-    "rollout/truncated_ratio": "completions/truncated_fraction",
-    "rollout/repetition_frac": "completions/repetition_fraction",
-    "pg_clipfrac": "policy/clip_high_fraction",
-    "kl_loss": "policy/reference_kl",
-    "train_rollout_logprob_abs_diff": "mismatch/mean_abs",
-    "lr-pg_0": "learner/learning_rate",
-    "perf/step_time": "time/round_seconds",
-}
-PRIME_RL_NAMES = {
-    "optim/grad_norm": "learner/gradient_norm",
-    "optim/lr": "learner/learning_rate",
-    "entropy/all/mean": "policy/entropy",
-}
-RLPROBE_NAMES = {
-    "reward_mean": "reward/mean",
-    "kl_mean": "policy/reference_kl",
-    "entropy_mean": "policy/entropy",
-    "clip_fraction": "policy/clip_high_fraction",
-    "adv_std": "advantages/std",
-    "adv_zero_frac": "advantages/zero_fraction",
-    "zero_variance_group_frac": "groups/silent_fraction",
-    "nan_count": "learner/skipped_steps",
-    "lr": "learner/learning_rate",
-    "completion_len_mean": "completions/length_mean",
-    "truncation_rate": "completions/truncated_fraction",
-    "repetition_rate": "completions/repetition_fraction",
-    "step_time_s": "time/round_seconds",
-}
-NAMES = RLPROBE_NAMES | SLIME_NAMES | OPENRLHF_NAMES | PRIME_RL_NAMES | VERL_NAMES | TRL_NAMES
-# In prime-rl's names, [^/]+ after `all` matches an agent's name. `all` is over every completion, and `effective`, which
-# is not read, over the completions that were trained on.
-PATTERNS = (
-    (re.compile(r"train/agg/all/[^/]+/reward/mean"), "reward/mean"),
-    (re.compile(r"train/agg/all/[^/]+/reward/std"), "reward/std"),
-    (re.compile(r"train/agg/all/[^/]+/rewards/(?P<part>[^/]+)/mean"), "reward/part/{part}"),
-    (re.compile(r"train/agg/all/[^/]+/solved_all"), "groups/all_correct_fraction"),
-    (re.compile(r"train/agg/all/[^/]+/solved_none"), "groups/all_wrong_fraction"),
-    (re.compile(r"train/agg/all/[^/]+/num_output_tokens/mean"), "completions/length_mean"),
-    (re.compile(r"train/agg/all/[^/]+/is_truncated/mean"), "completions/truncated_fraction"),
-    # A part of the reward in TRL, in TRL before 0.17, and in rlprobe.
-    (re.compile(r"rewards/(?P<part>[^/]+)/mean|rewards/(?P<old>[^/]+)|reward_component\.(?P<probe>.+)"), "reward/part"),
-)
 # A column whose name matches holds held-out scores, by TRL, verl, OpenRLHF, slime or prime-rl, or an older version.
 HELD_OUT = re.compile(
     r"eval_(reward|accuracy)|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
@@ -163,12 +69,9 @@ def our_name(name: str) -> str:
     ('reward/part/accuracy_reward', 'groups/all_wrong_fraction', 'loss')
     """
     for candidate in (name, name.removeprefix("train/")):
-        if candidate in NAMES:
-            return NAMES[candidate]
-        for pattern, our_pattern in PATTERNS:
+        for our, pattern in PATTERNS.items():
             if match := pattern.fullmatch(candidate):
-                part = next((group for group in match.groups() if group), "")
-                return f"reward/part/{part}" if "part" in our_pattern else our_pattern
+                return our + next(filter(None, match.groups()), "")
     return name
 
 
@@ -207,7 +110,7 @@ WORDS = {
     " (task.reward.extract)": Words(""),
     "half of learner.learning_rate": Words("half the learning rate"),
     "learner.learning_rate": RATE,
-    "learner/learning_rate": RATE,
+    m.LEARNING_RATE: RATE,
     "learner.warmup_steps": Words("number of warm-up steps", "warmup_steps", f"{ACTOR}.optim.lr_warmup_steps"),
     " (learner.schedule, num_steps)": Words(""),
     "learner.precision=float32": Words("training in float32", "bf16=false"),
@@ -257,7 +160,7 @@ WORDS = {
     "task.reward.parts": Words("reward"),
     "read samples.jsonl": Words("read some completions"),
     "in samples.jsonl": Words("in some completions"),
-    "groups/silent_fraction": Words("the share of silent groups", "frac_reward_zero_std"),
+    m.SILENT: Words("the share of silent groups", "frac_reward_zero_std"),
 }
 PATTERN = re.compile("|".join(re.escape(key) for key in sorted(WORDS, key=len, reverse=True)))
 

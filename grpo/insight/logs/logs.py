@@ -27,8 +27,8 @@ from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.insight.pages.course import how_often
 from grpo.telemetry.ending import read_resumptions
 from grpo.telemetry.json_lines import read_metrics
-from grpo.telemetry.metrics import COUNTS, FIRST_COUNTS, REASON, WENT_BACK
 from grpo.telemetry.row_kinds import PLAN
+from grpo.types import metrics as m
 
 # A comparison of evaluations needs these besides pass@1.
 COMPARED = ("per_problem", "pass@k", "samples_per_problem", "mean_length", "truncated_fraction")
@@ -57,7 +57,7 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
 def _of_another_program(file: Path) -> bool:
     """Tells whether no row of a metrics.jsonl has counts of completions, and no configuration lies beside it."""
     rows = [] if (file.parent / CONFIG_FILE).exists() else read_metrics(file)
-    return bool(rows) and not any(COUNTS in row for row in rows)
+    return bool(rows) and not any(m.COUNTS in row for row in rows)
 
 
 def run_config(folder: Path) -> Mapping[str, Any]:
@@ -85,9 +85,9 @@ def read_run(folder: Path) -> list[Row]:
     A row's counts are empty when no completion of the round could be graded.
     """
     path = folder / METRICS_FILE
-    rows = [row for row in read_metrics(path) if COUNTS in row]
+    rows = [row for row in read_metrics(path) if m.COUNTS in row]
     if not rows:
-        raise UserError(f"{path} has no values of {COUNTS}, so there is nothing to fit")
+        raise UserError(f"{path} has no values of {m.COUNTS}, so there is nothing to fit")
     return rows
 
 
@@ -112,7 +112,7 @@ def _require_all(rows: Sequence[Row], names: Sequence[str], path: Path) -> None:
             require(name in row, f"the row of step {row['step']:g} in {path} has no {name}: delete that line")
 
 
-def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:
+def counts_of(row: Row, name: str = m.COUNTS) -> dict[tuple[int, int], int]:
     """Returns the counts in one row of metrics, {(correct, group size): number of groups}, empty if it has none."""
     return {(k, size): groups for k, size, groups in row.get(name, ())}
 
@@ -120,13 +120,13 @@ def counts_of(row: Row, name: str = COUNTS) -> dict[tuple[int, int], int]:
 def num_completions(row: Row) -> int:
     """Returns the number of completions that were sampled in one row of metrics. Rows of older versions lack it, and
     there it is the number of those that were graded."""
-    return round(row.get("completions/num_sampled", num_tried(counts_of(row))))
+    return round(row.get(m.NUM_COMPLETIONS, num_tried(counts_of(row))))
 
 
 def costs(rows: Sequence[Row]) -> dict[str, np.ndarray]:
     """Returns the costs of each round, by unit: "samples" (completions), "tokens" (of completions) and "seconds"."""
     samples = np.array([num_completions(row) for row in rows])
-    lengths = np.array([row.get("completions/length_mean", 0.0) for row in rows])
+    lengths = np.array([row.get(m.LENGTH, 0.0) for row in rows])
     return {"samples": samples, "tokens": lengths * samples, "seconds": np.array([round_seconds(row) for row in rows])}
 
 
@@ -136,11 +136,11 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
     return RunLog(
         history=history_of(
             # If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
-            (row["step"], *_timing(row), counts_of(row, FIRST_COUNTS) or counts_of(row))
+            (row["step"], *_timing(row), counts_of(row, m.FIRST_COUNTS) or counts_of(row))
             for row in present_rows
         ),
         series=_series(rows),
-        counts=[counts_of(row) for row in present_rows if row[COUNTS]],
+        counts=[counts_of(row) for row in present_rows if row[m.COUNTS]],
         held_out=held_out,
         exponent=normalization["exponent"],
         mean_exponent=normalization.get("mean_exponent", 0.0),
@@ -176,17 +176,15 @@ def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:
     """Returns the rows since the run last went back to an earlier policy, which form one curve without a jump."""
-    # Older logs mark the first round after going back. Newer logs mark the last round before it.
-    firsts = [index + 1 for index, row in enumerate(rows[:-1]) if row.get(WENT_BACK)]
-    firsts += [index for index, row in enumerate(rows) if row.get("plan/rollback")]
+    firsts = [index + 1 for index, row in enumerate(rows[:-1]) if row.get(m.WENT_BACK)]
     return rows[max(firsts, default=0) :]
 
 
 def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
     """Returns (step, reason) of the rounds after which the plan changed."""
-    keys = ("plan/group_size", "plan/refresh_interval", "plan/prompts_per_step", "plan/learning_rate_factor")
+    keys = (m.GROUP_SIZE, m.INTERVAL, m.PROMPTS, m.RATE_FACTOR)
     return [
-        (before["step"], before.get(REASON, ""))
+        (before["step"], before.get(m.REASON, ""))
         for before, after in pairwise(rows)
         if any(before.get(key) != after.get(key) for key in keys)
     ]
@@ -208,5 +206,5 @@ def _read_ours(folder: Path) -> RunLog:
 
 def _timing(row: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the refresh interval and the lag of a round."""
-    interval = round(row["plan/refresh_interval"])
-    return interval, lag(row.get("staleness/mean", 0.0), interval)
+    interval = round(row[m.INTERVAL])
+    return interval, lag(row.get(m.STALENESS, 0.0), interval)

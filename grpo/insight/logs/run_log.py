@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grpo.dynamics.history import Counts, History, history_of_values
+from grpo.types import metrics as m
 
 Array = NDArray[np.float64]
 
@@ -116,9 +117,9 @@ class RunLog:
     @cached_property
     def judged(self) -> Judged:
         """Returns the curve by which the run is judged."""
-        if len(self["pass_rate"]):
-            return Judged("pass rate", self["pass_rate"], self.history, 1.0)
-        reward, spread = self["reward/mean"], self["reward/std"].values
+        if len(self[m.PASS_RATE]):
+            return Judged("pass rate", self[m.PASS_RATE], self.history, 1.0)
+        reward, spread = self[m.REWARD], self[m.REWARD_STD].values
         if len(reward) < FEWEST_REWARDS:
             return Judged("mean reward", reward, self.history, 0.0)
         unit = float(np.median(spread)) / STD_OF_RATES if len(spread) else 0.0

@@ -25,6 +25,7 @@ from grpo.insight.logs.logs import counts_of, read_log
 from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages.yardstick import MEAN_REWARD, PASS_RATE, Yardstick
 from grpo.types import Interval
+from grpo.types import metrics as m
 
 Array = NDArray[np.float64]
 
@@ -245,7 +246,7 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
     difficulty = fit_difficulty(counts)
     total = sum(counts.values())
     if not total:
-        return difficulty, float(np.mean([run.mean("groups/silent_fraction") for run in runs])), float("nan")
+        return difficulty, float(np.mean([run.mean(m.SILENT) for run in runs])), float("nan")
     silent_share = sum(number for (correct, size), number in counts.items() if correct in (0, size)) / total
     sizes: Counter[int] = Counter()
     for (_, size), number in counts.items():

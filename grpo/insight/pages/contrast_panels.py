@@ -20,6 +20,7 @@ from grpo.insight.pages.style import (
     tell_rounds,
     window_of,
 )
+from grpo.types import metrics as m
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,13 +197,13 @@ PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
     differences,
     quarters,
     rounds(
-        *("groups/silent_fraction", "Silent groups", "share of groups"),
+        *(m.SILENT, "Silent groups", "share of groups"),
         "Groups whose completions all got the same reward. Nothing is learned from them.",
     ),
     rounds(
-        *("policy/entropy", "Entropy", "nats per token"),
+        *(m.ENTROPY, "Entropy", "nats per token"),
         "How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
     ),
-    rounds(*("completions/length_mean", "Length of completions", "tokens"), "How much the model writes on average."),
+    rounds(*(m.LENGTH, "Length of completions", "tokens"), "How much the model writes on average."),
     learning("seconds"),
 )

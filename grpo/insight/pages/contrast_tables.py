@@ -7,6 +7,7 @@ from typing import Any
 from grpo.insight.logs.finished_runs import differing_keys
 from grpo.insight.pages.contrast import QUARTERS, Contrast, Variant
 from grpo.types import Interval
+from grpo.types import metrics as m
 
 # Meaning of the columns of each table.
 CAPTIONS = {
@@ -101,8 +102,8 @@ def health(contrast: Contrast) -> list[tuple[str, ...]]:
             (
                 variant.name,
                 *("" if share != share else f"{share:.1%}" for share in (variant.silent, variant.law, variant.extreme)),
-                _late(variant, "policy/entropy", 2),
-                _late(variant, "completions/length_mean", 1),
+                _late(variant, m.ENTROPY, 2),
+                _late(variant, m.LENGTH, 1),
                 _counted(variant.findings) or "nothing found",
             )
         )

@@ -31,6 +31,7 @@ from grpo.insight.pages.style import (
     window_of,
     with_mean,
 )
+from grpo.types import metrics as m
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,9 +70,9 @@ class Curves:
 
     def sources(self) -> list[str]:
         """Returns the names of the sources of problems whose pass rates were measured, sorted."""
-        ending = "/pass_rate"
-        names = {name for row in self.metrics for name in row if name.startswith("source/") and name.endswith(ending)}
-        return sorted(name.removeprefix("source/").removesuffix(ending) for name in names)
+        ending = f"/{m.PASS_RATE}"
+        names = {name for row in self.metrics for name in row if name.startswith(m.SOURCE) and name.endswith(ending)}
+        return sorted(name.removeprefix(m.SOURCE).removesuffix(ending) for name in names)
 
 
 Panel = Callable[["Axes", Curves], str]
@@ -95,12 +96,12 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping
 def panels_of(run: Curves) -> list[Panel]:
     """Returns the panels for which the run has metrics, the panel of the pass rate first."""
     needs: dict[Panel, Sequence[str]] = {
-        draw_length: ["completions/length_mean"],
-        draw_endings: ["completions/truncated_fraction"],
-        draw_equal_groups: ["groups/silent_fraction"],
-        draw_entropy: ["policy/entropy"],
-        draw_time: ["time/round_seconds"],
-        draw_cache: ["rollout/cache_peak_fraction"],
+        draw_length: [m.LENGTH],
+        draw_endings: [m.TRUNCATED],
+        draw_equal_groups: [m.SILENT],
+        draw_entropy: [m.ENTROPY],
+        draw_time: [m.ROUND_SECONDS],
+        draw_cache: [m.CACHE_PEAK],
     }
     by_source = [draw_sources] if 1 < len(run.sources()) <= len(SERIES_COLORS) else []
     return [draw_pass_rate, *by_source, *(panel for panel, names in needs.items() if run.has(*names))]
@@ -108,11 +109,11 @@ def panels_of(run: Curves) -> list[Panel]:
 
 def draw_pass_rate(axes: Axes, run: Curves) -> str:
     """Draws the pass rate and reward of the rounds, and the held-out evaluations with their intervals."""
-    if not run.has("pass_rate") and (not run.evaluations or is_unjudged(run.evaluations[-1])):
+    if not run.has(m.PASS_RATE) and (not run.evaluations or is_unjudged(run.evaluations[-1])):
         return _draw_reward(axes, run)
-    lines = [("pass_rate", BLUE, "pass rate in training"), ("reward/mean", ORANGE, "mean reward in training")]
+    lines = [(m.PASS_RATE, BLUE, "pass rate in training"), (m.REWARD, ORANGE, "mean reward in training")]
     are_same = curves(axes, run, lines)
-    _, rewards = run.series("reward/mean")
+    _, rewards = run.series(m.REWARD)
     if run.evaluations:
         _held_out(axes, run)
     axes.set_title("Pass rate")
@@ -133,7 +134,7 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
 def _draw_reward(axes: Axes, run: Curves) -> str:
     """Draws the mean reward of the rounds and of the held-out problems, where nothing says which completions are
     right."""
-    curves(axes, run, [("reward/mean", ORANGE, "mean reward in training")])
+    curves(axes, run, [(m.REWARD, ORANGE, "mean reward in training")])
     if run.evaluations:
         points = [(row["step"], row["mean_reward"]) for row in run.evaluations if "mean_reward" in row]
         label = f"mean reward of {run.evaluations[-1]['problems']} held-out problems"
@@ -167,7 +168,7 @@ def _held_out(axes: Axes, run: Curves) -> None:
 def draw_sources(axes: Axes, run: Curves) -> str:
     """Draws the pass rate of each source of problems."""
     named_colors = zip(SERIES_COLORS, run.sources(), strict=False)
-    curves(axes, run, [(f"source/{source}/pass_rate", color, source) for color, source in named_colors])
+    curves(axes, run, [(f"{m.SOURCE}{source}/{m.PASS_RATE}", color, source) for color, source in named_colors])
     axes.set_title("Pass rate by source")
     over_steps(axes, run, "share that is right")
     in_percent(axes, whole=True)
@@ -176,14 +177,12 @@ def draw_sources(axes: Axes, run: Curves) -> str:
 
 def draw_length(axes: Axes, run: Curves) -> str:
     """Draws the mean length of completions with its 10th to 90th percentile, and the means of right and wrong ones."""
-    steps, low = run.series("completions/length_p10")
+    steps, low = run.series(m.LENGTH_P10)
     if steps:
-        low, high = (
-            smooth(values, window_of(len(values))) for values in (low, run.series("completions/length_p90")[1])
-        )
+        low, high = (smooth(values, window_of(len(values))) for values in (low, run.series(m.LENGTH_P90)[1]))
         label, places = "8 of 10 completions", drawn(len(steps))
         axes.fill_between(steps[places], low[places], high[places], color=GREEN, alpha=0.15, linewidth=0, label=label)
-    curves(axes, run, [("completions/length_mean", GREEN, "mean")])
+    curves(axes, run, [(m.LENGTH, GREEN, "mean")])
     for name, color, label in (("right", BLUE, "right ones"), ("wrong", ORANGE, "wrong ones")):
         steps, values = run.series(f"completions/{name}/length_mean")
         if steps:
@@ -203,9 +202,9 @@ def draw_length(axes: Axes, run: Curves) -> str:
 def draw_endings(axes: Axes, run: Curves) -> str:
     """Draws the shares of completions that were cut off, hold no answer or could not be graded."""
     first, *others = (
-        ("completions/truncated_fraction", ORANGE, "cut off at the token limit"),
-        ("completions/no_answer_fraction", BLUE, "without an answer"),
-        ("completions/timed_out_fraction", BLACK, "timed out in grading"),
+        (m.TRUNCATED, ORANGE, "cut off at the token limit"),
+        (m.NO_ANSWER, BLUE, "without an answer"),
+        (m.TIMED_OUT, BLACK, "timed out in grading"),
     )
     # A share that is always 0 would only be a line on the axis.
     curves(axes, run, [first, *(line for line in others if any(run.series(line[0])[1]))])
@@ -221,9 +220,9 @@ def draw_endings(axes: Axes, run: Curves) -> str:
 def draw_equal_groups(axes: Axes, run: Curves) -> str:
     """Draws the share of silent groups, and the shares of groups that are all right and all wrong."""
     lines = [
-        ("groups/silent_fraction", GREEN, "all rewards equal"),
-        ("groups/all_correct_fraction", BLUE, "all right"),
-        ("groups/all_wrong_fraction", ORANGE, "all wrong"),
+        (m.SILENT, GREEN, "all rewards equal"),
+        (m.ALL_RIGHT, BLUE, "all right"),
+        (m.ALL_WRONG, ORANGE, "all wrong"),
     ]
     curves(axes, run, lines)
     axes.set_title("Silent groups: nothing to learn from")
@@ -237,7 +236,7 @@ def draw_equal_groups(axes: Axes, run: Curves) -> str:
 
 def draw_entropy(axes: Axes, run: Curves) -> str:
     """Draws the policy's entropy."""
-    curves(axes, run, [("policy/entropy", GREEN, "entropy")])
+    curves(axes, run, [(m.ENTROPY, GREEN, "entropy")])
     axes.set_title("Entropy: how much the model still tries out")
     axes.set_ylim(bottom=0)
     over_steps(axes, run, "nats per token")
@@ -246,11 +245,11 @@ def draw_entropy(axes: Axes, run: Curves) -> str:
 
 def draw_cache(axes: Axes, run: Curves) -> str:
     """Draws the peak use of the sampler's KV cache in each round. The caption counts preemptions."""
-    curves(axes, run, [("rollout/cache_peak_fraction", BLUE, "fullest moment of the round")])
+    curves(axes, run, [(m.CACHE_PEAK, BLUE, "fullest moment of the round")])
     axes.set_title("How full the sampler's cache gets")
     share_from_zero(axes)
     over_steps(axes, run, "share of the cache in use")
-    count = sum(run.series("rollout/preemptions")[1])
+    count = sum(run.series(m.PREEMPTIONS)[1])
     if not count:
         return "The cache had room for all completions, so none was interrupted."
     return (
@@ -261,8 +260,8 @@ def draw_cache(axes: Axes, run: Curves) -> str:
 
 def draw_time(axes: Axes, run: Curves) -> str:
     """Draws the seconds of each phase of a round as stacked bands, without phases below 1 % of the time."""
-    _, rounds = run.series("time/round_seconds")
-    phases = {name: np.array([row.get(f"time/{name}_seconds", 0.0) for row in run.metrics]) for name in PHASES}
+    _, rounds = run.series(m.ROUND_SECONDS)
+    phases = {name: np.array([row.get(m.phase_seconds(name), 0.0) for row in run.metrics]) for name in PHASES}
     phases = {name: seconds for name, seconds in phases.items() if seconds.sum() > 0.01 * sum(rounds)}
     colors = dict(zip(PHASES, (BLUE, "0.7", BLACK, "0.45", "#CC79A7", ORANGE, "#56B4E9", GREEN), strict=True))
     window, bottom, places = window_of(len(run.metrics)), np.zeros(len(run.metrics)), drawn(len(run.metrics))

@@ -37,10 +37,10 @@ from grpo.insight.pages.dynamics_tables import (
 from grpo.insight.pages.glossary import meanings
 from grpo.insight.pages.style import sheet
 from grpo.insight.pages.verdict import nothing_found, outlook_lines, unchecked_lines, verdict_lines
-from grpo.telemetry.metrics import FIRST_COUNTS
+from grpo.types import metrics as m
 
 # A replay of the scheduler needs these metrics of each round.
-NEEDED_MEANS = ("prompts/length_mean", "completions/length_mean")
+NEEDED_MEANS = (m.PROMPT_LENGTH, m.LENGTH)
 # No forecast reaches further ahead than this many lengths of its log, since it takes time in proportion.
 MOST_LENGTHS = 1000
 # The width of the picture, and the height of each of its rows.
@@ -100,7 +100,9 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
             f"the metrics of {folder} lack {missing_means[0]}, which the decisions need: they were written by an "
             "earlier version, so a replay is not possible"
         )
-    rounds = [statistics_of(row, counts_of(row), counts_of(row, FIRST_COUNTS), index) for index, row in enumerate(rows)]
+    rounds = [
+        statistics_of(row, counts_of(row), counts_of(row, m.FIRST_COUNTS), index) for index, row in enumerate(rows)
+    ]
     decisions = replay(SCHEDULERS["adaptive"](config, ranks), rounds)
     console.print(decisions_table(decisions))
     if ranks > 1:
@@ -123,7 +125,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
 
     Raises `UserError` when the log has no pass rate or too few rounds.
     """
-    if not len(log.history) and len(log["pass_rate"]):
+    if not len(log.history) and len(log[m.PASS_RATE]):
         raise UserError(f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}")
     if not len(log.history):
         raise UserError(

@@ -33,6 +33,7 @@ from grpo.insight.pages.style import (
     tell_rounds,
     window_of,
 )
+from grpo.types import metrics as m
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +121,7 @@ def _draw_held_out(axes: Axes, log: RunLog) -> None:
 
 def draw_plan(axes: Axes, analysis: Dynamics) -> str:
     """Draws the group size and refresh interval of each round."""
-    size, interval = analysis.log["plan/group_size"], analysis.log["plan/refresh_interval"]
+    size, interval = analysis.log[m.GROUP_SIZE], analysis.log[m.INTERVAL]
     axes.step(size.steps, size.values, where="post", color=BLUE, label="group size G")
     axes.step(interval.steps, interval.values, where="post", color=ORANGE, label="refresh interval τ")
     axes.set_yscale("log", base=2)
@@ -140,7 +141,7 @@ def draw_silent(axes: Axes, analysis: Dynamics) -> str:
     A group of G completions is silent (all correct or all wrong) with probability p^G + (1−p)^G, where p is the
     prompt's pass rate.
     """
-    silent = analysis.log["groups/silent_fraction"]
+    silent = analysis.log[m.SILENT]
     places = drawn(len(silent))
     axes.plot(silent.steps[places], silent.values[places], ".", color="0.55", label="measured in each round")
     parts = difficulties(analysis.log)
@@ -187,9 +188,9 @@ def draw_policy(axes: Axes, analysis: Dynamics) -> str:
     """Draws entropy, completion length and gradient norm, relative to their means over the run's first twentieth."""
     explanations = []
     for name, color, label, meaning in (
-        ("policy/entropy", BLUE, "entropy", " Entropy is how much the model still tries out."),
-        ("completions/length_mean", GREEN, "completion length", ""),
-        ("learner/gradient_norm", ORANGE, "gradient norm", " The gradient norm is how strongly each step pulls."),
+        (m.ENTROPY, BLUE, "entropy", " Entropy is how much the model still tries out."),
+        (m.LENGTH, GREEN, "completion length", ""),
+        (m.GRADIENT_NORM, ORANGE, "gradient norm", " The gradient norm is how strongly each step pulls."),
     ):
         series = analysis.log[name]
         start = series.values[: max(len(series) // 20, 1)].mean() if len(series) else 0.0
@@ -234,12 +235,12 @@ def panels(analysis: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
     """Returns the panels for which the log has the metrics."""
     log = analysis.log
     chosen_panels: list[Callable[[Axes, Dynamics], str]] = [draw_reward]
-    if len(log["plan/group_size"]):
+    if len(log[m.GROUP_SIZE]):
         chosen_panels.append(draw_plan)
     if log.counts:
         chosen_panels.append(draw_silent)
     if log.counts and log.group_dials:
         chosen_panels.append(draw_gradient_mass)
-    if any(len(log[name]) for name in ("policy/entropy", "completions/length_mean")):
+    if any(len(log[name]) for name in (m.ENTROPY, m.LENGTH)):
         chosen_panels.append(draw_policy)
     return tuple(chosen_panels)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.types import metrics as m
+
 MEANINGS = {
     "pass rate": "The share of completions that are right.",
     "pass@1": "The share of problems solved at the first try. pass@k: at least one of k tries is right.",
@@ -21,8 +23,8 @@ MEANINGS = {
     "round": "The model writes completions, they are graded, and the model learns from them.",
     "group": "The completions of one prompt. G is their number.",
     "silent group": "A group whose completions all got the same reward. Nothing is learned from it.",
-    "entropy": "How much the model still tries out, in nats per token. 0: always the same. 0.7: like a coin toss.",
-    "gradient norm": "How strongly a step pulls at the weights.",
+    "entropy": m.TABLE[m.ENTROPY].sentence,
+    "gradient norm": m.TABLE[m.GRADIENT_NORM].sentence,
     "cut off": "A completion that reached the token limit before it ended.",
     "solve rate": "The share of a model's attempts at a problem that are right; the pass rate of one problem.",
     "α, β": (

@@ -44,6 +44,7 @@ from grpo.insight.pages.verdict import BAD, judge
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.ending import FAILED, read_ending, read_resumptions
 from grpo.telemetry.json_lines import Row, read_metrics
+from grpo.types import metrics as m
 
 NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
@@ -59,7 +60,7 @@ SHOWN = {"mixed": 3, "wrong": 1, "right": 1, "ungraded": 1}
 # A group shows at most `EACH_SIDE` right and as many wrong completions, each up to `EXCERPT` characters.
 EACH_SIDE, EXCERPT = 4, 2000
 # The columns of the tables by difficulty and by source: a metric's name, its heading and its format.
-SCORES = {"pass_rate": ("right", "{:.1%}"), "reward_mean": ("mean reward", "{:.3f}")}
+SCORES = {m.PASS_RATE: ("right", "{:.1%}"), "reward_mean": ("mean reward", "{:.3f}")}
 SIZES = {"length_mean": ("mean length, tokens", "{:,.1f}"), "truncated_fraction": ("cut off", "{:.1%}")}
 BANDS = {"none": "none right", "some": "below half right", "most": "half or more right", "all": "all right"}
 NUM_SAMPLES = 4
@@ -193,14 +194,14 @@ def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, 
     if len(evaluations) > 1:
         before, after = evaluations[0], evaluations[-1]
         tables["Held-out problems"] = {"caption": conditions(before, after) + ".", "rows": summary_rows(before, after)}
-    names = {name: f"completions/by_pass_rate/{name}" for name in BANDS}
+    names = {name: f"{m.BY_PASS_RATE}{name}" for name in BANDS}
     tables["Completions by difficulty"] = {
         "caption": f"{rounds} A prompt is hard where few of its completions are right.",
         "rows": _parts(
             "of the prompt's completions", {BANDS[name]: prefix for name, prefix in names.items()}, last_rows
         ),
     }
-    prefix = "source/"
+    prefix = m.SOURCE
     sources = sorted(
         {name.removeprefix(prefix).rpartition("/")[0] for row in last_rows for name in row if name.startswith(prefix)}
     )

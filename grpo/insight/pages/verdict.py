@@ -18,8 +18,7 @@ from grpo.insight.diagnosis.diagnostics import CHECKS, unchecked
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, window_length
 from grpo.insight.diagnosis.findings import CRITICAL, DiagnosisRule, Finding
 from grpo.insight.diagnosis.progress import harder_prompts, with_known_prompts
-from grpo.insight.diagnosis.setbacks import FORMS, lost
-from grpo.insight.diagnosis.symptoms import UNGRADED
+from grpo.insight.diagnosis.setbacks import lost
 from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.logs import costs
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
@@ -27,6 +26,7 @@ from grpo.insight.pages.glossary import duration, signed
 from grpo.insight.pages.summary import check_comparable, pairs_of
 from grpo.telemetry.json_lines import Row
 from grpo.types import Interval
+from grpo.types import metrics as m
 
 GOOD, UNSURE, BAD = "good", "unsure", "bad"
 SURE = 0.05
@@ -39,30 +39,6 @@ TELLS_NOTHING = 0.5
 ADVICE = {
     UNSURE: "a change of less than {} could be luck here: go on, or raise dynamics.prompts_per_step",
     BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
-}
-# The words for a metric that a check needs.
-METRIC_WORDS = {
-    "pass_rate": "pass rates",
-    "held out": "held-out scores",
-    "reward/mean": "mean rewards",
-    "reward/mean or pass_rate": "rewards",
-    "step/cosine": "products of steps with the next gradients",
-    "groups/silent_fraction": "the share of silent groups",
-    "policy/entropy or policy/sampler_entropy": "entropies",
-    "policy/reference_kl": "a KL to the reference",
-    "learner/gradient_norm": "gradient norms",
-    "learner/learning_rate": "learning rates",
-    "reward/std or advantages/std": "spreads of rewards",
-    "policy/clip_low_fraction or policy/clip_high_fraction": "clipped shares",
-    "policy/ess_fraction": "effective sample sizes",
-    "mismatch/mean_abs": "the sampler's log-probabilities",
-    "completions/length_mean": "lengths",
-    "completions/truncated_fraction": "the share of truncated completions",
-    "completions/no_answer_fraction": "the share of completions without an answer",
-    "completions/repetition_fraction": "the share of repetitive completions",
-    "time/round_seconds": "seconds of rounds",
-    " or ".join(UNGRADED): "counts of failed grading",
-    " or ".join(FORMS): "shares of completions without an end or an answer",
 }
 # The line on a log's missing columns names at most this many of them.
 MOST_NEEDS = 4
@@ -93,7 +69,7 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence
     """
     spent_number = _spent(metrics)
     causes = [f"The cause: {_lower(finding.meaning)}" for finding in findings if finding.severity == CRITICAL][:1]
-    if not any(row.get("learner/gradient_norm", 1.0) for row in metrics):
+    if not any(row.get(m.GRADIENT_NORM, 1.0) for row in metrics):
         lines = ["Nothing was learned: no optimizer step changed the weights.", *causes]
         return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent_number])
     if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
@@ -164,8 +140,8 @@ def _held_out_numbers(after: Row, old: str, new: str, gain: Interval, unjudged: 
 
 def _by_training(metrics: Sequence[Row]) -> RunVerdict:
     """Judges a run by the change of its pass rate in training, or of its mean reward if no pass rate was logged."""
-    name = "pass_rate" if any("pass_rate" in row for row in metrics) else "reward/mean"
-    what = "pass rate" if name == "pass_rate" else "reward"
+    name = m.PASS_RATE if any(m.PASS_RATE in row for row in metrics) else m.REWARD
+    what = "pass rate" if name == m.PASS_RATE else "reward"
     points = [(row["step"], row[name]) for row in metrics if name in row]
     series = Series(*np.array(points, float).T) if points else NOTHING
     shift, numbers = change(series), _training_numbers(metrics)
@@ -195,8 +171,8 @@ def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
     last_rows = metrics[-max(1, len(metrics) // 4) :]
     numbers = []
     for name, label, form in (
-        ("pass_rate", "pass rate in training", "{:.1%}"),
-        ("reward/mean", "mean reward", "{:.3f}"),
+        (m.PASS_RATE, "pass rate in training", "{:.1%}"),
+        (m.REWARD, "mean reward", "{:.3f}"),
     ):
         values = [row[name] for row in last_rows if name in row]
         if values:
@@ -239,10 +215,10 @@ def outlook_lines(log: RunLog) -> list[str]:
 
 def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     """Returns the sentences of `outlook_lines`, and their mood: `GOOD`, `BAD` or `UNSURE`."""
-    name = "pass_rate" if len(log["pass_rate"]) else "reward/mean"
+    name = m.PASS_RATE if len(log[m.PASS_RATE]) else m.REWARD
     log = with_known_prompts(log, DiagnosisRule())
     series, shift = log[name], change(log[name])
-    what = "pass rate" if name == "pass_rate" else "reward"
+    what = "pass rate" if name == m.PASS_RATE else "reward"
     if not len(series):
         return ["the log has neither pass rates nor rewards"], UNSURE
     if shift is None:
@@ -253,7 +229,7 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     mood, judgement = _judged(log, shift, now)
     lines = [f"{judgement}; {_course(what, len(series), shift, now, mood)}"]
     if loss := lost(log, DiagnosisRule()):
-        is_now = f"{now:.1%}" if name == "pass_rate" else f"{now:.3g}"
+        is_now = f"{now:.1%}" if name == m.PASS_RATE else f"{now:.3g}"
         lines = [f"{judgement}: {loss}; the {what} is {is_now} now"]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon)
@@ -292,7 +268,7 @@ def _judged(log: RunLog, shift: Interval, now: float) -> tuple[str, str]:
 
     `shift` is the change of the pass rate, or else of the reward, and `now` its latest value.
     """
-    rule, has_pass_rate = DiagnosisRule(), len(log["pass_rate"]) > 0
+    rule, has_pass_rate = DiagnosisRule(), len(log[m.PASS_RATE]) > 0
     if has_pass_rate and now > SOLVED:
         return GOOD, "the problems are solved"
     if lost(log, rule):
@@ -314,20 +290,20 @@ def nothing_found(log: RunLog) -> str:
         outcome = (
             f"{len(CHECKS) - len(checks_not_made)} of {len(CHECKS)} checks could be made, and they found no problem"
         )
-    shift = change(log["pass_rate"] if len(log["pass_rate"]) else log["reward/mean"])
+    shift = change(log[m.PASS_RATE] if len(log[m.PASS_RATE]) else log[m.REWARD])
     if shift is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
         return outcome
     reach = (shift.high - shift.low) / 2
-    advice = ADVICE[mood].format(f"{100 * reach:.1f} points" if len(log["pass_rate"]) else f"{reach:.2g}")
+    advice = ADVICE[mood].format(f"{100 * reach:.1f} points" if len(log[m.PASS_RATE]) else f"{reach:.2g}")
     return f"{outcome}; {in_words_of(log.framework, advice)}"
 
 
 def unchecked_lines(missing: Mapping[str, str]) -> list[str]:
     """Says which columns the log lacks for checks, those that the most checks need first.
 
-    `missing` maps a check that was not made to the metric that it lacks.
+    `missing` maps a check that was not made to what it lacks.
     """
-    needs = [METRIC_WORDS.get(need, need) for need, _ in Counter(missing.values()).most_common()]
+    needs = [words for words, _ in Counter(missing.values()).most_common()]
     if not needs:
         return []
     columns_lacked, more = needs[:MOST_NEEDS], len(needs) - MOST_NEEDS

@@ -34,6 +34,7 @@ from grpo.dynamics.history import History, noise_factor
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, silent_share
 from grpo.dynamics.trend import follow
 from grpo.insight.logs.run_log import RunLog
+from grpo.types import metrics as m
 
 Array = NDArray[np.float64]
 
@@ -192,28 +193,26 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
 
     own_setting = replace(
         setting,
-        group_size=round(middle("plan/group_size", setting.group_size)),
-        prompts_per_step=round(middle("plan/prompts_per_step", setting.prompts_per_step)),
-        refresh_interval=round(middle("plan/refresh_interval", setting.refresh_interval)),
+        group_size=round(middle(m.GROUP_SIZE, setting.group_size)),
+        prompts_per_step=round(middle(m.PROMPTS, setting.prompts_per_step)),
+        refresh_interval=round(middle(m.INTERVAL, setting.refresh_interval)),
     )
     counts: Counter[tuple[int, int]] = sum((Counter(log.counts[index]) for index in rounds), Counter())
-    prompt, completion = middle("prompts/length_mean", 0.0), middle("completions/length_mean", 1.0)
+    prompt, completion = middle(m.PROMPT_LENGTH, 0.0), middle(m.LENGTH, 1.0)
     # Groups that could not be graded cost tokens too.
-    groups = middle("groups/num_sampled", sum(counts.values()) / len(rounds), np.mean)
+    groups = middle(m.NUM_GROUPS, sum(counts.values()) / len(rounds), np.mean)
     tokens = groups * (prompt + own_setting.group_size * completion)
-    refresh = middle("time/sync_seconds", 0.0)
-    gains, signals = (
-        log[f"step/{name}"].between(ends[rounds[0]], ends[rounds[-1]]).values for name in ("gain", "signal")
-    )
+    refresh = middle(m.phase_seconds("sync"), 0.0)
+    gains, signals = (log[name].between(ends[rounds[0]], ends[rounds[-1]]).values for name in (m.GAIN, m.SIGNAL))
     return Stage(
         step=float(log.history.steps[rounds].mean()),
         setting=own_setting,
         difficulty=fit_difficulty(counts),
         prompt_tokens=prompt,
         completion_tokens=completion,
-        token_seconds=max(middle("time/round_seconds", 0.0) - refresh, 0.0) / tokens,
+        token_seconds=max(middle(m.ROUND_SECONDS, 0.0) - refresh, 0.0) / tokens,
         refresh_seconds=refresh,
-        ess=min(middle("policy/ess_fraction", 1.0), 1.0) if own_setting.refresh_interval > 1 else 1.0,
+        ess=min(middle(m.ESS, 1.0), 1.0) if own_setting.refresh_interval > 1 else 1.0,
         heat=heat_of(gains),
         signal=float(np.clip(signals.mean(), LEAST_SIGNAL, MOST_SIGNAL)) if len(signals) else LEAST_SIGNAL,
     )
@@ -269,7 +268,7 @@ def predict(
 
 def measured_rate(log: RunLog) -> Rate:
     """Returns the run's learning rate as a function of the step, or 1 at every step if the log lacks it."""
-    series = log["learner/learning_rate"]
+    series = log[m.LEARNING_RATE]
     if not len(series) or not np.max(series.values) > 0:
         return np.ones_like
     return lambda steps: np.interp(steps, series.steps, series.values)
