@@ -73,101 +73,61 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisRule:
-    """A diagnosis rule holds the thresholds of all checks. Shares lie between 0 and 1.
+    """A diagnosis rule holds the thresholds of all checks. Shares lie between 0 and 1."""
 
-    silent            share of silent groups above which there are too many
-    much_silence, more_silence   share of silent groups, and its rise, that are too much where the pass rate is not
-                      above `mastered`
-    mastered          pass rate above which silent groups are a sign of success
-    easy              share of all-correct groups among the silent ones, or pass rate on the plateau, above which
-                      prompts count as too easy
-    solved            pass rate above which low entropy and silent groups are signs of success, not of a problem
-    finished          pass rate above which problems are solved, however few groups are silent
-    hopeless          pass rate below which prompts are too hard, however few groups are silent
-    flat              largest upper bound of a change of pass rate that may still count as no gain
-    moved             least change of pass rate, or of a part of the reward, that counts as a change
-    coupling          least held-out progress per training progress, least gain of pass rate per rise of a part of the
-                      reward, and least share of the reward that right answers give
-    entropy_kept      least entropy, as a share of the entropy at the start
-    entropy_grown, more_entropy   factor and nats by which entropy may grow where answers do not get better
-    clipped           largest share of tokens clipped on one side
-    least_kl          KL to the reference, in nats per token, below which it never runs off
-    kl_growth         factor over its own earlier median by which KL runs off
-    much_kl           KL above which a KL that still rises is a finding
-    giant_kl          KL of a single step that shows a jump of the policy; `giants` such steps are a finding
-    longer            largest growth of completions, or of the seconds of a round, as a share of the first
-    shorter           fall of the length, as a share of the length before, after which fewer right answers are a finding
-    nearly_all        share of completions or groups above which a few rounds are enough, if every round is above
-    truncated         largest share of truncated completions
-    more_truncated    largest growth of the share of truncated completions
-    repeated          largest share of completions that repeat themselves
-    signal_kept       least standard deviation of rewards or advantages, as a share of that at the start
-    bought            largest correlation of the changes of length and reward, where both rise
-    mismatch          largest mean |Δ log-probability| between sampler and learner with the same weights, in nats
-    ess               least effective share of samples under the ratios between the round's policies
-    spike             a gradient norm above this many times the median of those around it is a spike
-    spikes            largest share of steps that may be spikes
-    giant, giants     `giants` gradient norms above `giant` times that median are too many in any run
-    zeros             largest share of gradient norms that may be exactly 0
-    growth            largest factor by which the gradient norm may grow
-    rate_kept         least learning rate over the last rounds, as a share of the highest
-    longest_warmup    number of rounds from which on a learning rate that has always risen is a finding
-    skipped           largest mean number of steps per round that were skipped because of NaN or Inf
-    apart             largest difference between the pass rates in training and on held-out problems
-    ungraded          largest share of answers whose grading failed or timed out
-    collapse          largest loss of pass rate against the run's best
-    losing            weight of a fall (`losses.Fall`), with the cosines of steps, from which on it is a loss
-    at_once           rise of the pass rate within a few rounds, to solved problems, that is seldom learned
-    much_shorter      length, as a share of that before such a rise, below which the reward may be gamed
-    ordinary          number of falls, each half as deep as the deepest, from which on a curve counts as wandering
-    by_chance         probability that a run whose steps do not harm ever gets the finding that they do
-    gain_left         a run is on its plateau when a gain of more than this until its end is unlikely
-    """
-
-    silent: float = 0.65
+    silent: float = 0.65  # share of silent groups above which there are too many
+    # Share of silent groups, and its rise, that are too much where the pass rate is not above `mastered`.
     much_silence: float = 0.45
     more_silence: float = 0.25
-    mastered: float = 0.75
+    mastered: float = 0.75  # pass rate above which silent groups are a sign of success
+    # Share of all-correct groups among the silent ones, or pass rate on the plateau, above which prompts count as too
+    # easy.
     easy: float = 0.5
-    solved: float = 0.85
-    finished: float = 0.95
-    hopeless: float = 0.05
-    flat: float = 0.08
-    moved: float = 0.05
+    solved: float = 0.85  # pass rate above which low entropy and silent groups are signs of success, not of a problem
+    finished: float = 0.95  # pass rate above which problems are solved, however few groups are silent
+    hopeless: float = 0.05  # pass rate below which prompts are too hard, however few groups are silent
+    flat: float = 0.08  # largest upper bound of a change of pass rate that may still count as no gain
+    moved: float = 0.05  # least change of pass rate, or of a part of the reward, that counts as a change
+    # Least held-out progress per training progress, least gain of pass rate per rise of a part of the reward, and least
+    # share of the reward that right answers give.
     coupling: float = 0.25
-    entropy_kept: float = 0.1
+    entropy_kept: float = 0.1  # least entropy, as a share of the entropy at the start
+    # Factor and nats by which entropy may grow where answers do not get better.
     entropy_grown: float = 2.0
     more_entropy: float = 0.3
-    clipped: float = 0.15
-    least_kl: float = 0.3
-    kl_growth: float = 10.0
-    much_kl: float = 1.0
-    giant_kl: float = 100.0
-    longer: float = 0.3
+    clipped: float = 0.15  # largest share of tokens clipped on one side
+    least_kl: float = 0.3  # KL to the reference, in nats per token, below which it never runs off
+    kl_growth: float = 10.0  # factor over its own earlier median by which KL runs off
+    much_kl: float = 1.0  # KL above which a KL that still rises is a finding
+    giant_kl: float = 100.0  # KL of a single step that shows a jump of the policy; `giants` such steps are a finding
+    longer: float = 0.3  # largest growth of completions, or of the seconds of a round, as a share of the first
+    # Fall of the length, as a share of the length before, after which fewer right answers are a finding.
     shorter: float = 0.4
+    # Share of completions or groups above which a few rounds are enough, if every round is above.
     nearly_all: float = 0.9
-    truncated: float = 0.3
-    more_truncated: float = 0.15
-    repeated: float = 0.2
-    signal_kept: float = 0.15
-    bought: float = 0.6
-    mismatch: float = 0.1
-    ess: float = 0.8
-    spike: float = 10.0
-    spikes: float = 0.05
+    truncated: float = 0.3  # largest share of truncated completions
+    more_truncated: float = 0.15  # largest growth of the share of truncated completions
+    repeated: float = 0.2  # largest share of completions that repeat themselves
+    signal_kept: float = 0.15  # least standard deviation of rewards or advantages, as a share of that at the start
+    bought: float = 0.6  # largest correlation of the changes of length and reward, where both rise
+    mismatch: float = 0.1  # largest mean |Δ log-probability| between sampler and learner with the same weights, in nats
+    ess: float = 0.8  # least effective share of samples under the ratios between the round's policies
+    spike: float = 10.0  # a gradient norm above this many times the median of those around it is a spike
+    spikes: float = 0.05  # largest share of steps that may be spikes
+    # `giants` gradient norms above `giant` times that median are too many in any run.
     giant: float = 25.0
     giants: int = 3
-    zeros: float = 0.5
-    growth: float = 4.0
-    rate_kept: float = 0.01
-    longest_warmup: int = 60
-    skipped: float = 0.02
-    apart: float = 0.1
-    ungraded: float = 0.02
-    collapse: float = 0.1
-    losing: float = 8.0
-    at_once: float = 0.3
-    much_shorter: float = 0.25
-    ordinary: int = 3
-    by_chance: float = 0.01
-    gain_left: float = 0.02
+    zeros: float = 0.5  # largest share of gradient norms that may be exactly 0
+    growth: float = 4.0  # largest factor by which the gradient norm may grow
+    rate_kept: float = 0.01  # least learning rate over the last rounds, as a share of the highest
+    longest_warmup: int = 60  # number of rounds from which on a learning rate that has always risen is a finding
+    skipped: float = 0.02  # largest mean number of steps per round that were skipped because of NaN or Inf
+    apart: float = 0.1  # largest difference between the pass rates in training and on held-out problems
+    ungraded: float = 0.02  # largest share of answers whose grading failed or timed out
+    collapse: float = 0.1  # largest loss of pass rate against the run's best
+    losing: float = 8.0  # weight of a fall (`losses.Fall`), with the cosines of steps, from which on it is a loss
+    at_once: float = 0.3  # rise of the pass rate within a few rounds, to solved problems, that is seldom learned
+    much_shorter: float = 0.25  # length, as a share of that before such a rise, below which the reward may be gamed
+    ordinary: int = 3  # number of falls, each half as deep as the deepest, from which on a curve counts as wandering
+    by_chance: float = 0.01  # probability that a run whose steps do not harm ever gets the finding that they do
+    gain_left: float = 0.02  # a run is on its plateau when a gain of more than this until its end is unlikely
