@@ -3,8 +3,8 @@
 Code names a metric by its constant here. The lines of a run, the charts and words of pages and the words of a diagnosis
 come from this table. Names are `group/name`. A `_fraction` is in [0, 1].
 
-Names in other frameworks' logs are patterns, read in these files of these versions. What a group in a pattern matches
-is added to our name.
+Names in other frameworks' logs are patterns, read in these files of these versions. Our name ends with the part that a
+group in a pattern matches.
 
 trl        TRL 1.10: trl/trainer/grpo_trainer.py, GRPOTrainer's `_metrics`. Before 0.17: `completion_length`,
            `clip_ratio`, and parts of the reward as `rewards/x`

@@ -68,7 +68,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str | tuple[str, ...]]]] = {
     "grading": (symptoms.grading, (tuple(symptoms.UNGRADED),)),
     "plateau": (progress.plateau, (m.PASS_RATE,)),
 }
-"""Each check has a name, a function and the metrics that it needs. Of several in parentheses, one is enough."""
+"""Each check has a name, a function and the metrics that it needs. One of several in parentheses is enough."""
 
 EXCLUDED = {
     "constant reward": ("no signal", "no gradient", "nothing learned", "no gain lately", "on the plateau"),
