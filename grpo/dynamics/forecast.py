@@ -6,7 +6,7 @@ reports how often the intervals held, on simulated, public and own runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,14 @@ class Forecast:
         """Returns the step from which the forecast reaches further ahead than the curve was measured, or None."""
         step = float(self.steps[0]) + self.measured
         return step if step < self.steps[-1] else None
+
+    def numbered(self, history: History) -> Forecast:
+        """Returns the forecast of `history` at the steps by which logs number rounds.
+
+        It begins where the last round ends, and still ends with the policy after its last step.
+        """
+        delay = float(history.delays[-1])
+        return replace(self, steps=self.steps + delay * np.linspace(1, 0, len(self.steps)))
 
 
 def forecast(history: History, last_step: float, coverage: float = 0.9, points: int = 50) -> Forecast:

@@ -68,11 +68,27 @@ def test_a_forecast_is_printed_with_the_way_there(tmp_path, capsys):
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=300"]) == 0
     printed = capsys.readouterr().out
     assert "forecast for step 300" in printed and "more than 0.02 with probability" in printed
-    # From the last round's policy, at step 29, to step 300.
-    assert all(f"│  {step} │" in printed for step in (" 29", " 95", "162", "234", "300"))
-    assert "from step 58 on it reaches further ahead than the log is long and is mostly a guess" in printed
-    assert main(["dynamics", "forecast", str(tmp_path), "last_step=58"]) == 0
+    # From the last round, by the number that the log has for it, to step 300.
+    assert all(f"│  {step} │" in printed for step in (" 30", " 98", "165", "232", "300"))
+    assert "from step 59 on it reaches further ahead than the log is long and is mostly a guess" in printed
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=59"]) == 0
     assert "mostly a guess" not in capsys.readouterr().out
+
+
+def test_a_forecast_of_the_next_steps_has_a_row_for_each_of_them_and_none_of_what_has_been(tmp_path, capsys):
+    write_run(tmp_path, 30)
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=32"]) == 0
+    assert re.findall(r"│ +(\d+) │", capsys.readouterr().out) == ["30", "31", "32"]
+    assert main(["dynamics", "forecast", str(tmp_path), "last_step=30"]) == 2
+    assert "which is 30: give a later one" in capsys.readouterr().err
+
+
+def test_a_run_that_is_too_short_for_a_verdict_may_be_forecast(tmp_path, capsys):
+    write_run(tmp_path, 7)
+    assert main(["dynamics", "diagnose", str(tmp_path)]) == 0
+    said = "verdict: too early to say: 7 rounds are too few to tell a trend of the pass rate from luck, and 20 are"
+    assert said in capsys.readouterr().out
+    assert main(["dynamics", "forecast", str(tmp_path)]) == 0
 
 
 @pytest.mark.slow
@@ -91,10 +107,10 @@ def test_words_beside_a_forecast_are_of_the_same_steps(tmp_path, capsys):
 def test_a_forecast_of_what_has_been_is_refused_and_its_step_may_be_written_with_an_exponent(tmp_path, capsys):
     write_run(tmp_path, 30)
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=3"]) == 2
-    message = f"last_step=3 does not lie after the last step of {tmp_path}, which is 29: give a later one"
+    message = f"last_step=3 does not lie after the last step of {tmp_path}, which is 30: give a later one"
     assert message in capsys.readouterr().err
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=1e6"]) == 2
-    assert f"1000 times as far ahead as {tmp_path} is long, which no log can foretell: give at most 29029" in (
+    assert f"1000 times as far ahead as {tmp_path} is long, which no log can foretell: give at most 29030" in (
         capsys.readouterr().err
     )
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=6e1"]) == 0

@@ -136,12 +136,12 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
             "(after a run went back to a checkpoint, only the rounds since then count)"
         )
-    end = log.history.steps[-1]
+    end = log.steps_taken
     require(
         last_step is None or last_step > end,
         f"last_step={last_step} does not lie after the last step of {path}, which is {end:g}: give a later one",
     )
-    most = end + MOST_LENGTHS * float(end - log.history.steps[0])
+    most = end + MOST_LENGTHS * (end - float(log.history.ends[0]))
     require(
         last_step is None or last_step <= most,
         f"last_step={last_step} lies more than {MOST_LENGTHS} times as far ahead as {path} is long, which no log can "
@@ -150,7 +150,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     if last_step:
         # The words beside the forecast, such as whether going on is worth it, are of the same steps.
         log = replace(log, num_steps=last_step)
-    return Dynamics(log, forecast(log.history, last_step or log.horizon))
+    return Dynamics(log, forecast(log.history, last_step or log.horizon).numbered(log.history))
 
 
 def advised(log: RunLog) -> list[Finding]:

@@ -48,7 +48,7 @@ EPOCHS = 6
 
 @dataclass(frozen=True, slots=True)
 class Dynamics:
-    """This class holds what the panels show: a run's log and the forecast of its reward curve."""
+    """This class holds what the panels show: a run's log, and the forecast of its reward curve, numbered as the log."""
 
     log: RunLog
     ahead: Forecast
@@ -59,7 +59,7 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     interval."""
     history, ahead = analysis.log.history, analysis.ahead
     # A round is drawn at the step by which the log numbers it. The policy that sampled it is older.
-    ends, shift = history.ends, float(history.delays[-1])
+    ends = history.ends
     parts = np.array_split(np.arange(len(history)), min(MEANS, len(history)))
     # Rounds of correlated noise know less together than independent ones.
     scatter = history.errors * noise_factor(history.values) ** 0.5
@@ -76,11 +76,9 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
                          label=name)  # fmt: skip
     shown = zip((_steps(ends[part]) for part in parts), means, errors, strict=True)
     tell(bars, [(steps, f"{mean:.1%} ± {error:.1%}") for steps, mean, error in shown])
-    # The forecast ends with the policy after the last step, and begins where the measured rounds end.
-    ahead_steps = ahead.steps + shift * np.linspace(1, 0, len(ahead.steps))
-    axes.fill_between(ahead_steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
-    (line,) = axes.plot(ahead_steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
-    ahead_points = zip(ahead_steps, ahead.value, ahead.low, ahead.high, strict=True)
+    axes.fill_between(ahead.steps, ahead.low, ahead.high, color=ORANGE, alpha=0.2, linewidth=0)
+    (line,) = axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
+    ahead_points = zip(ahead.steps, ahead.value, ahead.low, ahead.high, strict=True)
     tell(line, [(f"{step:,.0f}", f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ahead_points])
     if len(analysis.log.held_out):
         _draw_held_out(axes, analysis.log)

@@ -78,14 +78,14 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
 
 
 def way_table(ahead: Forecast) -> Table:
-    """Returns a table of the forecast pass rate at up to five evenly spread steps."""
+    """Returns a table of the forecast pass rate at up to five evenly spread whole steps."""
     table = Table(title="Forecast (90 % intervals)", title_justify="left")
     for name in ("step", "pass rate", "interval"):
         table.add_column(name, justify="right")
-    last = len(ahead.steps) - 1
-    for index in sorted({round(share * last) for share in (0, 0.25, 0.5, 0.75, 1)}):
+    for step in np.unique(np.linspace(ahead.steps[0], ahead.steps[-1], 5).round()):
+        index = np.abs(ahead.steps - step).argmin()
         interval = f"[{ahead.low[index]:.2f}, {ahead.high[index]:.2f}]"
-        table.add_row(f"{ahead.steps[index]:.0f}", f"{ahead.value[index]:.2f}", interval)
+        table.add_row(f"{step:.0f}", f"{ahead.value[index]:.2f}", interval)
     return table
 
 
