@@ -224,7 +224,8 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     if shift is None:
         num_needed = 2 * FEWEST_ROUNDS
         rounds_are = "1 round is" if len(series) == 1 else f"{len(series)} rounds are"
-        return [f"none yet; {rounds_are} too few to say where the {what} goes, {num_needed} are needed"], UNSURE
+        trend = f"{rounds_are} too few to tell a trend of the {what} from luck, and {num_needed} are needed"
+        return [f"too early to say: {trend}"], UNSURE
     now = float(np.mean(series.values[-window_length(len(series)) :]))
     mood, judgement = _judged(log, shift, now)
     lines = [f"{judgement}; {_course(what, len(series), shift, now, mood)}"]
@@ -232,7 +233,7 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
         is_now = f"{now:.1%}" if name == m.PASS_RATE else f"{now:.3g}"
         lines = [f"{judgement}: {loss}; the {what} is {is_now} now"]
     if len(log.history) >= FEWEST_ROUNDS:
-        ahead = forecast(log.history, log.horizon)
+        ahead = forecast(log.history, log.horizon).numbered(log.history)
         lines.append(
             f"if training goes on, the pass rate at step {ahead.steps[-1]:,.0f} will be between {ahead.low[-1]:.1%} "
             f"and {ahead.high[-1]:.1%} (with 90 % certainty){guess(ahead)}"
