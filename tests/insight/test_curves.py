@@ -127,8 +127,25 @@ def test_a_line_that_would_hide_another_is_drawn_once_under_both_names():
     assert list(marks(draw_pass_rate, rounds)) == ["pass rate in training = mean reward in training"]
     axes = Figure().add_subplot()
     assert "The mean reward is the same number" in draw_pass_rate(axes, Curves(rounds, []))
-    silent = [{"step": 1, "groups/silent_fraction": 0.5, "groups/all_wrong_fraction": 0.5}]
-    assert list(marks(draw_equal_groups, silent)) == ["all rewards equal = all wrong"]
+
+
+def equal_groups(*rounds):
+    names = [f"groups/{name}_fraction" for name in ("silent", "all_wrong", "all_correct")]
+    return marks(draw_equal_groups, [{"step": 1, **dict(zip(names, shares, strict=True))} for shares in rounds])
+
+
+def test_silent_groups_are_bands_of_which_none_hides_another():
+    assert equal_groups((0.5, 0.5, 0.0)) == {"all wrong": [["1", "50.0%"]]}
+    assert equal_groups((0.5, 0.125, 0.25)) == {
+        "all wrong": [["1", "12.5%"]],
+        "all right": [["1", "25.0%"]],
+        "other equal rewards": [["1", "12.5%"]],
+    }
+    assert equal_groups((0.0, 0.0, 0.0)) == {"all rewards equal": [["1", "0.0%"]]}
+
+
+def test_groups_that_are_all_wrong_and_teach_are_not_shown_as_silent():
+    assert equal_groups((0.25, 0.875, 0.0)) == {"all rewards equal": [["1", "25.0%"]]}
 
 
 def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass_rate():

@@ -218,16 +218,21 @@ def draw_endings(axes: Axes, run: Curves) -> str:
 
 
 def draw_equal_groups(axes: Axes, run: Curves) -> str:
-    """Draws the share of silent groups, and the shares of groups that are all right and all wrong."""
-    lines = [
-        (m.SILENT, GREEN, "all rewards equal"),
-        (m.ALL_RIGHT, BLUE, "all right"),
-        (m.ALL_WRONG, ORANGE, "all wrong"),
-    ]
-    curves(axes, run, lines)
+    """Draws the share of silent groups, as bands of the all wrong and all right ones where these are silent.
+
+    With several reward parts, a group of only wrong answers may have unequal rewards, and the share is one line.
+    """
+    (steps, silent), (at_wrong, wrong), (at_right, right) = map(run.series, (m.SILENT, m.ALL_WRONG, m.ALL_RIGHT))
+    rest = np.subtract(silent, np.add(wrong, right)) if at_wrong == at_right == steps else np.array(silent)
+    in_bands = np.min(rest) > -SAME and not np.array_equal(rest, silent)
+    if in_bands:
+        bands = [("all wrong", wrong, ORANGE), ("all right", right, BLUE), ("other equal rewards", rest, GREEN)]
+        _bands(axes, steps, [band for band in bands if np.max(band[1]) > SAME], "{:.1%}".format)
+    else:
+        curves(axes, run, [(m.SILENT, GREEN, "all rewards equal")])
     axes.set_title("Silent groups: nothing to learn from")
     share_from_zero(axes)
-    over_steps(axes, run, "share of groups")
+    over_steps(axes, run, "share of groups", of_one=in_bands)
     return (
         "A group is the completions of one prompt. If their rewards are equal, none is better than the others, and "
         "the group teaches nothing."
@@ -264,26 +269,31 @@ def draw_time(axes: Axes, run: Curves) -> str:
     phases = {name: np.array([row.get(m.phase_seconds(name), 0.0) for row in run.metrics]) for name in PHASES}
     phases = {name: seconds for name, seconds in phases.items() if seconds.sum() > 0.01 * sum(rounds)}
     colors = dict(zip(PHASES, (BLUE, "0.7", BLACK, "0.45", "#CC79A7", ORANGE, "#56B4E9", GREEN), strict=True))
-    window, bottom, places = window_of(len(run.metrics)), np.zeros(len(run.metrics)), drawn(len(run.metrics))
     steps = [row["step"] for row in run.metrics]
-    for name, seconds in phases.items():
-        top = bottom + smooth(seconds, window)
-        axes.fill_between(steps[places], bottom[places], top[places], color=colors[name], alpha=0.35, linewidth=0)
-        (edge,) = axes.plot(steps[places], top[places], color=colors[name], linewidth=1, label=name)
-        phase_points = zip(steps[places], seconds[places], (top - bottom)[places], strict=True)
-        tell(
-            edge, [(f"{step:,}", with_mean(f"{plain(own)} s", f"{plain(mean)} s")) for step, own, mean in phase_points]
-        )
-        bottom = top
+    _bands(axes, steps, [(name, phases[name], colors[name]) for name in phases], lambda value: f"{plain(value)} s")
     axes.set_title("Where the time goes")
     axes.set_ylim(bottom=0)
     over_steps(axes, run, "seconds per round")
     return f"Each band is as high as its phase is long: {', '.join(f'{name} {PHASES[name]}' for name in phases)}."
 
 
-def over_steps(axes: Axes, run: Curves, name: str) -> None:
+def _bands(
+    axes: Axes, steps: Sequence[int], bands: Sequence[tuple[str, Any, str]], form: Callable[[float], str]
+) -> None:
+    """Draws series, given with label and colour, as bands on top of each other, each as high as its means."""
+    window, bottom, places = window_of(len(steps)), np.zeros(len(steps)), drawn(len(steps))
+    for label, values, color in bands:
+        values, means = np.asarray(values, float), smooth(values, window)
+        axes.fill_between(steps[places], bottom[places], (bottom + means)[places], color=color, alpha=0.35, linewidth=0)
+        bottom = bottom + means
+        (edge,) = axes.plot(steps[places], bottom[places], color=color, linewidth=1, label=label)
+        points = zip(steps[places], values[places], means[places], strict=True)
+        tell(edge, [(f"{step:,}", with_mean(form(own), form(mean))) for step, own, mean in points])
+
+
+def over_steps(axes: Axes, run: Curves, name: str, of_one: bool = False) -> None:
     """Finishes a panel over optimizer steps: where the run was resumed, axis labels, limits, ticks at whole steps, and
-    the legend."""
+    the legend, which a single series gets only with `of_one`."""
     from matplotlib.ticker import MaxNLocator
 
     last_step = max([1, *(row["step"] for row in [*run.metrics, *run.evaluations])])
@@ -291,7 +301,7 @@ def over_steps(axes: Axes, run: Curves, name: str) -> None:
         axes.axvline(step, color="0.55", linestyle=":", linewidth=1, zorder=0.5)
     axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    over_optimizer_steps(axes, name)
+    over_optimizer_steps(axes, name, of_one)
 
 
 def curves(axes: Axes, run: Curves, lines: Sequence[tuple[str, str, str]]) -> bool:
