@@ -53,7 +53,9 @@ def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> 
         forget_resumptions(output)
     tracker = Trackers([JsonlTracker(output, from_step), services])
     prompts = JsonLines(output / PROMPTS_FILE, from_step)
-    write_whole(output / CONFIG_FILE, json.dumps(asdict(config), indent=1))
+    # A run that has no step left to take was not made with the present settings.
+    if not saved or saved.progress.step < config.num_steps:
+        write_whole(output / CONFIG_FILE, json.dumps(asdict(config), indent=1))
     display = NotebookDisplay if in_notebook() else RunDisplay
     return RecordFiles(tracker, prompts, display(config.num_steps, first_step=from_step or 0))
 

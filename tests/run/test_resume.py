@@ -11,7 +11,9 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.run.checkpoints import CheckpointStore
+from grpo.run.records import open_files
 from grpo.run.resume import asked_of, require_same_problems, saved_run, set_aside
+from grpo.telemetry.trackers import Trackers
 from grpo.types import Progress, RoundPlan
 from tests.fakes import SingleRank, on_ranks
 
@@ -89,6 +91,16 @@ def test_a_run_that_has_taken_more_steps_than_it_may_is_not_resumed(config):
         resumed(config)
     config.num_steps = 10
     assert resumed(config).progress.step == 10
+
+
+@pytest.mark.parametrize(("num_steps", "kept"), [(10, True), (11, False)])
+def test_settings_of_a_run_without_a_step_left_stay_those_that_it_was_made_with(config, num_steps, kept):
+    save(config, 10)
+    written = Path(config.output_dir, "config.json")
+    written.write_text("those before")
+    config.num_steps = num_steps
+    with open_files(config, Trackers(()), resumed(config)):
+        assert (written.read_text() == "those before") == kept
 
 
 def test_an_adaptive_schedulers_state_is_checked_by_its_types(config, capsys):
