@@ -137,6 +137,8 @@ def test_a_run_that_has_not_learned_is_refused(run, capsys):
     shown = " ".join(capsys.readouterr().err.split())
     assert "has not surely learned: its pass rate was" in shown
     assert "so it does not show the course that other settings would take" in shown
+    assert main(["dynamics", "whatif", str(run), "dynamics.group_size=abc"]) == 2
+    assert "dynamics.group_size takes a whole number, not abc" in capsys.readouterr().err
 
 
 def test_a_price_of_noise_that_is_not_measured_is_reported(run):

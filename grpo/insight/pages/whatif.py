@@ -115,6 +115,7 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None,
     not allow a prediction, or a word changes a key that is not in `KNOWN`.
     """
     console, log, config = Terminal(), read_log(path), run_config(path)
+    settings = alternatives(config, words)
     if not log.dialled:
         raise UserError(
             f"{path} does not weigh its groups by the dials (see normalization.name and parts), so nothing is predicted"
@@ -129,7 +130,6 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None,
     )
     run = from_dict(config)
     stages = stages_of(log, batch_setting(run))
-    settings = alternatives(config, words)
     same_course = predict(log, stages, settings[AGAIN])
     budget = budget or Budget("tokens", float(np.median(same_course.at("steps", log.steps_taken)["tokens"])))
     courses = {
