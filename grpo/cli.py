@@ -134,7 +134,7 @@ def _run(command: str, words: list[str]) -> int:
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.hydra import as_yaml, compose_config
     from grpo.config.saved import described
-    from grpo.config.unread import refuse_unread
+    from grpo.config.unread import NOT_TRAINED, RULES, refuse_unread
     from grpo.run.early_checks import check
 
     if {"-m", "--multirun"} & {*words}:
@@ -152,8 +152,8 @@ def _run(command: str, words: list[str]) -> int:
     config = compose_config(words)
     config = replace(config, model=described(config.model))
     check(command, config)
-    if command in ("train", "launch"):
-        refuse_unread(words, config)
+    if command in ("train", "launch", "eval", "solve-rates"):
+        refuse_unread(words, config, RULES if command in ("train", "launch") else NOT_TRAINED)
     if command not in CONFIGURED:
         return _module(command).run(words)
     if ranks.rank() == 0 and command != "check-reward":

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from grpo.config import UserError
 from grpo.config.aliases import ALIASES, ELSEWHERE
+from grpo.config.hints import nearest
 from grpo.config.keys import Choice, Key, Section, choices, sections
 from grpo.host.terminal import Terminal
 
@@ -72,10 +73,14 @@ def run(words: Sequence[str]) -> int:
         ]
     if not keys and not matching_choices:
         elsewhere = next((ELSEWHERE[word.lower()] for word in words if word.lower() in ELSEWHERE), "")
-        raise UserError(
-            f"no key and no choice contains {' and '.join(map(repr, words))}: "
-            + (elsewhere or "`grpo config all` prints all of them")
+        near, section = nearest(names[0], [key.name for key in known]), names[0].rpartition(".")[0]
+        lists = (
+            f"config {section}` lists"
+            if section in {section.name for section in sections()} - {""}
+            else "config all` prints all of"
         )
+        meant = f"did you mean {near}?" if near else f"`grpo {lists} them"
+        raise UserError(f"no key and no choice contains {' and '.join(map(repr, words))}: {elsewhere or meant}")
     if keys:
         terminal.print(key_table(keys))
     if matching_choices:

@@ -240,6 +240,9 @@ INSTEAD = {
     "a completion is one answer here, without tools, turns or environments": (
         "tools max_tool_calling_iterations multi_turn max_turns environment env rollout_func agent"
     ),
+    "evaluation.samples_per_problem is how often a problem is asked by grpo eval and solve-rates, dynamics.group_size "
+    "how often by training, and limits.samples ends a run": "samples",
+    "normalization.exponent is the α of the advantages, and model.lora.alpha the scale of adapters": "alpha",
     "models are trained on text only": "image_key images video_key limit_images",
     "a run never overwrites another: name a new output_dir, or go on with checkpoint.resume=true": (
         "overwrite_output_dir overwrite force"

@@ -56,6 +56,9 @@ GROUPS = {
     r"invalid literal for int\(\) with base 10: '(.*?)'": (
         "{0} stands where a list has the places 0, 1, …: give the list as a whole, KEY=[a,b]"
     ),
+    r"Expected header format: KEY VALUE, got '(.*?)'": (
+        "a file's first line says {0} without a place: write `# @package _global_`, or leave the line out"
+    ),
     r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
 }
 
@@ -256,6 +259,8 @@ def _fault_in_brackets(value: str) -> str:
         if name := re.search(r"""[{,]\s*(["'])([\w.]+)\1\s*:""", value):
             return f"a name before a colon stands without quotes, {{{name[2]}: VALUE}}"
         if "{" in value and (name := re.search(r"[{,]\s*([\w.]+)=", value)):
+            return f"a colon and a blank follow a name within braces, {{{name[1]}: VALUE}}"
+        if name := re.search(r"\{\s*([\w.]+)\s+[^][{}:,]+[,}]", value):
             return f"a colon and a blank follow a name within braces, {{{name[1]}: VALUE}}"
         if ";" in value:
             return "commas separate the entries of a list, [a,b]"

@@ -54,8 +54,9 @@ def _meant(word: str) -> str:
 
     # Characters as wide as Chinese ones have the form of others: ＝ that of =.
     narrow = unicodedata.normalize("NFKC", word)
-    if "=" in narrow and narrow != word:
-        return f"it has wide characters in the place of plain ones: write {narrow}"
+    if narrow != word and re.search("[=:]", narrow):
+        mended = narrow if "=" in narrow else narrow.replace(":", "=", 1)
+        return f"it has wide characters in the place of plain ones: write {mended}"
     if word.count("[") + word.count("{") != word.count("]") + word.count("}"):
         return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"
     if ".py:" in word:

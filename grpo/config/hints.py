@@ -38,7 +38,7 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
             return f": {ELSEWHERE[name]}"
         if name in ALIASES:
             return f"; here it is {_in_section(key, ALIASES[name], config_keys)}"
-    meant = _near(key, config_keys)
+    meant = nearest(key, config_keys)
     return f"; did you mean {meant}?" if meant else "; `grpo config WORD` searches all keys"
 
 
@@ -54,7 +54,7 @@ def _in_section(key: str, meant: str, config_keys: Sequence[str]) -> str:
     return own if own in config_keys else meant
 
 
-def _near(key: str, config_keys: Sequence[str]) -> str:
+def nearest(key: str, config_keys: Sequence[str]) -> str:
     """Returns the key that is most like an unknown one, or "".
 
     Names of the typed section come first, and there a beginning of a name comes before a likeness. Then come a name

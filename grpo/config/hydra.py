@@ -228,9 +228,12 @@ def _refuse_removed(overrides: list[str]) -> None:
 def _refuse_several_choices(overrides: list[str]) -> None:
     """Raises UserError for `group=[a,b]`, whose choices Hydra would merge, and for a number in a choice's place.
 
-    Only a group that is a section too, unlike experiment, takes keys and values.
+    Only a group that is a section too, unlike experiment, takes keys and values. Also raises it for two recipes, of
+    which Hydra would take the last one in silence.
     """
     config_keys = paths(TrainConfig())
+    recipes = [*dict.fromkeys(word for word in overrides if word.startswith("experiment="))]
+    require(len(recipes) < 2, f"{' and '.join(recipes)}: a run has one recipe, so leave out the others")
     for word in overrides:
         group, _, choice = word.lstrip("+").partition("=")
         is_group = bool(group) and "." not in group and (config_directory() / group).is_dir()

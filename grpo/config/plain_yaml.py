@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -24,7 +24,7 @@ from grpo.config.sweep import SweepConfig
 MOST = 100_000
 """A file stands for at most this many values, those that its aliases repeat included."""
 
-_OTHER_BASE = re.compile(r"(?<![\w.])[-+]?(?:\d+(?::[0-5]?\d)+(?:\.\d*)?|0[0-7]+)(?![\w.:])")
+_OTHER_BASE = re.compile(r"(?<![\w.])[-+]?(?:\d+(?::[0-5]?\d)+(?:\.\d*)?|0\d+|0[xX][\da-fA-F]+|0[bB][01]+)(?![\w.:])")
 _HOLDS_KEYS = "and a configuration file holds keys and values, KEY: VALUE"
 _load = OmegaConf.load
 
@@ -59,23 +59,24 @@ def _read(text: str) -> Any:
 
 
 def _refuse_other_bases(name: str, text: str) -> None:
-    """Raises UserError for a number that YAML reads in base 60 or 8, where no person does: 1:30 is 90, and 010 is 8."""
+    """Raises UserError for a number that programs read differently: to YAML 1:30 is 90, 010 is 8, and 08 is text."""
     if not _OTHER_BASE.search(text):
         return
     for token in yaml.scan(text, yaml.SafeLoader):
         plain = isinstance(token, yaml.ScalarToken) and token.plain and _OTHER_BASE.fullmatch(token.value)
         require(
             not plain,
-            f"{name}: {plain and token.value} in line {token.start_mark.line + 1} is a number in base 60 or 8 to YAML: "
-            "write the number that is meant, or quotes around a text",
+            f"{name}: {plain and token.value} in line {token.start_mark.line + 1} is no plain decimal number, and YAML "
+            "may read another one: write the number that is meant, or quotes around a text",
         )
 
 
 def _load_keys(file: IO[str]) -> Any:
     """Reads a file by `load`. Raises UserError for one that holds no keys and values."""
     content = load(file)
-    # OmegaConf makes a key of a text.
-    kind = "a list" if not OmegaConf.is_dict(content) else "text" if _is_text(file, content) else ""
+    file.seek(0)
+    # OmegaConf makes a key of a text, and reads a text in quotes as YAML.
+    kind = "a list" if not OmegaConf.is_dict(content) else "text" if _is_text(file.read()) else ""
     require(
         not kind,
         f"{Path(file.name).name} holds {kind}, {_HOLDS_KEYS}",
@@ -83,11 +84,9 @@ def _load_keys(file: IO[str]) -> Any:
     return content
 
 
-def _is_text(file: IO[str], content: DictConfig) -> bool:
-    if len(content) != 1 or next(iter(content.values()), "") is not None:
-        return False
-    file.seek(0)
-    return isinstance(yaml.compose(file, yaml.SafeLoader), yaml.ScalarNode)
+@lru_cache(maxsize=128)
+def _is_text(text: str) -> bool:
+    return isinstance(yaml.compose(text, yaml.SafeLoader), yaml.ScalarNode)
 
 
 @contextmanager

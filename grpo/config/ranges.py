@@ -45,7 +45,7 @@ UPPER = {
     "objective.selection.penalty": 1000,
     "objective.entropy_step": 1,
 }
-LOWER = {"learner.micro_batch_tokens": 16}
+LOWER = {"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25}
 LAST_PORT = 65535
 LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""

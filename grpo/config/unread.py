@@ -163,6 +163,13 @@ RULES = (
         "use a generator; of a file or a hub's data set, task.data.limit takes the first rows",
     ),
     Rule(
+        _under(
+            "task.data", "question_column answer_column choices_column id_column answer_pattern source_column bad_rows"
+        ),
+        lambda c: c.task.data.source in ("file", "hub"),
+        "use task=file or another task that reads rows, since a generator has no columns",
+    ),
+    Rule(
         ("task.data.limit",),
         lambda c: c.task.data.source in ("file", "hub"),
         "use task.data.size, which a generator has",
@@ -204,22 +211,25 @@ RULES = (
     ),
 )
 
+NOT_TRAINED = (Rule(("checkpoint.", "limits.", "num_steps"), lambda _: False, "only grpo train reads it; use that"),)
+"""These are the rules of commands that measure a model and do not train it."""
 
-def unread(words: Iterable[str], config: TrainConfig) -> dict[str, str]:
+
+def unread(words: Iterable[str], config: TrainConfig, rules: Sequence[Rule] = RULES) -> dict[str, str]:
     """Returns the words that have no effect in `config`, each with a message that says how to mend it."""
     changed = {key: value for key, _, value in differences(TrainConfig(), config)}
     messages: dict[str, str] = {}
     for word in words:
         for key in _typed(word, changed):
-            rule = next((rule for rule in RULES if key.startswith(rule.keys) and not rule.read(config)), None)
+            rule = next((rule for rule in rules if key.startswith(rule.keys) and not rule.read(config)), None)
             if rule:
                 messages.setdefault(word, f"{key}={changed[key]} has no effect here: {rule.remedy}, or leave it out")
     return messages
 
 
-def refuse_unread(words: Sequence[str], config: TrainConfig) -> None:
+def refuse_unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rule] = RULES) -> None:
     """Raises UserError for the first word that has no effect in `config`."""
-    for message in unread(words, config).values():
+    for message in unread(words, config, rules).values():
         raise UserError(message)
 
 

@@ -49,6 +49,11 @@ def validate_evaluation(config: TrainConfig) -> None:
     for key, what in NAMES.items():
         _require(bool(value_at(config, key).strip()), f"{key} is empty: name {what}")
     _require(
+        not re.search(r"^\.|[/\\\x00-\x1f]", config.task.name),
+        f"task.name={config.task.name} is no plain name, by which a folder may be called: leave out slashes and a "
+        "first dot",
+    )
+    _require(
         not PureWindowsPath(config.output_dir).drive and "\\" not in config.output_dir,
         f"output_dir={config.output_dir} is a path of Windows, and this machine would make one folder of that name: "
         "name a folder with slashes, such as output_dir=runs/mine",

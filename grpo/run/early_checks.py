@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.folder import evaluation_name
+from grpo.config.folder import evaluation_name, is_run
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.validate import validate, validate_evaluation, validate_serving
@@ -32,6 +32,10 @@ def check(command: str, config: TrainConfig) -> None:
     if command == "eval" and not suite and not config.evaluation.num_problems:
         raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
     if command == "solve-rates":
+        require(
+            not is_run(Path(config.output_dir)),
+            f"output_dir={config.output_dir} holds a run: name another folder for the pass rates",
+        )
         # It reports pass rates only.
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":

@@ -132,6 +132,15 @@ def test_a_word_that_is_nowhere_is_one_line(capsys):
     )
 
 
+def test_a_key_that_is_nearly_one_leads_to_it_or_to_its_section(capsys):
+    for word, lead in (
+        ("learner.zero_stages", "did you mean learner.zero_stage?"),
+        ("learner.zeroo", "`grpo config learner` lists them"),
+    ):
+        assert main(["config", word]) == WRONG_USE
+        assert capsys.readouterr().err == f"grpo: no key and no choice contains {word!r}: {lead}\n"
+
+
 def test_without_words_sections_and_groups_are_shown_and_how_to_ask_further(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["config"]) == 0

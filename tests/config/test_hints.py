@@ -10,6 +10,8 @@ from grpo.config.hydra import compose_config
 
 # A word as people type it, and the key, choice or sentence that answers it.
 WORDS = """
+alpha normalization.exponent is the α of the advantages, and model.lora.alpha the scale of adapters
+samples evaluation.samples_per_problem is how often a problem is asked by grpo eval and solve-rates
 objective.kl.coef objective.kl.coefficient
 checkpoint.every checkpoint.every_rounds
 save_every checkpoint.every_rounds

@@ -40,6 +40,7 @@ def test_a_list_of_defaults_that_names_no_file_says_which(tmp_path):
         (b"# @package _global_\ndefaults:\n  - model: tiny\n", "experiment/mine.yaml: in its list of defaults, write"),
         (b"# @package _global_\ndefaults:\n  - override task: gsm8k\n", "a recipe's list of defaults names a group"),
         (b"# @package _global_\ndefaults:\n  - /experiment: mine\n", "a configuration file names itself in its list"),
+        (b"# @package\nnum_steps: 3\n", "a file's first line says @package without a place: write `# @package _glob"),
         (b"\xff\xfe\0", "experiment/mine.yaml is not UTF-8 text: save it as UTF-8"),
         (b"# @package _global_\ntask:\n  reward: math\n", "task.reward takes keys and values, {KEY: VALUE}, not"),
     ],

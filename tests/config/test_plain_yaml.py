@@ -75,15 +75,20 @@ def test_a_broken_number_of_a_file_is_no_whole_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "line"), [("num_steps: 1:30", 2), ("seed: 010", 2), ("\nlimits: {seconds: 1:30:00}", 3)]
+    ("written", "line"),
+    [
+        ("num_steps: 1:30", 2),
+        ("seed: 010", 2),
+        ("\nlimits: {seconds: 1:30:00}", 3),
+        ("num_steps: 08", 2),
+        ("num_steps: 0x10", 2),
+    ],
 )
 def test_a_number_of_a_file_in_a_base_that_no_person_means_is_refused(written, line, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(BEGINNING + written + "\n")
     number = written.split(": ")[-1].rstrip("}")
-    with pytest.raises(
-        UserError, match=f"^own.yaml: {number} in line {line} is a number in base 60 or 8 to YAML: write"
-    ):
+    with pytest.raises(UserError, match=f"^own.yaml: {number} in line {line} is no plain decimal number, and YAML may"):
         compose_config([str(own)])
 
 
@@ -102,6 +107,7 @@ def test_times_in_comments_and_quotes_and_zeros_of_other_numbers_are_left_alone(
         ("hello", "text"),
         ("# @package _global_\n- a\n", "a list"),
         ("# mine\nhello\n", "text"),
+        ("# @package _global_\n'num_steps: 3'\n", "text"),
         ("3", "one value"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.sweep import SweepConfig
-from grpo.config.unread import RULES, refuse_unread, unread
+from grpo.config.unread import NOT_TRAINED, RULES, refuse_unread, unread
 from grpo.config.validate import validate
 from grpo.sweep.cells import cells_of
 
@@ -22,6 +22,7 @@ CASES = [
     (["num_steps=2", "dynamics.refresh_interval=3"], "dynamics.refresh_interval=3 has no effect here: make it at most"),
     (["task=file", "task.data.split=test"], "task.data.split=test has no effect here: set task.data.source=hub"),
     (["task=file", "task.data.size=9"], "task.data.size=9 has no effect here: use a generator"),
+    (["task.data.question_column=q"], "task.data.question_column=q has no effect here: use task=file or another task"),
     (["task.data.limit=9"], "task.data.limit=9 has no effect here: use task.data.size"),
     (["objective.kl.refresh_every=4"], "objective.kl.refresh_every=4 has no effect here: set objective.kl.coefficient"),
     (["objective=sapo", "objective.clip_low=0.1"], "objective.clip_low=0.1 has no effect here: choose an objective"),
@@ -65,6 +66,14 @@ def test_a_word_without_effect_is_refused(words, message):
 )
 def test_a_word_with_effect_is_taken(words):
     assert unread(words, compose_config(words)) == {}
+
+
+def test_a_command_that_measures_a_model_takes_no_words_of_training_alone():
+    words = ["experiment=tiny", "checkpoint.resume=true"]
+    with pytest.raises(UserError, match="^checkpoint.resume=True has no effect here: only grpo train reads it; use"):
+        refuse_unread(words, compose_config(words), NOT_TRAINED)
+    kept = ["experiment=tiny", "learner.micro_batch_tokens=64", "task.data.question_column=q"]
+    refuse_unread(kept, compose_config(kept), NOT_TRAINED)
 
 
 def test_keys_that_a_choice_or_a_recipe_sets_are_left_alone():

@@ -97,6 +97,12 @@ def test_a_colon_in_a_text_in_quotes_is_no_second_key_and_one_value_of_a_section
     assert (config.task.reward.parts[0].name, config.output_dir) == ("a: b c: d", f"runs/{config.model.source}/0")
 
 
+def test_two_recipes_are_refused_and_one_given_twice_is_one():
+    with pytest.raises(UserError, match=r"^experiment=tiny and experiment=quickstart: a run has one recipe, so leave"):
+        compose_config(["experiment=tiny", "experiment=quickstart"])
+    assert compose_config(["experiment=tiny", "experiment=tiny"]).model.source == "tiny"
+
+
 def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
     assert compose_sweep("seeds", ["amount=2e4", "budget=tokens"]) == SweepConfig(
         variants={"run": []}, amount=20_000, budget="tokens"
@@ -117,6 +123,8 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
         ("task.prompt.template={question}", "with special characters in quotes, 'task.prompt.template=\"{question}\"'"),
         ('task.prompt.template=Say "it": {question}', 'in quotes, \'task.prompt.template="Say \\"it\\": {question}"\''),
         ("task.reward.parts=[{name: f=1}]", "put a value with special characters in quotes, 'key=[\"a=b\"]'"),
+        ("task.reward.parts=[{name math}]", "a colon and a blank follow a name within braces, {name: VALUE}"),
+        ("num_steps\N{FULLWIDTH COLON}3", "it has wide characters in the place of plain ones: write num_steps=3"),
         ("seed=42,", "cannot read 'seed=42,': seed takes a whole number"),
         ("learner.learning_rate=1\N{MINUS SIGN}6", "learner.learning_rate takes a number"),
         ("learner.learning_rate=uniform(0,1)", "takes a number; grpo sweep takes a range too, interval(a,b)"),

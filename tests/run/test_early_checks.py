@@ -38,6 +38,9 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["eval", "model.path=no/such/folder"], "model.path=no/such/folder: there is no such directory"),
         (["solve-rates", "model=huggingface"], "model.path is empty"),
         (["train", "model=huggingface"], "model.path is empty"),
+        (["train", "task.name=../x"], "task.name=../x is no plain name, by which a folder may be called: leave out"),
+        (["train", "task.reward.memory_gib=0.001"], "task.reward.memory_gib=0.001 must be at least 0.25"),
+        (["eval", "checkpoint.resume=true"], "checkpoint.resume=True has no effect here: only grpo train reads it"),
     ],
 )
 def test_words_that_are_missing_or_wrong_are_reported_without_torch(words, message, capsys, monkeypatch):
@@ -45,6 +48,13 @@ def test_words_that_are_missing_or_wrong_are_reported_without_torch(words, messa
     monkeypatch.setattr("grpo.cli.working", None)
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_pass_rates_are_not_written_into_a_run(tmp_path, capsys):
+    for name in ("metrics.jsonl", "config.json"):
+        (tmp_path / name).write_text("{}")
+    assert main(["solve-rates", "experiment=tiny", f"output_dir={tmp_path}"]) == 2
+    assert f"output_dir={tmp_path} holds a run: name another folder for the pass rates" in capsys.readouterr().err
 
 
 def test_a_hub_model_is_looked_for_early_only_without_a_network(monkeypatch, capsys):
