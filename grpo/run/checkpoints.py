@@ -148,8 +148,9 @@ class CheckpointStore:
                 f"learner.micro_batch_tokens, {again}"
             )
         except (OSError, SafetensorError) as error:
+            which = f"rank {self._collective.rank}: " if self._collective.world_size > 1 else ""
             return UserError(
-                f"the checkpoint of step {step} could not be written ({error}); {room(self._directory)} under "
+                f"the checkpoint of step {step} could not be written ({which}{error}); {room(self._directory)} under "
                 f"{self._directory}: free some space or make it writable, {again}"
             )
         return None

@@ -83,9 +83,10 @@ def test_a_parameter_whose_name_leads_elsewhere_is_refused_before_anything_is_wr
 @pytest.mark.parametrize("index", range(len(LATER)), ids=lambda index: f"{LATER[index]}")
 def test_a_rank_that_cannot_write_its_shard_ends_all_at_once_and_loses_nothing(facts, index):
     full = facts["full"][index]
-    first, second = full["lines"]
-    assert first.startswith(f"the checkpoint of step 2 could not be written (rank {LATER[index][1]}: ")
-    assert second[:60] == first[:60] and "\n" not in first + second
+    failing = LATER[index][1]
+    own, other = full["lines"][failing], full["lines"][1 - failing]
+    assert own.startswith(f"the checkpoint of step 2 could not be written (rank {failing}: ") and "\n" not in own
+    assert other == f"rank {failing} failed: {own}"
     # The deadline is sixty.
     assert full["seconds"] < 20
     assert full["left"] == ["step-00000001"]
