@@ -28,6 +28,7 @@ from grpo.config.hydra import compose_config
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.reference import AdapterReference, reference_logprobs
+from grpo.models.files import ModelFiles
 from grpo.models.resolve import resolve
 from grpo.types import RoundPlan
 
@@ -43,7 +44,7 @@ def main(experiment: str = "quickstart") -> None:
     config = compose_config([*words, "objective.kl.coefficient=0.01"])
     device = torch.device("cpu")
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, resolve(config.model, list), device)
+    learner = DeepSpeedLearner(config, ModelFiles(resolve(config.model, list)), device)
     first = learner.collective.rank == 0
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(2, 4, 22, 18)]), RoundPlan(4, 1, 2))

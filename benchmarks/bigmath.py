@@ -21,7 +21,8 @@ import pyarrow.parquet
 
 from grpo.config import ModelConfig
 from grpo.config.hydra import compose_config
-from grpo.models.resolve import load_tokenizer, resolve
+from grpo.models.files import ModelFiles
+from grpo.models.resolve import resolve
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.task import build_task, loaded_task
 
@@ -59,7 +60,7 @@ def make(path: Path) -> None:
 
 def tokenizer():
     config = ModelConfig(source="smollm2")
-    return load_tokenizer(resolve(config, lambda: []), config)
+    return ModelFiles(resolve(config, lambda: [])).tokenizer
 
 
 def ours(path: Path) -> int:

@@ -19,6 +19,7 @@ environment.prepare()
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config.hydra import compose_config
 from grpo.learner.loading import load_policy
+from grpo.models.files import ModelFiles
 from grpo.models.resolve import resolve
 from grpo.types import Completion
 
@@ -47,7 +48,7 @@ def row(common: int) -> list[LooseTree]:
 def main(precision: str, common: int = 20) -> None:
     config = compose_config(["experiment=quickstart"])
     path = resolve(config.model, list)
-    policy = load_policy(path, config.model, precision, config.learner.logit_chunk_tokens)
+    policy = load_policy(ModelFiles(path), config.model, precision, config.learner.logit_chunk_tokens)
     trees, seconds = row(common), {"shared": [], "packed": []}
     for _ in range(WARM_UP + MEASURED):
         for layout, taken in seconds.items():

@@ -33,7 +33,8 @@ from grpo.host import ranks
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.models.resolve import load_tokenizer, resolve
+from grpo.models.files import ModelFiles
+from grpo.models.resolve import resolve
 from grpo.run.parts import build_sampler, load_task
 from grpo.types import RoundPlan
 
@@ -47,15 +48,14 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
         compose_config([*words, "task.curriculum.name=uniform", "objective.aggregation.level=sequence_mean"])
     )
     device = ranks.device(config)
-    path = resolve(config.model, list)
-    tokenizer = load_tokenizer(path, config.model)
+    files = ModelFiles(resolve(config.model, list))
     init_distributed(device, config.learner.deadline_seconds)
-    sampler = build_sampler(config, path, tokenizer, device, TorchCollective(device))
-    with load_task(config, tokenizer) as task:
+    sampler = build_sampler(config, files, device, TorchCollective(device))
+    with load_task(config, files.tokenizer) as task:
         prompts = task.next_prompts(task.num_problems)
         prompts.sort(key=lambda prompt: prompt.problem.metadata["solve_rate_correct"] == 0)
         scored = task.grade(sampler.generate(Draw(prompts[:count], size)))
-    learner = DeepSpeedLearner(config, path, device)
+    learner = DeepSpeedLearner(config, files, device)
     plan = RoundPlan(size, 1, 1, learning_rate_factor=0.0)
     makers = {
         alpha: BatchMaker(

@@ -27,7 +27,8 @@ def main(head: str, precision: str = "bfloat16") -> None:
     from benchmarks.sampler_agreement import gaps
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
     from grpo.learner.loading import load_policy
-    from grpo.models.resolve import load_tokenizer, resolve
+    from grpo.models.files import ModelFiles
+    from grpo.models.resolve import resolve
     from grpo.rollout.vllm_sampler import VllmSampler
     from grpo.types import Problem, Prompt
 
@@ -36,12 +37,11 @@ def main(head: str, precision: str = "bfloat16") -> None:
     config.rollout.precision = config.learner.precision = precision
     config.rollout.kv_cache_gib, config.rollout.max_concurrent = 0.5, 32
     config.rollout.sampling = SamplingConfig(max_tokens=64)
-    path = resolve(config.model, lambda: [])
-    tokenizer = load_tokenizer(path, config.model)
-    sampler = VllmSampler(config, path, tokenizer, torch.device("cpu"))
-    policy = load_policy(path, config.model, precision, 512)
+    files = ModelFiles(resolve(config.model, lambda: []))
+    sampler = VllmSampler(config, files, torch.device("cpu"))
+    policy = load_policy(files, config.model, precision, 512)
     questions = ("Name three rivers.", "What is 12 + 31?", "Write a short poem on rain.", "Why is the sky blue?")
-    prompts = [Prompt(Problem(text, text, ""), tuple(tokenizer(text)["input_ids"])) for text in questions]
+    prompts = [Prompt(Problem(text, text, ""), tuple(files.tokenizer(text)["input_ids"])) for text in questions]
     sampler.generate(Draw(prompts, 4, first_sample=100))
     begun = time.perf_counter()
     groups = sampler.generate(Draw(prompts, 8))

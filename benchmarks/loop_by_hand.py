@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from grpo.host import environment
 from grpo.interfaces import Draw
@@ -26,7 +25,8 @@ from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.models.resolve import load_tokenizer, resolve
+from grpo.models.files import ModelFiles
+from grpo.models.resolve import resolve
 from grpo.rollout.transformers_sampler import PADDED, TransformersSampler
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
@@ -40,11 +40,11 @@ WORDS = ["experiment=tiny", "rollout=transformers", "normalization=dr_grpo", "ob
 DEVICE = torch.device("cpu")
 
 
-def model_folder(config: TrainConfig) -> Path:
+def model_files(config: TrainConfig) -> ModelFiles:
     """Builds the tiny model, which learns the form of an answer from the task's own problems, or finds another one."""
     problems, _ = split(usable_problems(config.task), config.task.data.held_out_fraction)
     examples = [(filled(config.task.prompt.template, problem), problem.answer) for problem in problems]
-    return resolve(config.model, lambda: examples)
+    return ModelFiles(resolve(config.model, lambda: examples))
 
 
 def the_task(config: TrainConfig, loaded: LoadedTask, tokenizer: object) -> VerifiableTask:
@@ -57,11 +57,11 @@ def the_task(config: TrainConfig, loaded: LoadedTask, tokenizer: object) -> Veri
 def train(num_steps: int) -> Iterator[float]:
     """Trains the tiny model, and yields the share of right completions of each step."""
     config = compose_config(WORDS)
-    path = model_folder(config)
-    tokenizer = load_tokenizer(path, config.model)
+    files = model_files(config)
+    tokenizer = files.tokenizer
     init_distributed(DEVICE, 600)
-    learner = DeepSpeedLearner(config, path, DEVICE)
-    sampler = TransformersSampler(config, path, tokenizer, DEVICE, PADDED)
+    learner = DeepSpeedLearner(config, files, DEVICE)
+    sampler = TransformersSampler(config, files, DEVICE, PADDED)
     make_batches = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     sync = CheckedSync(FLOAT32_MISMATCH, float32=True, by_vllm=False)
     sync.refresh(learner, sampler)

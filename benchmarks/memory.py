@@ -32,6 +32,7 @@ from grpo.config.memory_estimate import memory_estimate
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.files import ModelFiles
 from grpo.models.resolve import resolve
 from grpo.types import RoundPlan
 
@@ -72,10 +73,10 @@ def measure(overrides):
         *("learner.micro_batch_tokens=2048", "rollout=vllm_server"),
     ]
     config = with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
-    device, path = ranks.device(config), resolve(config.model, list)
+    device, files = ranks.device(config), ModelFiles(resolve(config.model, list))
     init_distributed(device, 600)
     before = resident("VmRSS")
-    learner = DeepSpeedLearner(config, path, device)
+    learner = DeepSpeedLearner(config, files, device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)
@@ -85,7 +86,7 @@ def measure(overrides):
         tensors = torch.cuda.max_memory_allocated() / 2**30
     else:
         tensors = peak_of_tensors(lambda: learner.step(batch))
-    estimated = memory_estimate(config, model_shape(path), 1, device_memory.device_gib(config))[-1][2]
+    estimated = memory_estimate(config, model_shape(files), 1, device_memory.device_gib(config))[-1][2]
     print(f"GiB {estimated} {tensors} {resident('VmHWM') - before}")
 
 

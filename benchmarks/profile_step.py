@@ -23,6 +23,7 @@ from grpo.config.hydra import compose_config
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.files import ModelFiles
 from grpo.models.resolve import resolve
 from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
@@ -57,7 +58,7 @@ def main(chunk: str = "512") -> None:
     config = with_precision(compose_config(overrides))
     device = ranks.device(config)
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, resolve(config.model, list), device)
+    learner = DeepSpeedLearner(config, ModelFiles(resolve(config.model, list)), device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)

@@ -36,6 +36,7 @@ from grpo.host.network import free_port
 from grpo.learner.policy import DTYPES
 from grpo.learner.small_copy import small_config
 from grpo.learner.weights import weight_buckets
+from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import for_cpu
 from grpo.rollout.vllm_sampler import ModelClasses
 from grpo.rollout.weight_names import FileForm
@@ -70,7 +71,7 @@ def outcome(model_type: str, dtype: torch.dtype) -> tuple[str, str]:
         engine, config = loaded(first, dtype)
         changed(ours).save_pretrained(second)
         expected, _ = loaded(second, dtype)
-        form = FileForm(first)
+        form = FileForm(ModelFiles(first))
     receiver = WeightReceiver()
     receiver.model_runner, receiver.model_config = SimpleNamespace(model=engine), config
     receiver.weight_transfer_engine = None
@@ -141,7 +142,7 @@ def loaded(folder: str, dtype: torch.dtype) -> tuple[nn.Module, object]:
     # A CPU with the instructions would pack the weights of convolutions in bfloat16 into another order.
     torch.cpu._is_avx512_bf16_supported = lambda: False
     own = {"dtype": dtype, "enforce_eager": True, "max_model_len": 64, "kv_cache_memory_bytes": 2**26}
-    config = EngineArgs(model=folder, **own, **for_cpu(folder)).create_engine_config()
+    config = EngineArgs(model=folder, **own, **for_cpu(ModelFiles(folder))).create_engine_config()
     config.compilation_config.mode = 0
     # There is no accelerator whose cache could be emptied.
     torch.accelerator.empty_cache = lambda: None

@@ -96,10 +96,10 @@ def measure(name: str) -> dict:
 
     import torch
 
-    from benchmarks.small_models import tiny_tokenizer
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
     from grpo.learner.loading import load_policy
     from grpo.learner.weights import weight_buckets
+    from grpo.models.files import ModelFiles
     from grpo.rollout.vllm_sampler import VllmSampler
     from grpo.types import Problem, Prompt
     from grpo.weight_sync.checksum import IN_ORDER, checksums
@@ -111,8 +111,9 @@ def measure(name: str) -> dict:
     settings.rollout.precision = settings.learner.precision = "float32"
     settings.rollout.kv_cache_gib, settings.rollout.max_concurrent = 0.25, 16
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
-    policy = load_policy(folder, settings.model, "float32", 512)
-    sampler = VllmSampler(settings, folder, tiny_tokenizer(), torch.device("cpu"))
+    files = ModelFiles(folder)
+    policy = load_policy(files, settings.model, "float32", 512)
+    sampler = VllmSampler(settings, files, torch.device("cpu"))
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
     class Learner:

@@ -24,6 +24,7 @@ from grpo.algorithm.token_selection import largest
 from grpo.config.hydra import compose_config
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.models.files import ModelFiles
 from grpo.models.resolve import resolve
 from grpo.types import RoundPlan, ScoredGroup
 
@@ -54,7 +55,7 @@ def main(precision: str) -> None:
     config = compose_config([*words, f"learner.precision={precision}"])
     device = torch.device("cpu")
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, resolve(config.model, list), device)
+    learner = DeepSpeedLearner(config, ModelFiles(resolve(config.model, list)), device)
     groups = made_up_groups(GROUPS, GROUP_SIZE, 22, 18)
     first, *others = [entropies(learner, groups, *packing) for packing in PACKINGS]
     change = torch.cat([(other - first).abs() for other in others])

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from grpo.host import device_memory, environment
+from grpo.models.files import ModelFiles
 from grpo.run.preparing import with_precision
 from grpo.run.tables import model_shape
 
@@ -75,7 +76,7 @@ def fitting(words):
     config = with_precision(compose_config(words))
     if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
         return words
-    shape = model_shape(Path(config.model.path), adapted=config.model)
+    shape = model_shape(ModelFiles(Path(config.model.path)), adapted=config.model)
     room = Room(device_memory.device_gib(config), device_memory.available_gib(config))
     tokens = fitting_rows(config, shape, 1, room)
     words = [*words, f"{ROWS}={tokens}"] if tokens else words
@@ -140,7 +141,7 @@ def main(folder, name="small", *overrides):
     def middle(key):
         return median(row.get(key, 0.0) for row in measured)
 
-    known = model_shape(folder / name)
+    known = model_shape(ModelFiles(folder / name))
     size = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
     at_once, speed = group_size * prompts, bandwidth(device)
     length = middle("prompts/length_mean") + middle("completions/length_mean") / 2

@@ -26,7 +26,8 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from grpo.config.hydra import compose_config
-from grpo.models.resolve import load_tokenizer, resolve
+from grpo.models.files import ModelFiles
+from grpo.models.resolve import resolve
 from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.sources import load_problems
@@ -58,7 +59,7 @@ class Clock(TrainerCallback):
 
 def main():
     path = resolve(config.model, list)
-    tokenizer = load_tokenizer(path, config.model)
+    tokenizer = ModelFiles(path).tokenizer
     problems, _ = load_problems(config.task.data)
     train, _ = split(problems, config.task.data.held_out_fraction)
     encode = PromptEncoder(tokenizer, config.task.prompt)

@@ -35,8 +35,8 @@ MAY_IMPORT = {
     "tasks": {"types", "config"},
     "models": {"config"},
     "weight_sync": {"types", "config", "interfaces", "host"},
-    "rollout": {"types", "config", "interfaces", "host", "weight_sync"},
-    "learner": {"types", "config", "interfaces", "host", "algorithm"},
+    "rollout": {"types", "config", "interfaces", "host", "models", "weight_sync"},
+    "learner": {"types", "config", "interfaces", "host", "models", "algorithm"},
     "evaluation": {"types", "config", "interfaces"},
     "telemetry": {"types", "config", "interfaces", "host"},
     # The other wing studies runs, whoever trained them. It has no part of the trainer but the readers of its files.

@@ -11,7 +11,7 @@ from grpo.config import TrainConfig
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
 from grpo.host.signals import StopRequest
-from grpo.run.model_folder import model_folder
+from grpo.run.model_folder import model_files
 from grpo.run.preflight import check_vllm
 from grpo.run.preparing import with_precision
 
@@ -36,8 +36,7 @@ def run(config: TrainConfig) -> int:
     device = ranks.device(config)
     check_vllm(config)
     config = with_precision(config)
-    path = model_folder(config)
-    processes = start_servers(config, str(path), device)
+    processes = start_servers(config, model_files(config), device)
     key = os.environ[KEY_VARIABLE]
     replicas = [Replica(url, key, 0.0, process) for url, process in processes.items()]
     try:

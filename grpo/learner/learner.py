@@ -30,6 +30,7 @@ from grpo.learner.resharding import SHARDS, Layout, load_resharded, only_plain_d
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.step_products import Products, StepProducts
 from grpo.learner.weights import MergeLoss, weight_buckets
+from grpo.models.files import ModelFiles
 from grpo.types import (
     Batch,
     GroupWithLogprobs,
@@ -50,9 +51,9 @@ class DeepSpeedLearner:
     """Implements `interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""
 
     def __init__(
-        self, config: TrainConfig, model_path: str | Path, device: torch.device, checkpoint: str | Path | None = None
+        self, config: TrainConfig, files: ModelFiles, device: torch.device, checkpoint: str | Path | None = None
     ):
-        """Loads the model at `model_path`. Call `grpo.learner.engine.init_distributed` before. `checkpoint` is the one
+        """Loads the model in `files`. Call `grpo.learner.engine.init_distributed` before. `checkpoint` is the one
         that `load` will read: UserError is raised where it does not fit the model."""
         self._config = config
         self._device = device
@@ -66,11 +67,11 @@ class DeepSpeedLearner:
         model = dataclasses.replace(config.model, start="") if checkpoint else config.model
         chunk = learner.logit_chunk_tokens
         loading = sharded_loading(learner, learner.precision)
-        policy = load_policy(model_path, model, learner.precision, chunk, config.seed, self._together, loading)
+        policy = load_policy(files, model, learner.precision, chunk, config.seed, self._together, loading)
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         if not policy.in_trees and self.collective.rank == 0:
-            print(f"{model_path} is computed one completion a row: over packed trees its layers are not exact")
+            print(f"{files.path} is computed one completion a row: over packed trees its layers are not exact")
         policy.train()
         if checkpoint:
             saved_layout(checkpoint, SHARDS, self._layout(policy))
@@ -78,7 +79,7 @@ class DeepSpeedLearner:
         self.engine = start_engine(policy, learner)
         self._products = StepProducts(self.engine.optimizer.optimizer)
         self.policy = self.engine.module
-        self.reference = self._reference(model_path)
+        self.reference = self._reference(files)
         row_tokens = learner.micro_batch_tokens
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0
@@ -95,7 +96,7 @@ class DeepSpeedLearner:
         """Says how rows are packed, see `grpo.learner.loading.fitting_layout`."""
         return fitting_layout(self._config.learner.layout, self.policy.in_trees)
 
-    def _reference(self, model_path: str | Path) -> AdapterReference | CopyReference | None:
+    def _reference(self, files: ModelFiles) -> AdapterReference | CopyReference | None:
         kl, learner = self._config.objective.kl, self._config.learner
         if not kl.coefficient:
             return None
@@ -105,7 +106,7 @@ class DeepSpeedLearner:
         model, chunk = self._config.model, learner.logit_chunk_tokens
         # A second copy of the weights would serve backward passes, and a reference has none.
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
-        reference_policy = load_policy(model_path, model, precision, chunk, together=self._together, loading=loading)
+        reference_policy = load_policy(files, model, precision, chunk, together=self._together, loading=loading)
         return CopyReference(reference_policy, learner, kl, self._device)
 
     def states(self) -> LearnerStates:

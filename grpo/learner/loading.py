@@ -19,7 +19,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import ONE_A_ROW
@@ -31,6 +31,7 @@ from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.resharding import SHARDS, WHOLE_WEIGHTS, only_plain_data
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.weights import gathered
+from grpo.models.files import ModelFiles
 
 # Names in configs of factors on the logits, and of divisors.
 SCALES, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
@@ -40,7 +41,7 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 def load_policy(
-    path: str | Path,
+    files: ModelFiles,
     model: ModelConfig,
     precision: str,
     chunk: int,
@@ -48,23 +49,26 @@ def load_policy(
     together: SequenceGroup | None = None,
     loading: AbstractContextManager[None] | None = None,
 ) -> Policy:
-    """Loads the model at `path` as a `Policy`. Collective where the model is sharded.
+    """Loads the model in `files` as a `Policy`. Collective where the model is sharded.
 
     Weights are read within the context `loading`, see `grpo.learner.engine.sharded_loading`. `lora_seed` draws fresh
     adapters where `model.lora` asks for them; without a seed there are none. Weights of `model.start` are loaded last.
     Raises UserError for a model that cannot be computed exactly, whose heads cannot be split evenly over ranks, or that
     does not fit `model.start`.
     """
-    trust = model.trust_remote_code
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-    check_positions(path, config, model.max_length)
-    proof = _proof(str(path), trust, config.to_json_string())
+    config = files.config
+    check_positions(files.path, config, model.max_length)
+    proof = _proof(files, config.to_json_string())
     if together is not None:
-        _check_heads(path, config, together.size, proof)
+        _check_heads(files, together.size, proof)
     implementation = {"attn_implementation": proof.way} if proof.way else {}
     with loading or nullcontext():
         language_model = AutoModelForCausalLM.from_pretrained(
-            path, config=without_dropout(config), dtype=DTYPES[precision], trust_remote_code=trust, **implementation
+            files.path,
+            config=without_dropout(config),
+            dtype=DTYPES[precision],
+            trust_remote_code=files.trust,
+            **implementation,
         )
     if lora_seed is not None and model.lora.rank:
         with torch.random.fork_rng(devices=[]):
@@ -78,17 +82,15 @@ def load_policy(
 
 
 @cache
-def _proof(path: str, trust: bool, config_json: str) -> Proof:
-    """Returns the proof of the model at `path`, whose config is `config_json`. A process proves each model once,
-    and once more where another model has taken its place."""
-    return prove_config(path, AutoConfig.from_pretrained(path, trust_remote_code=trust), trust)
+def _proof(files: ModelFiles, config_json: str) -> Proof:
+    """Returns the proof of a model, whose config is `config_json`. A process proves each model once, and once more
+    where another model has taken its place."""
+    return prove_config(str(files.path), files.config, files.trust)
 
 
-def proven_layout(path: str | Path, model: ModelConfig, configured: str) -> str:
-    """Returns how rows of the model at `path` are packed. Raises UserError where the model cannot be trained here."""
-    trust = model.trust_remote_code
-    config_json = AutoConfig.from_pretrained(path, trust_remote_code=trust).to_json_string()
-    return fitting_layout(configured, _proof(str(path), trust, config_json).in_trees)
+def proven_layout(files: ModelFiles, configured: str) -> str:
+    """Returns how rows of a model are packed. Raises UserError where the model cannot be trained here."""
+    return fitting_layout(configured, _proof(files, files.config.to_json_string()).in_trees)
 
 
 def fitting_layout(configured: str, in_trees: bool) -> str:
@@ -147,11 +149,10 @@ def _is_random(name: str) -> bool:
     return "drop" in name or "jitter" in name
 
 
-def longest_length(path: str | Path, model: ModelConfig) -> float:
-    """Returns the largest length in tokens that the model at `path` supports, or infinity where it has no limit."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-    made_for = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
-    return min([made_for, *(limit for limit, _ in _limits(path, config))])
+def longest_length(files: ModelFiles) -> float:
+    """Returns the largest length in tokens that a model supports, or infinity where it has no limit."""
+    made_for = getattr(files.text, "max_position_embeddings", None) or math.inf
+    return min([made_for, *(limit for limit, _ in _limits(files.path, files.config))])
 
 
 def check_positions(path: str | Path, config: PretrainedConfig, max_length: int) -> None:
@@ -188,18 +189,17 @@ def _limits(path: str | Path, config: PretrainedConfig) -> Iterator[tuple[int, s
         yield longest, f"{path} has {longest} positions"
 
 
-def _check_heads(path: str | Path, config: PretrainedConfig, ranks: int, proof: Proof) -> None:
+def _check_heads(files: ModelFiles, ranks: int, proof: Proof) -> None:
     if not proof.in_trees:
         raise UserError(
-            f"learner.sequence_parallel={ranks} shares out the tokens of a row over ranks, and {path} cannot be "
+            f"learner.sequence_parallel={ranks} shares out the tokens of a row over ranks, and {files.path} cannot be "
             f"computed that way ({proof.reason}): set it to 1"
         )
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
+    heads, shared, _ = files.heads
     if heads % ranks or (shared % ranks and ranks % shared):
         raise UserError(
             f"learner.sequence_parallel={ranks} cannot share out the {heads} attention heads ({shared} of keys and "
-            f"values) of {path}: use a number that divides them"
+            f"values) of {files.path}: use a number that divides them"
         )
 
 

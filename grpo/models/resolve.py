@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import constants, get_token, is_offline_mode
 from huggingface_hub.errors import HFValidationError
@@ -25,10 +25,6 @@ from grpo.config.errors import first_line, require
 from grpo.config.plain_json import parse_json, read_object
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once, cache_root
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 OWN_CODE = "it brings its own code; if you trust that, set model.trust_remote_code=true"
 """Models and tokenizers that transformers loads only with `trust_remote_code` are refused with these words."""
@@ -131,19 +127,6 @@ def _check_files(directory: Path, model: ModelConfig, needs_weights: bool) -> No
         raise UserError(f"model.path={model.path} has no config.json: give the directory that save_pretrained wrote")
     if needs_weights:
         _check_weights(directory, model.path)
-
-
-def load_tokenizer(path: Path | str, model: ModelConfig) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer in directory `path`. Raises `UserError` when there is none or it cannot be loaded."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=model.trust_remote_code)
-    except Exception as error:  # the tokenizers library raises no more specific error
-        hint = OWN_CODE
-        if "trust_remote_code" not in str(error):
-            hint = f"save one there with save_pretrained ({first_line(error)})"
-        raise UserError(f"cannot load the tokenizer of {path}: {hint}") from error
 
 
 def _download(name: str, revision: str, weights: bool) -> Path:

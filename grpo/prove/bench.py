@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
@@ -29,6 +29,7 @@ from grpo.host import device_memory, ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
+from grpo.models.files import ModelFiles
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
 from grpo.run.preparing import with_precision
 from grpo.run.tables import shape_of
@@ -98,14 +99,15 @@ class Bench:
         return lacking(self.config, self.shape, self.room, steps) if self.room else ""
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return tiny.character_tokenizer()
+    def files(self) -> ModelFiles:
+        return ModelFiles(self.path)
 
     def build(self) -> None:
         """Writes the model and its tokenizer to `self.path`, unless that folder exists."""
         if self.path.exists():
             return
-        ends = {"bos_token_id": self.tokenizer.bos_token_id, "eos_token_id": self.tokenizer.eos_token_id}
+        tokenizer = tiny.character_tokenizer()
+        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
         config = config_of(self.size.shape, **ends)
         with torch.random.fork_rng(devices=[]), torch.device(self.device):
             torch.manual_seed(0)
@@ -113,7 +115,7 @@ class Bench:
         # Files of an interrupted proof must not be taken for a model.
         writing = self.path.with_name(f".writing-{self.path.name}")
         shutil.rmtree(writing, ignore_errors=True)
-        self.tokenizer.save_pretrained(writing)
+        tokenizer.save_pretrained(writing)
         model.to(torch.bfloat16 if self.device.type == "cuda" else torch.float32).save_pretrained(writing)
         writing.rename(self.path)
         del model
@@ -124,7 +126,7 @@ class Bench:
     def learner(self) -> DeepSpeedLearner:
         self.build()
         init_distributed(self.device, 600)
-        return DeepSpeedLearner(self.config, self.path, self.device)
+        return DeepSpeedLearner(self.config, self.files, self.device)
 
     @cached_property
     def sampler(self) -> VllmSampler:
@@ -133,7 +135,7 @@ class Bench:
 
         # The learner is built first, as in a run. The sampler gets the memory that is then left.
         _ = self.learner
-        return VllmSampler(self.config, self.path, self.tokenizer, self.device)
+        return VllmSampler(self.config, self.files, self.device)
 
     def prompts(self, seed: int = 0) -> list[Prompt]:
         """Returns a round's prompts, made of random tokens."""

@@ -88,7 +88,7 @@ def losing(bench: Bench) -> Report:
     """Starts two servers, and measures how a run survives the loss of one of them."""
     start = time.perf_counter()
     learner = bench.learner
-    sampler = ServerSampler(bench.config, bench.path, bench.tokenizer, bench.device, learner.collective)
+    sampler = ServerSampler(bench.config, bench.files, bench.device, learner.collective)
     report = lose(Run(bench, sampler), time.perf_counter() - start)
     for server in sampler.servers:
         server.process.stop()

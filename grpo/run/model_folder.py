@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from safetensors import safe_open
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import first_line, require
 from grpo.host import ranks
 from grpo.host.terminal import say
+from grpo.models.files import ModelFiles
 from grpo.models.resolve import CONFIG, OWN_CODE, resolve, with_config
 from grpo.run.parts import warm_start_examples
 
@@ -38,33 +37,35 @@ SHOWN = 3
 _MISFITS = ("ignore_mismatched_sizes", "automatic conversion")
 
 
-def model_folder(config: TrainConfig, learns: bool = True, samples: bool = True, needs_weights: bool = True) -> Path:
-    """Returns the directory of the run's model, as `models.resolve` does, after checking that its files make a model.
+def model_files(
+    config: TrainConfig, learns: bool = True, samples: bool = True, needs_weights: bool = True
+) -> ModelFiles:
+    """Returns the files of the run's model, as `models.resolve` finds them, after checking that they make a model.
 
     `learns` and `samples` say whether a learner and a sampler will load it. Without `needs_weights` its weights may be
     missing. Raises UserError for a config.json that transformers cannot read, for a quantized model that would not be
     trained as it is, and for files that lack weights, which transformers would draw at random.
     """
     path = resolve(config.model, lambda: warm_start_examples(config), needs_weights=needs_weights)
-    trust = config.model.trust_remote_code
+    files = ModelFiles(path, config.model.trust_remote_code)
     name = f"model.path={config.model.path}" if config.model.path else f"model.source={config.model.source}"
-    quantized = _quantized(_settings(path, name, trust))
+    quantized = _quantized(_settings(files, name))
     if quantized:
         by_vllm = samples and config.rollout.engine != "transformers"
         if by_vllm and not learns:
             # vLLM alone loads it, and computes it as it is.
-            return path
+            return files
         _check_quantized(quantized, name, by_vllm)
-        path = with_config(path, {"quantization_config": {"dequantize": True}})
+        files = ModelFiles(with_config(path, {"quantization_config": {"dequantize": True}}), files.trust)
     if needs_weights:
-        check_weights(path, name, trust)
-    return path
+        check_weights(files, name)
+    return files
 
 
-def _settings(path: Path, name: str, trust: bool) -> Mapping[str, Any]:
+def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
     """Returns what config.json says. Raises UserError where transformers makes no config of it."""
     try:
-        settings = json.loads((path / CONFIG).read_text())
+        settings = json.loads((files.path / CONFIG).read_text())
         require(isinstance(settings, dict), f"{name} has a damaged {CONFIG}, which is no object: copy it again")
     except (OSError, ValueError) as error:
         raise UserError(f"{name} has a damaged {CONFIG}: copy it again ({first_line(error)})") from error
@@ -81,7 +82,7 @@ def _settings(path: Path, name: str, trust: bool) -> Mapping[str, Any]:
         f"correct model_type in its {CONFIG}, install a newer transformers, or choose another model",
     )
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        config = files.config
     except Exception as error:  # whatever a config's own code says of such settings
         reason = OWN_CODE if "trust_remote_code" in str(error) else f"correct it ({' '.join(str(error).split())[:200]})"
         raise UserError(f"{name}: transformers cannot read its {CONFIG}: {reason}") from error
@@ -135,18 +136,18 @@ def _check_quantized(method: str, name: str, by_vllm: bool) -> None:
     )
 
 
-def check_weights(path: Path, name: str, trust: bool = False) -> None:
-    """Raises UserError where the files in `path` lack weights of the model, or have them in other shapes. Tells of
+def check_weights(files: ModelFiles, name: str) -> None:
+    """Raises UserError where the files lack weights of the model, or have them in other shapes. Tells of
     weights that the model does not have. Reads only the files' headers."""
     try:
         # On this device weights have no values. transformers itself decides which names belong together.
         _, info = AutoModelForCausalLM.from_pretrained(
-            path, device_map="meta", output_loading_info=True, trust_remote_code=trust
+            files.path, device_map="meta", output_loading_info=True, trust_remote_code=files.trust
         )
     except Exception as error:  # whatever a model's own code raises
         if any(words in str(error) for words in _MISFITS):
             # transformers reports a missing expert in this way, too, where all experts of a layer are one weight.
-            _require_all(_absent(path, trust), name)
+            _require_all(_absent(files), name)
             raise UserError(
                 f"{name}: its weights have other shapes than its {CONFIG} says: correct model.config, or give a model "
                 "whose files belong together"
@@ -170,13 +171,11 @@ def _require_all(missing: Collection[str], name: str, strange: Collection[str] =
     )
 
 
-def _absent(path: Path, trust: bool) -> set[str]:
-    """Returns the names that files of such a model have and those in `path` have not."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+def _absent(files: ModelFiles) -> set[str]:
+    """Returns the names that files of such a model have and these have not."""
+    model = files.without_values()
     present: set[str] = set()
-    for file in path.glob("*.safetensors"):
+    for file in files.path.glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             present.update(weights.keys())
     named = revert_weight_conversion(model, model.state_dict()).keys() - model.all_tied_weights_keys.keys()

@@ -9,16 +9,16 @@ row alone, without padding and without a cache.
 from __future__ import annotations
 
 from math import inf, isfinite
-from pathlib import Path
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
-from grpo.config import ModelConfig, UserError
+from grpo.config import UserError
 from grpo.learner.float64 import InFloat64
 from grpo.learner.loading import builder
 from grpo.learner.proof import own_copy
 from grpo.learner.small_copy import VOCABULARY
+from grpo.models.files import ModelFiles
 from grpo.rollout.transformers_sampler import ALONE, WAYS, SeededSampling, batches, continued
 
 TOLERANCE = 1e-5
@@ -32,15 +32,14 @@ NEW_TOKENS = 12
 PAD = VOCABULARY // 2
 
 
-def exact_way(path: Path, model: ModelConfig) -> str:
-    """Returns the quickest of the sampler's `WAYS` in which the model at `path` samples what it computes. Without a
+def exact_way(files: ModelFiles) -> str:
+    """Returns the quickest of the sampler's `WAYS` in which a model samples what it computes. Without a
     small copy of the model it returns the surest one. Raises UserError where no way is exact."""
-    trust = model.trust_remote_code
     found = []
     with torch.random.fork_rng(devices=[]), InFloat64():
         torch.manual_seed(0)
         try:
-            copy, _ = own_copy(str(path), AutoConfig.from_pretrained(path, trust_remote_code=trust), builder(trust))
+            copy, _ = own_copy(str(files.path), files.config, builder(files.trust))
         except UserError:
             return ALONE
         copy.generation_config = GenerationConfig()
@@ -50,8 +49,8 @@ def exact_way(path: Path, model: ModelConfig) -> str:
                 return way
             found.append(f"{way}: off by {difference:.1g}")
     raise UserError(
-        f"{path}: rollout.engine=transformers does not sample what the model computes ({'; '.join(found)} nats): use "
-        "rollout.engine=vllm"
+        f"{files.path}: rollout.engine=transformers does not sample what the model computes ({'; '.join(found)} nats): "
+        "use rollout.engine=vllm"
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_suite
@@ -19,6 +19,7 @@ from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
 from grpo.host.imports import importing
 from grpo.interfaces import Collective, Sampler
+from grpo.models.files import ModelFiles
 from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
@@ -105,23 +106,20 @@ def _untold() -> Iterator[None]:
 
 def build_sampler(
     config: TrainConfig,
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase,
+    files: ModelFiles,
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
     """Builds the configured sampler, wrapped in a `CheckedSampler`. Imports only the configured engine's package."""
-    model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
     urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
     starting = f"starting the sampler ({config.rollout.engine})"
     with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
-        return CheckedSampler(_engine(config, path, tokenizer, device, collective), model.vocab_size)
+        return CheckedSampler(_engine(config, files, device, collective), files.text.vocab_size)
 
 
 def _engine(
     config: TrainConfig,
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase,
+    files: ModelFiles,
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
@@ -129,15 +127,15 @@ def _engine(
     if config.rollout.engine == "vllm_server":
         from grpo.rollout.server_sampler import ServerSampler
 
-        return ServerSampler(config, path, tokenizer, device, collective)
+        return ServerSampler(config, files, device, collective)
     if config.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
         from grpo.run.padding import exact_way
 
-        return TransformersSampler(config, path, tokenizer, device, exact_way(path, config.model))
+        return TransformersSampler(config, files, device, exact_way(files))
     try:
         with importing():
             from grpo.rollout.vllm_sampler import VllmSampler
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
-    return VllmSampler(config, path, tokenizer, device, collective)
+    return VllmSampler(config, files, device, collective)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
-
-from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
@@ -15,8 +12,8 @@ from grpo.config.errors import UserError, require
 from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.learner.small_copy import EXPERTS
-from grpo.rollout.engine_arguments import configured_ends, keeps_state, stop_token_ids, vllm_version
-from grpo.run.tables import setting_of
+from grpo.models.files import ModelFiles, setting_of
+from grpo.rollout.engine_arguments import vllm_version
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.task import LoadedTask
 
@@ -69,8 +66,8 @@ def check_vllm(config: TrainConfig) -> None:
     )
 
 
-def check_spread(config: TrainConfig, path: Path) -> None:
-    """Raises UserError if the ranks that share an engine cannot divide the model at `path`, or span two machines."""
+def check_spread(config: TrainConfig, files: ModelFiles) -> None:
+    """Raises UserError if the ranks that share an engine cannot divide the model, or span two machines."""
     spread, local = config.rollout.tensor_parallel, ranks.counts(config)[1]
     if spread == 1:
         return
@@ -80,20 +77,18 @@ def check_spread(config: TrainConfig, path: Path) -> None:
         f"{key} does not divide the {local} learner ranks of a machine: use a divisor of {local}, since an engine's "
         "ranks exchange data in every layer",
     )
-    trust = config.model.trust_remote_code
-    text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
+    text = files.text
     kinds = {
         "experts": any(setting_of(text, name) for name in (*EXPERTS, "moe_num_experts")),
-        "layers with a state": keeps_state(str(path), trust),
+        "layers with a state": files.keeps_state,
     }
     uncompared = [kind for kind, present in kinds.items() if present]
     require(
         not uncompared,
-        f"{key}: {path} has {' and '.join(uncompared)}, whose shards cannot be compared with the learner's: use "
+        f"{key}: {files.path} has {' and '.join(uncompared)}, whose shards cannot be compared with the learner's: use "
         "rollout=vllm_server with rollout.servers.tensor_parallel",
     )
-    heads = setting_of(text, "num_attention_heads") or 1
-    shared = setting_of(text, "num_key_value_heads") or heads
+    heads, shared = (max(1, count) for count in files.heads[:2])
     require(
         heads % spread == 0 and (shared % spread == 0 or spread % shared == 0),
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
@@ -101,15 +96,12 @@ def check_spread(config: TrainConfig, path: Path) -> None:
     )
 
 
-def check_vocabulary(
-    config: TrainConfig, path: Path, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[LoadedTask]
-) -> None:
+def check_vocabulary(files: ModelFiles, tasks: Sequence[LoadedTask]) -> None:
     """Raises UserError if a prompt of `tasks`, the end of every completion, or an end that the model's own files name
     has a token without a row in the model's embedding. Further tokens that no prompt has do no harm, and neither do
     rows without a token."""
-    trust = config.model.trust_remote_code
-    rows = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config().vocab_size
-    strange = [token for token in configured_ends(path) if token >= rows]
+    path, tokenizer, rows = files.path, files.tokenizer, files.text.vocab_size
+    strange = [token for token in files.configured_ends if token >= rows]
     require(
         not strange,
         f"the model in {path} ends its completions with token {strange[:1]}, and it has embeddings of tokens up to "
@@ -123,7 +115,7 @@ def check_vocabulary(
         f"the tokenizer in {path} has tokens up to {largest}, and the model has embeddings of tokens up to {rows - 1}"
     )
     remedy = "give a model and a tokenizer that belong together"
-    stop = stop_token_ids(path, tokenizer)
+    stop = files.stop_token_ids
     require(
         min(stop, default=0) < rows, f"{what}: no completion could end, since that needs token {stop[:1]}: {remedy}"
     )
@@ -135,19 +127,16 @@ def check_vocabulary(
                     raise UserError(f"{what}: the prompt of problem {problem.problem_id} has token {token}: {remedy}")
 
 
-def check_cpu_heads(config: TrainConfig, path: Path) -> None:
+def check_cpu_heads(config: TrainConfig, files: ModelFiles) -> None:
     """Raises UserError if the model's attention heads have a width that vLLM's CPU build does not compute. The build
     itself would fail only at the first token."""
     elsewhere = config.dry_run or config.rollout.engine == "transformers" or uses_running_servers(config)
-    trust = config.model.trust_remote_code
-    text = AutoConfig.from_pretrained(path, trust_remote_code=trust).get_text_config()
-    heads = setting_of(text, "num_attention_heads")
+    heads = files.heads
     # Latent attention has widths of its own, see `grpo.rollout.engine_arguments.for_cpu`.
-    if elsewhere or ranks.on_gpu(config) or not heads or getattr(text, "kv_lora_rank", None):
+    if elsewhere or ranks.on_gpu(config) or not heads.count or getattr(files.text, "kv_lora_rank", None):
         return
-    width = setting_of(text, "head_dim") or text.hidden_size // heads
     require(
-        width in CPU_HEADS,
-        f"{path} has attention heads of {width} numbers, and vLLM's CPU build computes "
+        heads.width in CPU_HEADS,
+        f"{files.path} has attention heads of {heads.width} numbers, and vLLM's CPU build computes "
         f"{', '.join(map(str, CPU_HEADS))} only: use rollout.engine=transformers",
     )

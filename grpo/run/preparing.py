@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import require
@@ -25,9 +23,9 @@ from grpo.host.alive import working
 from grpo.host.terminal import Terminal, say
 from grpo.insight.pages.trial import SAME, trial_table
 from grpo.learner.loading import longest_length, proven_layout
-from grpo.models.resolve import load_tokenizer
+from grpo.models.files import ModelFiles
 from grpo.run import preflight
-from grpo.run.model_folder import model_folder
+from grpo.run.model_folder import model_files
 from grpo.run.parts import load_suite, load_task
 from grpo.run.tables import print_price, print_tables
 from grpo.tasks.curriculum import check_rates
@@ -44,16 +42,14 @@ BLOCK = 32
 class Prepared(NamedTuple):
     """A prepared run has everything that can be known before its engines start.
 
-    config     the configuration, with model, precision and lengths filled in
-    path       the directory of the model
-    tokenizer  the model's tokenizer
-    task       the problems that the run trains on
-    suite      the sets of `evaluation.suite`
+    config  the configuration, with model, precision and lengths filled in
+    files   the model's files
+    task    the problems that the run trains on
+    suite   the sets of `evaluation.suite`
     """
 
     config: TrainConfig
-    path: Path
-    tokenizer: PreTrainedTokenizerBase
+    files: ModelFiles
     task: LoadedTask
     suite: Sequence[TaskConfig]
 
@@ -70,15 +66,15 @@ def prepared(config: TrainConfig) -> Prepared:
     config = with_precision(config)
     preflight.check_deepspeed(config)
     with working("looking for the model and preparing it"):
-        path = model_folder(config, needs_weights=not config.dry_run)
-        preflight.check_spread(config, path)
-        preflight.check_cpu_heads(config, path)
-        tokenizer = load_tokenizer(path, config.model)
+        files = model_files(config, needs_weights=not config.dry_run)
+        preflight.check_spread(config, files)
+        preflight.check_cpu_heads(config, files)
+        tokenizer = files.tokenizer
     with working("reading the problems"):
-        room = room_for_prompts(config, path)
+        room = room_for_prompts(config, files)
         tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *load_suite(config))]
-        preflight.check_vocabulary(config, path, tokenizer, tasks)
-        config, (own_task, *suite) = fit_lengths(config, tasks, path)
+        preflight.check_vocabulary(files, tasks)
+        config, (own_task, *suite) = fit_lengths(config, tasks, files)
     _refuse_trained_on(own_task, suite)
     for of_set in own_task.config.all_sets.values() if ranks.rank() == 0 else ():
         if odd := odd_judge(of_set.reward, of_set.answer_name):
@@ -86,15 +82,15 @@ def prepared(config: TrainConfig) -> Prepared:
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)
     with working("proving that the model is computed as it computes itself"):
-        layout = proven_layout(path, config.model, config.learner.layout)
+        layout = proven_layout(files, config.learner.layout)
     num_problems, prompts = sum(map(len, own_task.problems.values())), config.dynamics.prompts_per_step
     if prompts > num_problems and ranks.rank() == 0:
         say(
             f"grpo: dynamics.prompts_per_step={prompts} is more than the {num_problems} problems, held-out ones "
             "included, so each step asks some of them several times"
         )
-    print_tables(replace(config, learner=replace(config.learner, layout=layout)), path)
-    return Prepared(config, path, tokenizer, own_task, [task.config for task in suite])
+    print_tables(replace(config, learner=replace(config.learner, layout=layout)), files)
+    return Prepared(config, files, own_task, [task.config for task in suite])
 
 
 def _refuse_trained_on(own: LoadedTask, suite: Sequence[LoadedTask]) -> None:
@@ -129,13 +125,13 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
     """
     config, first = ready.config, ranks.rank() == 0
     if first:
-        print_price(config, ready.path, machine)
-    with load_task(config, ready.tokenizer, loaded=ready.task) as task:
+        print_price(config, ready.files, machine)
+    with load_task(config, ready.files.tokenizer, loaded=ready.task) as task:
         [prompt] = task.next_prompts(1)
     scored = trial(config.task, config.rollout.sampling.max_tokens, 1, ready.task.problems)
     if first:
         console = Terminal()
-        text = ready.tokenizer.decode(prompt.token_ids)
+        text = ready.files.tokenizer.decode(prompt.token_ids)
         console.print(f"The first prompt has {len(prompt.token_ids)} tokens:\n{text}\n", soft_wrap=True)
         console.print(trial_table(scored))
         if not tells_apart(scored):
@@ -143,23 +139,25 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
     return 0
 
 
-def room_for_prompts(config: TrainConfig, path: Path) -> int:
+def room_for_prompts(config: TrainConfig, files: ModelFiles) -> int:
     """Returns how many tokens a prompt may have so that a completion fits into the model behind it."""
-    return (config.model.max_length or longest_length(path, config.model)) - _longest_answer(config)
+    return (config.model.max_length or longest_length(files)) - _longest_answer(config)
 
 
 def _longest_answer(config: TrainConfig) -> int:
     return max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0)
 
 
-def fit_lengths(config: TrainConfig, tasks: Sequence[LoadedTask], path: Path) -> tuple[TrainConfig, list[LoadedTask]]:
+def fit_lengths(
+    config: TrainConfig, tasks: Sequence[LoadedTask], files: ModelFiles
+) -> tuple[TrainConfig, list[LoadedTask]]:
     """Replaces a `model.max_length` of 0, and a `prompt.max_tokens` of 0 in each of `tasks`, by what the data need.
 
     A set's prompt limit becomes the length of its longest prompt, or less if a completion would not fit into the model
     then. The model's length becomes that of the longest prompt plus a completion, rounded up to a multiple of `BLOCK`
     where the model allows it. `config.task` is not changed. Raises `UserError` when prompts and completions cannot fit.
     """
-    answer, configured, room = _longest_answer(config), config.model.max_length, room_for_prompts(config, path)
+    answer, configured, room = _longest_answer(config), config.model.max_length, room_for_prompts(config, files)
     longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
     most = room + answer
 

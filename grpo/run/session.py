@@ -72,9 +72,12 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     ready = prepared(config)
     if ready.config.dry_run:
         return dry_run(ready, machine)
-    config = ready.config
+    config, files = ready.config, ready.files
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with load_task(config, ready.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task, ExitStack() as ends:
+    with (
+        load_task(config, files.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task,
+        ExitStack() as ends,
+    ):
         device = ranks.device(config)
         alone = init_distributed(device, config.longest_wait_seconds)
         if alone and not keeps_engine(config, device):
@@ -82,9 +85,9 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
         with locked(Path(config.output_dir), collective):
-            saved = saved_run(config, ready.path, ready.task, collective) if config.checkpoint.resume else None
+            saved = saved_run(config, files.path, ready.task, collective) if config.checkpoint.resume else None
             if not saved:
-                check_start(config, ready.path, collective)
+                check_start(config, files.path, collective)
                 if earlier := on_first(collective, lambda: set_aside(Path(config.output_dir))):
                     print(
                         f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {earlier}"
@@ -108,25 +111,25 @@ class Session:
     def __init__(self, ready: Prepared, task: VerifiableTask, saved: Saved | None, services: Trackers, ends: ExitStack):
         """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None. `ends` ends the
         sampler."""
-        config, path = ready.config, ready.path
+        config, files = ready.config, ready.files
         device = ranks.device(config)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
-        self._tokenizer, self._suite, self._device = ready.tokenizer, ready.suite, device
+        self._tokenizer, self._suite, self._device = files.tokenizer, ready.suite, device
         self._problems = ready.task.identity
         with working("loading the model into the learner"), explaining_oom("loading the model"):
-            learner = DeepSpeedLearner(config, path, device, saved.checkpoint if saved else None)
+            learner = DeepSpeedLearner(config, files, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
-        self._base = on_first(self._collective, lambda: base_of(config, path))
+        self._base = on_first(self._collective, lambda: base_of(config, files.path))
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
         self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
-        build = partial(build_sampler, config, path, ready.tokenizer, device, self._collective)
+        build = partial(build_sampler, config, files, device, self._collective)
         with explaining_oom("starting the sampler"):
             sampler = sampler_in_turn(config, learner, build, self._clocks)
         ends.callback(sampler.close)
         self._store = checkpoint_store(config, self._collective)
         self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
-        self._writer = ModelWriter(config, learner.policy, ready.tokenizer, self._parts)
+        self._writer = ModelWriter(config, learner.policy, files.tokenizer, self._parts)
         self._stop = StopRequest(STOPPING)
 
     def run(self, observers: Sequence[Observer] = ()) -> int:

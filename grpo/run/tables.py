@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from grpo.config import ModelConfig, TrainConfig
 from grpo.config.errors import require
@@ -31,6 +30,7 @@ from grpo.host import device_memory, main_memory, ranks
 from grpo.host.device_memory import GIB_ELSEWHERE
 from grpo.host.terminal import Terminal, facts_table
 from grpo.learner.loading import with_lora
+from grpo.models.files import ModelFiles, heads_of, setting_of
 from grpo.types import MachineConstants
 
 # Without a GPU here, the tables are those of a machine with this many GPUs.
@@ -44,9 +44,9 @@ Memory = Sequence[tuple[str, float, float]]
 """These are rows of (what, GiB while sampling, GiB while learning); the last one holds the sums."""
 
 
-def print_price(config: TrainConfig, path: Path, machine: MachineConstants | None) -> None:
+def print_price(config: TrainConfig, files: ModelFiles, machine: MachineConstants | None) -> None:
     """Prints the run's price in tokens, and in hours if `machine` holds measured speeds. Called on rank 0 only."""
-    parameters = model_shape(path, config.model.trust_remote_code).parameters
+    parameters = model_shape(files).parameters
     priced = price(config, parameters, ranks.counts(config)[0], machine)
     of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
     header = (of, "in a round", f"in {priced.rounds} rounds")
@@ -59,7 +59,7 @@ def print_price(config: TrainConfig, path: Path, machine: MachineConstants | Non
         )
 
 
-def print_tables(config: TrainConfig, path: Path) -> None:
+def print_tables(config: TrainConfig, files: ModelFiles) -> None:
     """Prints what runs where, the batch and the memory estimate, on rank 0: tables in a dry run, and else a line each.
     Warns if memory will not suffice.
 
@@ -69,7 +69,7 @@ def print_tables(config: TrainConfig, path: Path) -> None:
     on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
     num_gpus = (torch.cuda.device_count() or max(local, gpus_wanted(config), GPUS_ELSEWHERE)) if on_gpu else 0
     places = placement_table(config, local, num_gpus)
-    shape = model_shape(path, config.model.trust_remote_code, config.model)
+    shape = model_shape(files, config.model)
     lacking = too_small_a_share(config, shape) or too_much_memory(config, shape, count, local)
     # A dry run may be meant for another machine.
     elsewhere = (on_gpu and not torch.cuda.is_available()) or (config.dry_run and bool(config.hardware.hosts))
@@ -291,10 +291,9 @@ def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
     return rows
 
 
-def model_shape(path: Path, trust_remote_code: bool = False, adapted: ModelConfig | None = None) -> ModelShape:
-    """Computes the sizes of the model at `path` from its config. For `adapted` see `shape_of`."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    return shape_of(config, trust_remote_code, adapted)
+def model_shape(files: ModelFiles, adapted: ModelConfig | None = None) -> ModelShape:
+    """Computes the sizes of a model from its config. For `adapted` see `shape_of`."""
+    return shape_of(files.config, files.trust, adapted)
 
 
 def shape_of(
@@ -310,8 +309,9 @@ def shape_of(
             adapters = sum(parameter.numel() for parameter in learning if parameter.requires_grad)
     text = config.get_text_config()
     # Mamba 2 has another name for its heads, and some models have none.
-    heads = setting_of(text, "num_attention_heads") or setting_of(text, "num_heads") or 1
-    width = setting_of(text, "head_dim") or text.hidden_size // heads
+    heads = heads_of(text)
+    count = heads.count or setting_of(text, "num_heads") or 1
+    width = heads.width or text.hidden_size // count
     return ModelShape(
         parameters=parameters,
         adapters=adapters,
@@ -319,18 +319,9 @@ def shape_of(
         width=text.hidden_size,
         inner_width=inner_width(text),
         vocabulary=text.vocab_size,
-        query_width=heads * width,
-        key_value_width=(setting_of(text, "num_key_value_heads") or heads) * width,
+        query_width=count * width,
+        key_value_width=(heads.shared or count) * width,
     )
-
-
-def setting_of(config: PretrainedConfig, name: str) -> int | None:
-    """Returns the integer setting `name` of a model's config, or None if there is none.
-
-    The config is read as a dictionary, since its attribute would raise for a setting that differs between layers.
-    """
-    value = config.to_dict().get(config.attribute_map.get(name, name))
-    return value if isinstance(value, int) else None
 
 
 def inner_width(config: PretrainedConfig) -> int:

@@ -15,7 +15,7 @@ from grpo.config.memory_estimate import (
 from grpo.learner.loading import load_policy
 from grpo.run.tables import model_shape
 from grpo.types import Tree
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 SEVEN_B = ModelShape(
     parameters=7_000_000_000,
@@ -221,12 +221,14 @@ def test_activations_are_what_autograd_keeps(precision, checkpointing, tmp_path)
     kept, estimated = [], []
     for layers in (2, 6):
         path = tiny_llama(tmp_path / str(layers), layers=layers)
-        policy = load_policy(path, ModelConfig(), precision, chunk=512).train()
+        policy = load_policy(files_of(path), ModelConfig(), precision, chunk=512).train()
         if checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         kept.append(kept_bytes(policy, 128))
         # A CPU attends in float32.
-        estimated.append(128 * activation_bytes(model_shape(path), BYTES[precision], checkpointing, attended=4))
+        estimated.append(
+            128 * activation_bytes(model_shape(files_of(path)), BYTES[precision], checkpointing, attended=4)
+        )
     # The difference is what a layer adds. Embeddings, positions and the last norm, which a row has once, are not
     # estimated.
     assert kept[1] - kept[0] == pytest.approx(estimated[1] - estimated[0], rel=0.02)

@@ -13,7 +13,7 @@ from grpo.learner.group_logprobs import to_device
 from grpo.learner.loading import load_policy
 from grpo.learner.norms import fuse_norms, normalized
 from grpo.types import Completion, Tree
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 GPU = torch.device("cuda", 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -98,7 +98,7 @@ def test_float32_has_a_fused_kernel_too():
 
 
 def test_the_host_never_waits_in_a_micro_batch(tmp_path):
-    policy = load_policy(tiny_llama(tmp_path), ModelConfig(), "bfloat16", 64).to(GPU)
+    policy = load_policy(files_of(tiny_llama(tmp_path)), ModelConfig(), "bfloat16", 64).to(GPU)
     branches = [Branch(Completion((5,) * 40, (-1.0,) * 40, "", False), 0.5, 0.1) for _ in range(4)]
     trees = [LooseTree((3, 4, 5), tuple(branches))] * 3
     micro = to_device(pack(trees), GPU)

@@ -27,11 +27,11 @@ def offloaded(learner):
 def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path, alone):
     from grpo.learner.learner import DeepSpeedLearner
     from tests.learner.learner_worker import config_for, take_step, weights
-    from tests.learner.models import tiny_llama
+    from tests.learner.models import files_of, tiny_llama
 
     config = config_for(stage, "bfloat16", objective__kl__coefficient=0.1)
     before = torch.cuda.memory_allocated(GPU)
-    learner = DeepSpeedLearner(config, tiny_llama(tmp_path, vocabulary=4096, layers=4), GPU)
+    learner = DeepSpeedLearner(config, files_of(tiny_llama(tmp_path, vocabulary=4096, layers=4)), GPU)
     states = learner.states()
     numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in learner.policy.parameters())
     for _ in range(3):

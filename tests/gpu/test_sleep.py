@@ -16,7 +16,7 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     from grpo.rollout.vllm_sampler import VllmSampler
     from grpo.types import Problem, Prompt
     from grpo.weight_sync.refresh import CheckedSync
-    from tests.learner.models import tiny_llama
+    from tests.learner.models import files_of, tiny_llama
 
     config, device = TrainConfig(device="cuda"), torch.device("cuda", 0)
     config.learner.precision = config.rollout.precision = "bfloat16"
@@ -26,8 +26,8 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     model = tiny_llama(tmp_path)
     tiny_tokenizer().save_pretrained(model)
-    learner = DeepSpeedLearner(config, model, device)
-    sampler = VllmSampler(config, model, tiny_tokenizer(), device)
+    learner = DeepSpeedLearner(config, files_of(model), device)
+    sampler = VllmSampler(config, files_of(model, tiny_tokenizer()), device)
     sync = CheckedSync(0.5)
     sync.refresh(learner, sampler)
     prompts = [Prompt(Problem("p", "q", "a"), (3, 4, 5, 6))]

@@ -21,6 +21,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
 from tests.learner.groups import uneven_groups
+from tests.learner.models import files_of
 from tests.learner.partition_worker import SCALE, config_for, weights
 
 # (ZeRO stage, ranks that compute each row together, layout, gradient checkpointing)
@@ -43,7 +44,7 @@ def main(models: str, output: str) -> None:
             config.learner.micro_batch_tokens, config.model.max_length = 50, 128
             case = f"{model.name}/{stage}/{together}"
             try:
-                learner = DeepSpeedLearner(config, model, torch.device("cpu"))
+                learner = DeepSpeedLearner(config, files_of(model), torch.device("cpu"))
             except UserError as error:
                 changes[case] = str(error)
                 continue

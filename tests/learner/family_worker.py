@@ -29,6 +29,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import Grade, RoundPlan
 from tests.learner.groups import uneven_groups
+from tests.learner.models import files_of
 
 # As in partition_worker: with ε far above every gradient, Adam's first update is the gradient times lr/ε.
 SCALE, EPSILON = 1e4, 1e6
@@ -119,7 +120,7 @@ def weights(learner):
 def changes_of(model, together, precision, cuts, device=CPU):
     """Returns the change of all weights by one step for each member of the family and each cut into rows."""
     config = config_for(together, precision)
-    learner = DeepSpeedLearner(config, model, device)
+    learner = DeepSpeedLearner(config, files_of(model), device)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
     before, changes = weights(learner), {}

@@ -31,6 +31,7 @@ from grpo.types import RoundPlan
 from grpo.types.weights import ADAPTERS, BASE
 from grpo.weight_sync.vllm_receiver import AdaptedWeights
 from tests.learner.groups import uneven_groups
+from tests.learner.models import files_of
 
 DEVICE = torch.device("cpu")
 
@@ -89,7 +90,7 @@ def reference_facts(model, stage, precision):
             # Coarser than the learner where it can be: what a reference is given must not go by it.
             rollout__precision="bfloat16",
         )
-        learner = DeepSpeedLearner(config, model, DEVICE)
+        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
         facts[name] = [kl(take_step(learner, config)) for _ in range(4)]
         learner.engine.destroy()
     return facts
@@ -100,7 +101,7 @@ def average_facts(model, stage, precision):
     that moved."""
     kl_settings = {"objective__kl__coefficient": 0.1, "objective__kl__refresh_every": 1}
     config = config_for(stage, precision, objective__kl__refresh_rate=1e-3, **kl_settings)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     before = learner.reference.state()
     for _ in range(3):
         take_step(learner, config)
@@ -113,7 +114,7 @@ def average_facts(model, stage, precision):
 
 def lora_facts(model, stage, precision):
     config = config_for(stage, precision, model__lora__rank=4, objective__kl__coefficient=0.1)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     start, drawn = weights(learner), adapters(learner)
     before = learner._logprobs([scored_group.group for scored_group in scored(learner)], learner._from_reference)
     kls = [kl(take_step(learner, config)) for _ in range(2)]
@@ -136,7 +137,9 @@ def lora_facts(model, stage, precision):
     learner.engine.destroy()
     torch.rand(1)
     again, other = (
-        adapters(DeepSpeedLearner(config_for(stage, precision, model__lora__rank=4, seed=seed), model, DEVICE))
+        adapters(
+            DeepSpeedLearner(config_for(stage, precision, model__lora__rank=4, seed=seed), files_of(model), DEVICE)
+        )
         for seed in (0, 1)
     )
     seeded = [torch.equal(drawn, again), torch.equal(drawn, other)]
@@ -147,7 +150,7 @@ def lora_facts(model, stage, precision):
 
 def resume_facts(model, stage, precision):
     config = config_for(stage, precision, learner__warmup_steps=4)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     take_step(learner, config)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
@@ -171,7 +174,7 @@ def resume_facts(model, stage, precision):
 def rate_facts(model, stage, precision):
     """Returns the learning rates of steps under plans that scale the schedule's rate, and whether the weights moved."""
     config = config_for(stage, precision, learner__warmup_steps=4)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     rates, moved = [], []
     for factor in (1.0, 0.0, 0.5):
         before = weights(learner)
@@ -183,7 +186,7 @@ def rate_facts(model, stage, precision):
 
 def nan_facts(model, stage, precision):
     config = config_for(stage, precision, learner__max_skipped_steps=2)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     start = weights(learner)
     config.objective.clip_low = float("nan")
     first = take_step(learner, config)
@@ -208,7 +211,7 @@ def saving_facts(model, stage, precision):
     for checkpointing, offload in ((False, False), (True, False), (True, True)):
         config = config_for(stage, precision, learner__gradient_checkpointing=checkpointing)
         config.learner.offload_optimizer = offload
-        learner = DeepSpeedLearner(config, model, DEVICE)
+        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
         norms.append([take_step(learner, config).gradient_norm for _ in range(2)])
         learner.engine.destroy()
     return norms
@@ -232,7 +235,7 @@ def offload_facts(model, stage, precision):
     for away in (False, True):
         config = config_for(stage, precision, objective__kl__coefficient=0.1)
         before = storages()
-        learner = DeepSpeedLearner(config, model, DEVICE)
+        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
         states, norms = learner.states(), []
         for _ in range(3):
             norms.append(take_step(learner, config).gradient_norm)
@@ -260,7 +263,7 @@ def hpz_facts(model):
     outcomes = []
     for size in (0, 2):
         config = config_for(3, learner__hpz_partition_size=size)
-        learner = DeepSpeedLearner(config, model, DEVICE)
+        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
         norms = [take_step(learner, config).gradient_norm for _ in range(2)]
         outcomes.append((norms, weights(learner)))
         learner.engine.destroy()
@@ -274,18 +277,18 @@ def changed_facts(model):
     changes = []
     for stage, other in ((1, 2), (3, 3)):
         first, then = config_for(stage), config_for(other, learner__precision="bfloat16")
-        learner = DeepSpeedLearner(first, model, DEVICE)
+        learner = DeepSpeedLearner(first, files_of(model), DEVICE)
         take_step(learner, first)
         folder, later = learner.collective.gather((tempfile.mkdtemp(), tempfile.mkdtemp()))[0]
         learner.save(folder)
         start, norm = weights(learner), take_step(learner, first).gradient_norm
         learner.engine.destroy()
-        learner = DeepSpeedLearner(then, model, DEVICE)
+        learner = DeepSpeedLearner(then, files_of(model), DEVICE)
         learner.load(folder)
         away = ((weights(learner) - start).abs() / start.abs().clamp(min=1e-3)).max().item()
         learner.save(later)
         learner.engine.destroy()
-        learner = DeepSpeedLearner(first, model, DEVICE)
+        learner = DeepSpeedLearner(first, files_of(model), DEVICE)
         learner.load(later)
         back = torch.equal(weights(learner), start)
         again = take_step(learner, first)
@@ -309,7 +312,7 @@ OPTIMIZER_CASES = [("Adam", 1), ("RAdam", 2), ("NAdam", 1), ("NAdam", 3), ("Adam
 def plain_weights(learner, model, config, name, steps):
     """Returns the weights after `steps` steps without DeepSpeed: gradients of autograd, summed over the ranks, and
     torch's optimizer `name` over the model's own parameters."""
-    policy = load_policy(model, config.model, "float32", 64)
+    policy = load_policy(files_of(model), config.model, "float32", 64)
     own = {setting: value for setting, value in OPTIMIZERS[name].items() if setting != "adam_w_mode"}
     adams = {"betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 1.0}
     optimizer = getattr(torch.optim, name)(policy.parameters(), **adams, **own)
@@ -338,7 +341,7 @@ def optimizer_facts(model, name, stage, precision="float32"):
     changes = {f"learner__{key}": value for key, value in changes.items()} | {"learner__max_gradient_norm": 0.0}
     config = config_for(stage, precision, **changes)
     config.learner.deepspeed = {"optimizer": {"type": name, "params": OPTIMIZERS[name]}}
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     start = weights(learner)
     for step in range(4):
         if step == 2:
@@ -371,7 +374,7 @@ class Hostile:
 def refused_facts(model):
     """Returns the messages for a checkpoint that holds code and for one of another model, and whether the code ran."""
     config, lines = config_for(1), {}
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
     learner.engine.destroy()
@@ -379,7 +382,7 @@ def refused_facts(model):
         if name == "same" and learner.collective.rank == 0:
             for file in Path(folder).glob("*/*optim_states.pt"):
                 torch.save({"optimizer_state_dict": Hostile(f"{folder}/ran")}, file)
-        learner = DeepSpeedLearner(config_for(1, **changes), model, DEVICE)
+        learner = DeepSpeedLearner(config_for(1, **changes), files_of(model), DEVICE)
         learner.collective.barrier()
         try:
             learner.load(folder)

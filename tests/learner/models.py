@@ -4,7 +4,17 @@ them."""
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from grpo.models.files import ModelFiles
+
+
+def files_of(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelFiles:
+    """Returns the files of a model. `tokenizer` stands for the one that the folder lacks."""
+    files = ModelFiles(Path(path))
+    if tokenizer is not None:
+        vars(files)["tokenizer"] = tokenizer
+    return files
 
 
 def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64, layers: int = 2) -> Path:

@@ -20,6 +20,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
 from tests.learner.groups import LEVELS, uneven_groups
+from tests.learner.models import files_of
 
 # (stage, ranks that compute each row together): with two ranks also both together.
 ALONE, TOGETHER = ((1, 1), (2, 1), (3, 1)), ((1, 2), (3, 2))
@@ -82,7 +83,7 @@ def main(model: str, output: str) -> None:
     changes, micro_batches, logprobs = {}, {}, {}
     for stage, together in ALONE if torch.distributed.get_world_size() == 1 else ALONE + TOGETHER:
         config = config_for(stage, together)
-        learner = DeepSpeedLearner(config, model, device)
+        learner = DeepSpeedLearner(config, files_of(model), device)
         rank, world = learner.collective.rank, learner.collective.world_size
         folder = learner.collective.gather(tempfile.mkdtemp())[0]
         learner.save(folder)
@@ -108,7 +109,7 @@ def main(model: str, output: str) -> None:
     for stage in (1, 3):
         config = config_for(stage, 1)
         config.model.lora.rank = 2
-        learner = DeepSpeedLearner(config, model, device)
+        learner = DeepSpeedLearner(config, files_of(model), device)
         changes[f"{world}/{stage}-lora"] = resharded(learner, config, f"{output}/stage-{stage}-lora")
         learner.engine.destroy()
     if rank == 0:

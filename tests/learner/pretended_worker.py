@@ -38,6 +38,7 @@ from grpo.weight_sync.refresh import CheckedSync, Probe
 from tests.gpu import test_kernels
 from tests.learner import family_worker
 from tests.learner.learner_worker import config_for, take_step
+from tests.learner.models import files_of
 from tests.learner.test_attention import HEADS, KINDS, TOKENS, TREES
 from tests.learner.test_varlen import Operations
 from tests.pretend_gpu import CPU, pretend_gpu, waits
@@ -198,7 +199,7 @@ def steps(model, case):
     config = config_for(stage, precision, **changes, learner__sequence_parallel=together)
     norms, waited, operations = [], [], []
     with pretend_gpu() as gpu:
-        learner = DeepSpeedLearner(config, model, gpu)
+        learner = DeepSpeedLearner(config, files_of(model), gpu)
         # The first step copies weights for the path. DeepSpeed watches two passes under ZeRO-3, to know what to gather.
         for tokens in (*(40,) * max(1, stage - 1), 40, 10_000):
             config.learner.micro_batch_tokens = tokens
@@ -219,8 +220,8 @@ def rounds(model):
     config = config_for(3, "bfloat16", rollout__sampling=SamplingConfig(max_tokens=4))
 
     def made(device):
-        learner = DeepSpeedLearner(config, model, device)
-        sampler = TransformersSampler(config, model, tokenizer, device)
+        learner = DeepSpeedLearner(config, files_of(model), device)
+        sampler = TransformersSampler(config, files_of(model, tokenizer), device)
         sync = CheckedSync.of(config, Probe(prompts, config.rollout.sampling, learner.collective))
         sync.begin(learner, sampler)
         take_step(learner, config)

@@ -22,6 +22,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
 from tests.learner.groups import uneven_groups
+from tests.learner.models import files_of
 
 NAMES = ("step/gain", "step/cosine", "step/signal", "path/gain")
 FIRST_BETA = 0.9
@@ -95,7 +96,7 @@ def main(model: str, output: str) -> None:
     results, groups = {}, uneven_groups()
     for stage, together, precision, adapters in cases:
         config = config_for(stage, together, precision, adapters)
-        learner = DeepSpeedLearner(config, model, device)
+        learner = DeepSpeedLearner(config, files_of(model), device)
         rank = learner.collective.rank
         make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
         batches = [make([[groups[index] for index in pair][rank::world]], RoundPlan(4, 1, 4))[0] for pair in PAIRS]

@@ -28,6 +28,7 @@ from grpo.learner.resharding import Layout
 from grpo.learner.weights import weight_buckets
 from grpo.run.checkpoints import CheckpointStore
 from tests.learner.learner_worker import DEVICE, config_for, take_step, weights
+from tests.learner.models import files_of
 from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
 
 
@@ -47,12 +48,12 @@ def change_facts(model, before, after, layout):
     """Returns the largest difference of a weight after loading under changed settings, and the number and gradient norm
     of the next step, without and with loading."""
     first, then = config_for(**before), config_for(**after)
-    learner = DeepSpeedLearner(first, model, DEVICE)
+    learner = DeepSpeedLearner(first, files_of(model), DEVICE)
     folder = saved(learner, first, layout)
     there = sorted(path.name for path in Path(folder).iterdir())
     start, straight = weights(learner), take_step(learner, first)
     learner.engine.destroy()
-    learner = DeepSpeedLearner(then, model, DEVICE, folder)
+    learner = DeepSpeedLearner(then, files_of(model), DEVICE, folder)
     learner.load(folder)
     away = (weights(learner) - start).abs().max().item()
     report = take_step(learner, then)
@@ -70,16 +71,18 @@ def start_facts(model, before, after):
     """Returns the largest difference of a weight between a learner and one that starts from its checkpoint ("away") or
     from its exported model ("lost"), and the KL of the start to its reference."""
     first = config_for(**before)
-    learner = DeepSpeedLearner(first, model, DEVICE)
+    learner = DeepSpeedLearner(first, files_of(model), DEVICE)
     folder = saved(learner, first)
     there, exported = weights(learner), Path(folder, "model")
     target = Folder(exported, SimpleNamespace(save_pretrained=lambda folder: None), "")
     export(learner.policy, first.learner.precision, target, learner.collective)
     learner.engine.destroy()
-    read = load_policy(exported, ModelConfig(path=str(exported)), first.learner.precision, 64)
+    read = load_policy(files_of(exported), ModelConfig(path=str(exported)), first.learner.precision, 64)
     named = [tensor for bucket in weight_buckets(read, 2**20, there.dtype) for _, tensor in bucket]
     lost = (torch.cat([tensor.flatten() for tensor in named]) - there).abs().max().item()
-    learner = DeepSpeedLearner(config_for(**after, model__start=folder, objective__kl__coefficient=0.1), model, DEVICE)
+    learner = DeepSpeedLearner(
+        config_for(**after, model__start=folder, objective__kl__coefficient=0.1), files_of(model), DEVICE
+    )
     away = (weights(learner) - there).abs().max().item()
     distance = take_step(learner, first).means["policy/reference_kl"].value
     learner.engine.destroy()
@@ -90,7 +93,7 @@ def adapted_facts(model, stage, older):
     """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes. With `older` the
     checkpoint holds the frozen base too, as in older versions."""
     config = config_for(stage, **LORA)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     take_step(learner, config)
     if older:
         learner.policy._state_dict_hooks.clear()
@@ -101,7 +104,7 @@ def adapted_facts(model, stage, older):
     size = sum(file.stat().st_size for file in Path(folder).rglob("*_model_states.pt"))
     straight = take_step(learner, config).gradient_norm, weights(learner)
     learner.engine.destroy()
-    learner = DeepSpeedLearner(config, model, DEVICE, folder)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE, folder)
     learner.load(folder)
     again = take_step(learner, config).gradient_norm, weights(learner)
     learner.engine.destroy()
@@ -120,14 +123,14 @@ def said(action):
 def refused_facts(model, before, after, edit):
     """Returns the message for a checkpoint that does not fit, and whether the message comes before an engine starts."""
     first, then = config_for(**before), config_for(**after)
-    learner = DeepSpeedLearner(first, model, DEVICE)
+    learner = DeepSpeedLearner(first, files_of(model), DEVICE)
     folder = saved(learner, first)
     learner.engine.destroy()
     if edit and learner.collective.rank == 0:
         edit(Path(folder))
     learner.collective.barrier()
     made = []
-    line = said(lambda: made.append(DeepSpeedLearner(then, model, DEVICE, folder)))
+    line = said(lambda: made.append(DeepSpeedLearner(then, files_of(model), DEVICE, folder)))
     early = bool(line)
     if made:
         line = said(lambda: made[0].load(folder))
@@ -146,7 +149,7 @@ def late_facts(model):
         time.sleep(0.3)
         write(layout, directory)
 
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     Layout.write = late
     learner.save(folder)
@@ -160,7 +163,7 @@ def full_facts(model, stage, rank, limit):
     """Returns each rank's message, and the seconds until the last one, if files of `rank` may not grow beyond `limit`
     bytes. Also returns which checkpoints are left, and whether the learner goes on from the older one."""
     config = config_for(stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=1)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     collective = learner.collective
     folder = Path(collective.gather(tempfile.mkdtemp())[0])
     store = CheckpointStore(folder, 2, collective)

@@ -22,6 +22,7 @@ from grpo.learner import reference as reference_module
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import load_policy
+from tests.learner.models import files_of
 
 DEVICE = torch.device("cpu")
 allocated = {"most at once": 0}
@@ -72,7 +73,7 @@ def main(model: str, output: str) -> None:
         config.learner.zero_stage, config.objective.kl.coefficient = 3, 0.1
         config.learner.precision = config.rollout.precision = precision
         allocated["most at once"] = 0
-        learner = DeepSpeedLearner(config, model, DEVICE)
+        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
         facts[precision] = dict(allocated)
         gathered.__enter__ = enter
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)).state_dict()
@@ -86,13 +87,13 @@ def main(model: str, output: str) -> None:
             ],
             "flops": learner._flops.per_token,
             "buffers": buffers(learner.policy),
-            "buffers of a whole model": buffers(load_policy(model, config.model, precision, 64)),
+            "buffers of a whole model": buffers(load_policy(files_of(model), config.model, precision, 64)),
         }
         gathered.__enter__ = noted(enter)
         learner.engine.destroy()
     config = TrainConfig()
     config.learner.precision = config.rollout.precision = "float32"
-    facts["flops of a whole model"] = DeepSpeedLearner(config, model, DEVICE)._flops.per_token
+    facts["flops of a whole model"] = DeepSpeedLearner(config, files_of(model), DEVICE)._flops.per_token
     every = learner.collective.gather(facts)
     if learner.collective.rank == 0:
         with open(output, "w") as file:

@@ -15,6 +15,7 @@ from grpo.learner import attention, loading, proof, small_copy
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.policy import Policy
 from tests import warm
+from tests.learner.models import files_of
 from tests.learner.test_partition import reference_step, relative_difference
 
 TOLERANCE = 1e-5
@@ -189,19 +190,19 @@ def test_learned_positions_end_where_their_table_ends():
 def test_a_model_is_loaded_the_way_that_was_proved_or_not_at_all(tmp_path):
     for name in ("Llama", "LFM2", "GPT-2"):
         AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(tmp_path / name)
-    ways = [loading.load_policy(tmp_path / name, ModelConfig(max_length=256), "float32", 64).in_trees
+    ways = [loading.load_policy(files_of(tmp_path / name), ModelConfig(max_length=256), "float32", 64).in_trees
             for name in ("Llama", "LFM2")]  # fmt: skip
     assert ways == [True, False]
     with pytest.raises(UserError, match="has 256 positions"):
-        loading.load_policy(tmp_path / "GPT-2", ModelConfig(max_length=257), "float32", 64)
+        loading.load_policy(files_of(tmp_path / "GPT-2"), ModelConfig(max_length=257), "float32", 64)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("doge", **SMALL)).save_pretrained(tmp_path / "Doge")
     with pytest.raises(UserError, match="doge is not computed exactly here"):
-        loading.load_policy(tmp_path / "Doge", ModelConfig(max_length=256), "float32", 64)
+        loading.load_policy(files_of(tmp_path / "Doge"), ModelConfig(max_length=256), "float32", 64)
 
 
 def test_nothing_random_is_left_in_a_model_that_learns(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Phi-3, window")).save_pretrained(tmp_path)
-    policy = loading.load_policy(tmp_path, ModelConfig(max_length=64), "float32", 64).train()
+    policy = loading.load_policy(files_of(tmp_path), ModelConfig(max_length=64), "float32", 64).train()
     micro, _ = proof.example_row()
     first, second = (policy(micro, 1.0)[0] for _ in range(2))
     assert policy.training and torch.equal(first, second)
@@ -212,17 +213,17 @@ def test_adapters_on_fused_experts_are_refused(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Qwen3-MoE")).save_pretrained(tmp_path)
     model = ModelConfig(max_length=64)
     model.lora.rank, model.lora.target_modules = 2, "q_proj,v_proj"
-    loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+    loading.load_policy(files_of(tmp_path), model, "float32", 64, lora_seed=0)
     model.lora.target_modules = "all-linear"
     with pytest.raises(UserError, match="model.lora.target_modules adapts .*experts.* no linear layer"):
-        loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+        loading.load_policy(files_of(tmp_path), model, "float32", 64, lora_seed=0)
 
 
 def test_a_model_that_takes_the_place_of_another_is_proven_anew(tmp_path):
     layouts = []
     for name in ("Llama", "LFM2"):
         config_of(name).save_pretrained(tmp_path)
-        layouts.append(loading.proven_layout(tmp_path, ModelConfig(), "shared"))
+        layouts.append(loading.proven_layout(files_of(tmp_path), "shared"))
     assert layouts == ["shared", ONE_A_ROW]
 
 
@@ -231,7 +232,7 @@ def test_an_adapter_that_no_gradient_would_reach_is_refused(tmp_path):
     model = ModelConfig(max_length=64)
     model.lora.rank, model.lora.target_modules = 2, "q_proj,lm_head"
     with pytest.raises(UserError, match="model.lora.target_modules adapts the output layer"):
-        loading.load_policy(tmp_path, model, "float32", 64, lora_seed=0)
+        loading.load_policy(files_of(tmp_path), model, "float32", 64, lora_seed=0)
 
 
 def test_adapters_that_fit_no_layer_are_refused():

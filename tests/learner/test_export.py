@@ -15,7 +15,7 @@ from grpo.config.saved import described
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from tests.fakes import SingleRank
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def policy(base):
-    return load_policy(base, ModelConfig(path=str(base)), "float32", 64)
+    return load_policy(files_of(base), ModelConfig(path=str(base)), "float32", 64)
 
 
 def folder_at(path, tokenizer=lambda folder: None):
@@ -79,21 +79,21 @@ def test_a_kill_in_the_middle_leaves_no_folder_that_looks_whole(policy, tmp_path
 
 def test_an_adapter_is_trained_on_as_it_was_left(base, tmp_path):
     adapted = ModelConfig(path=str(base), lora=LoraConfig(rank=4, alpha=8.0, target_modules="q_proj,down_proj"))
-    policy = load_policy(base, adapted, "float32", 64, lora_seed=0)
+    policy = load_policy(files_of(base), adapted, "float32", 64, lora_seed=0)
     drawn = {name: torch.randn(p.shape) for name, p in policy.named_parameters() if p.requires_grad}
     policy.load_state_dict(drawn, strict=False)
     export_adapter(policy, folder_at(tmp_path / "adapter"), SingleRank())
     model = described(ModelConfig(path=str(tmp_path / "adapter")))
     assert (model.path, model.lora.rank, model.lora.alpha) == (str(base), 4, 8.0)
-    again = dict(load_policy(base, model, "float32", 64, lora_seed=1).named_parameters())
+    again = dict(load_policy(files_of(base), model, "float32", 64, lora_seed=1).named_parameters())
     assert drawn and all(torch.equal(again[name], weight) for name, weight in drawn.items())
 
 
 def test_an_adapter_of_another_model_is_refused(base, tmp_path):
     lora = LoraConfig(rank=4, target_modules="q_proj")
-    policy = load_policy(base, ModelConfig(path=str(base), lora=lora), "float32", 64, lora_seed=0)
+    policy = load_policy(files_of(base), ModelConfig(path=str(base), lora=lora), "float32", 64, lora_seed=0)
     export_adapter(policy, folder_at(tmp_path / "adapter"), SingleRank())
     deeper = tiny_llama(tmp_path / "deeper", layers=3)
     model = described(ModelConfig(path=str(deeper), start=str(tmp_path / "adapter")))
     with pytest.raises(UserError, match="is an adapter of another model, which differs in 2 weights"):
-        load_policy(deeper, model, "float32", 64, lora_seed=0)
+        load_policy(files_of(deeper), model, "float32", 64, lora_seed=0)

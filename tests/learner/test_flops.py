@@ -7,11 +7,11 @@ from grpo.config import ModelConfig
 from grpo.learner.flops import FlopCount, flop_count
 from grpo.learner.loading import load_policy
 from grpo.types import Completion
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 
 def test_matrix_products_are_those_that_torch_counts(tmp_path):
-    policy = load_policy(tiny_llama(tmp_path / "model", tied=False), ModelConfig(), "float32", 64)
+    policy = load_policy(files_of(tiny_llama(tmp_path / "model", tied=False)), ModelConfig(), "float32", 64)
     count = flop_count(policy.language_model, policy.head.weight)
     branches = tuple(Branch(Completion((5,) * length, (-1.0,) * length, "", False), 1.0, 1.0) for length in (6, 4))
     micro = pack([LooseTree((3, 4, 5), branches)])

@@ -13,11 +13,11 @@ from grpo.learner.proof import example_row
 from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.transformers_sampler import TransformersSampler
 from grpo.types import Problem, Prompt
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 
 def logprobs_of(path, head_precision):
-    policy = load_policy(path, ModelConfig(max_length=64, head_precision=head_precision), "bfloat16", 64)
+    policy = load_policy(files_of(path), ModelConfig(max_length=64, head_precision=head_precision), "bfloat16", 64)
     micro, _ = example_row()
     with torch.no_grad():
         hidden = policy._hidden(micro.token_ids, micro.position_ids, micro.trees)[micro.predictors].double()
@@ -49,7 +49,7 @@ def test_so_is_transformers(tmp_path):
     config = TrainConfig()
     config.rollout.precision, config.rollout.sampling = "bfloat16", SamplingConfig(max_tokens=8)
     config.model = ModelConfig(max_length=64, head_precision="float32")
-    sampler = TransformersSampler(config, path, tiny_tokenizer(), torch.device("cpu"))
+    sampler = TransformersSampler(config, files_of(path, tiny_tokenizer()), torch.device("cpu"))
     assert sampler._model(torch.tensor([[3, 4, 5]])).logits.dtype == torch.float32
     [group] = sampler.generate(Draw([Prompt(Problem("p", "q", "a"), (3, 4, 5))], 2))
     assert len(group.completions) == 2
@@ -63,9 +63,9 @@ def test_transformers_samples_with_the_soft_caps_of_the_learner(tmp_path):
     config = TrainConfig()
     config.rollout.precision, config.rollout.sampling = "float32", SamplingConfig(max_tokens=8)
     config.model = ModelConfig(max_length=64)
-    sampler = TransformersSampler(config, tmp_path, tiny_tokenizer(), torch.device("cpu"))
+    sampler = TransformersSampler(config, files_of(tmp_path, tiny_tokenizer()), torch.device("cpu"))
     group = sampler.generate(Draw([Prompt(Problem("p", "q", "a"), tuple(range(3, 15)))], 2))[0]
-    policy = load_policy(tmp_path, config.model, "float32", 64)
+    policy = load_policy(files_of(tmp_path), config.model, "float32", 64)
     branches = tuple(Branch(completion, 0.0, 0.0) for completion in group.completions)
     micro = pack([LooseTree(group.prompt.token_ids, branches)])
     torch.testing.assert_close(policy(micro, 1.0)[0].detach(), micro.sampler_logprobs, rtol=0, atol=1e-5)

@@ -14,7 +14,7 @@ from grpo.config import TrainConfig
 from grpo.rollout.collect import in_steps
 from grpo.types import RolloutGroup, RoundPlan, ScoredGroup
 from tests.learner.groups import uneven_groups
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 DEVICE = torch.device("cpu")
 PLAN = RoundPlan(4, 2, 2)
@@ -30,7 +30,7 @@ def start(tmp_path_factory):
     model = tiny_llama(tmp_path_factory.mktemp("model"))
     environment = dict(os.environ)
     init_distributed(DEVICE, 300)
-    yield lambda config: DeepSpeedLearner(config, model, DEVICE)
+    yield lambda config: DeepSpeedLearner(config, files_of(model), DEVICE)
     # The rendezvous is announced in the environment, and later tests start processes of their own.
     os.environ.clear()
     os.environ.update(environment)

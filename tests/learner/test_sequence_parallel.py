@@ -9,6 +9,7 @@ import torch.distributed as dist
 from grpo.config import TrainConfig
 from grpo.learner import learner
 from grpo.learner.sequence_parallel import SequenceGroup
+from tests.learner.models import files_of
 
 
 def test_a_rank_waits_for_the_others_of_its_group_until_the_learners_deadline(monkeypatch):
@@ -32,5 +33,5 @@ def test_ranks_of_a_group_wait_as_long_as_any_phase_may_take(monkeypatch):
 
     monkeypatch.setattr(learner, "SequenceGroup", group)
     with pytest.raises(InterruptedError):
-        learner.DeepSpeedLearner(config, "model", torch.device("cpu"))
+        learner.DeepSpeedLearner(config, files_of("model"), torch.device("cpu"))
     assert asked == [(2, 7200.0 + 1800.0 + 300.0)]

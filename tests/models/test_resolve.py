@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from grpo.config import ModelConfig, UserError
-from grpo.models.resolve import load_tokenizer, resolve
+from grpo.models.resolve import resolve
+from tests.learner.models import files_of
 
 
 def no_examples():
@@ -116,7 +117,7 @@ def test_the_tiny_model_is_warmed_up_on_the_examples_and_cached(tmp_path, monkey
     assert resolve(config, lambda: [["1 + 1 =", "2"]]) == ones
     assert (ones / "model.safetensors").stat().st_mtime_ns == written
     assert resolve(config, lambda: [["1 + 2 =", "3"]]) != ones
-    tokenizer = load_tokenizer(ones, config)
+    tokenizer = files_of(ones).tokenizer
     assert tokenizer.decode(tokenizer.encode("1 + 1 =")) == "1 + 1 ="
 
 
@@ -134,7 +135,7 @@ def test_a_directory_without_tokenizer_is_one_line(checkpoint):
     with pytest.raises(
         UserError, match="cannot load the tokenizer of .*: save one there with save_pretrained"
     ) as caught:
-        load_tokenizer(checkpoint, ModelConfig())
+        _ = files_of(checkpoint).tokenizer
     assert "\n" not in str(caught.value)
 
 
@@ -144,7 +145,7 @@ def test_a_tokenizer_with_code_of_its_own_asks_for_trust(checkpoint):
         json.dumps({"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}, "tokenizer_class": "OwnTokenizer"})
     )
     with pytest.raises(UserError, match="set model.trust_remote_code=true"):
-        load_tokenizer(checkpoint, ModelConfig())
+        _ = files_of(checkpoint).tokenizer
 
 
 def test_importing_the_package_imports_nothing_heavy():

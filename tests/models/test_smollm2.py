@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from grpo.config import ModelConfig, UserError
+from grpo.config import UserError
 from grpo.models import smollm2
-from grpo.models.resolve import load_tokenizer
 from grpo.models.smollm2 import build_smollm2, find_gguf
+from tests.learner.models import files_of
 
 
 def installed():
@@ -57,7 +57,7 @@ def test_the_unpacked_model_adds_seven_and_eight(tmp_path):
     assert "quantization_config" not in config
     assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 2)
     assert config["dtype"] == "bfloat16"
-    tokenizer = load_tokenizer(tmp_path, ModelConfig())
+    tokenizer = files_of(tmp_path).tokenizer
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert model.dtype == torch.bfloat16

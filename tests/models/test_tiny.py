@@ -5,11 +5,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo.config import ModelConfig, UserError
+from grpo.config import UserError
 from grpo.models import tiny
 from grpo.models.cache import sha256
-from grpo.models.resolve import load_tokenizer
 from grpo.models.tiny import build_tiny, cache_entry
+from tests.learner.models import files_of
 
 EXAMPLES = [(f"{a} + {b} =", str(a + b)) for a in range(4) for b in range(4)]
 
@@ -23,7 +23,7 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(directory):
-    return load_tokenizer(directory, ModelConfig())
+    return files_of(directory).tokenizer
 
 
 @pytest.fixture(scope="module")

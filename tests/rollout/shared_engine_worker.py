@@ -22,6 +22,7 @@ from grpo.rollout.vllm_sampler import VllmSampler
 from grpo.types import Problem, Prompt
 from grpo.weight_sync.checksum import checksums, differing
 from grpo.weight_sync.refresh import CheckedSync
+from tests.learner.models import files_of
 
 DEVICE = torch.device("cpu")
 
@@ -46,9 +47,9 @@ def main(model, output):
     config.model.max_length, config.rollout.kv_cache_gib, config.rollout.tensor_parallel = 64, 0.0625, 2
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     init_distributed(DEVICE, 300)
-    learner = DeepSpeedLearner(config, model, DEVICE)
+    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
     ranks = learner.collective
-    sampler = VllmSampler(config, model, tiny_tokenizer(), DEVICE, ranks)
+    sampler = VllmSampler(config, files_of(model, tiny_tokenizer()), DEVICE, ranks)
     sync = CheckedSync(0.02)
     prompts = [Prompt(Problem(f"p{number}", "q", "a"), (3, 4, 5 + number, 6)) for number in range(3)]
     mine, gaps = prompts[ranks.rank :: 2], []

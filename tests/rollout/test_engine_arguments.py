@@ -10,9 +10,10 @@ import torch
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
-from grpo.rollout.engine_arguments import engine_arguments, stop_token_ids
+from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.replica import ServerProcess
 from grpo.rollout.servers import server_arguments, server_environment, start_servers
+from tests.learner.models import files_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_a_completion_ends_at_the_tokenizers_and_the_models_own_tokens(tmp_path,
     for name, values in (("generation_config", generation), ("config", config)):
         if values is not None:
             (tmp_path / f"{name}.json").write_text(json.dumps(values))
-    assert stop_token_ids(tmp_path, SimpleNamespace(eos_token_id=2)) == stops
+    assert files_of(tmp_path, SimpleNamespace(eos_token_id=2)).stop_token_ids == stops
 
 
 @pytest.mark.parametrize(
@@ -66,5 +67,5 @@ def test_a_server_at_an_address_of_ipv6_is_asked_there(monkeypatch, tmp_path):
     config = TrainConfig()
     config.rollout.servers.host = "::1"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    [url] = start_servers(config, str(tmp_path), torch.device("cuda", 0))
+    [url] = start_servers(config, files_of(tmp_path), torch.device("cuda", 0))
     assert re.fullmatch(r"http://\[::1\]:\d+", url)

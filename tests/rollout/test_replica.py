@@ -13,9 +13,10 @@ from transformers import AutoConfig
 from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
 from grpo.host.network import free_port
-from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu, keeps_state
+from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import UNRESPONSIVE_SECONDS, Replica, ServerProcess, keep_alive
 from grpo.rollout.server_middleware import KeyMiddleware
+from tests.learner.models import files_of
 from tests.rollout.test_dispatch import server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,9 +68,9 @@ def test_a_server_elsewhere_that_never_answers_is_not_waited_for_for_ever():
 )
 def test_the_prefixes_of_a_model_with_a_state_are_not_kept_where_prefill_is_not_cut_up(name, state, tmp_path):
     config_of(name).save_pretrained(tmp_path)
-    assert keeps_state(str(tmp_path)) == state
+    assert files_of(tmp_path).keeps_state == state
     for on_gpu in (False, True):
-        arguments = engine_arguments(TrainConfig(), str(tmp_path), on_gpu, for_cpu(str(tmp_path)))
+        arguments = engine_arguments(TrainConfig(), str(tmp_path), on_gpu, for_cpu(files_of(tmp_path)))
         assert arguments["enable_prefix_caching"] == (on_gpu or not state)
 
 
@@ -78,22 +79,22 @@ def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     for model_type in ("deepseek_v2", "deepseek_v3"):
         AutoConfig.for_model(model_type, **sizes).save_pretrained(tmp_path)
-        own = for_cpu(str(tmp_path))
+        own = for_cpu(files_of(tmp_path))
         assert engine_arguments(TrainConfig(), str(tmp_path), False, own)["attention_backend"] == "CPU_MLA"
         assert own["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
         assert own.keys().isdisjoint(engine_arguments(TrainConfig(), str(tmp_path), True, own))
     AutoConfig.for_model("deepseek_v3", kv_lora_rank=256, qk_rope_head_dim=32).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="keeps 288 numbers of a token .* takes 576 only: use rollout.engine=transfor"):
-        for_cpu(str(tmp_path))
+        for_cpu(files_of(tmp_path))
 
 
 def test_a_variable_by_which_the_cpu_build_would_ignore_the_caches_size_is_refused(tmp_path, monkeypatch):
     config_of("GPT-2").save_pretrained(tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     with pytest.raises(UserError, match=r"VLLM_CPU_KVCACHE_SPACE=4 would replace rollout.kv_cache_gib: unset it"):
-        for_cpu(str(tmp_path))
+        for_cpu(files_of(tmp_path))
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "")
-    assert for_cpu(str(tmp_path)) == {}
+    assert for_cpu(files_of(tmp_path)) == {}
 
 
 def test_a_server_gets_the_settings_of_an_engine_in_process():

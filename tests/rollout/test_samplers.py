@@ -13,7 +13,7 @@ from grpo.interfaces import Draw
 from grpo.run.clocks import Timed
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
 from grpo.weight_sync.refresh import CheckedSync, Probe, WeightSyncError
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 TEMPERATURE = 0.7
 DEVICE = torch.device("cpu")
@@ -45,7 +45,7 @@ def learner(config, model):
 
     environment = dict(os.environ)
     init_distributed(DEVICE, 300)
-    yield DeepSpeedLearner(config, model, DEVICE)
+    yield DeepSpeedLearner(config, files_of(model), DEVICE)
     # The rendezvous is announced in the environment, and later tests start processes of their own.
     os.environ.clear()
     os.environ.update(environment)
@@ -55,14 +55,14 @@ def learner(config, model):
 def vllm_sampler(config, model):
     from grpo.rollout.vllm_sampler import VllmSampler
 
-    return VllmSampler(config, model, tiny_tokenizer(), DEVICE)
+    return VllmSampler(config, files_of(model, tiny_tokenizer()), DEVICE)
 
 
 @pytest.fixture(scope="module")
 def transformers_sampler(config, model):
     from grpo.rollout.transformers_sampler import TransformersSampler
 
-    return TransformersSampler(config, model, tiny_tokenizer(), DEVICE)
+    return TransformersSampler(config, files_of(model, tiny_tokenizer()), DEVICE)
 
 
 @pytest.fixture(params=["vllm", "transformers"])

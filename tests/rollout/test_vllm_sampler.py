@@ -16,7 +16,7 @@ from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.rollout.vllm_sampler import pooled
 from grpo.types import Problem, Prompt
 from grpo.weight_sync.refresh import CheckedSync
-from tests.learner.models import tiny_llama
+from tests.learner.models import files_of, tiny_llama
 
 # vLLM takes six seconds to load.
 pytestmark = pytest.mark.slow
@@ -116,7 +116,9 @@ def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_
     for name in ("empty_cache", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: engine)
-    value = vllm_sampler.VllmSampler(TrainConfig(), tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cuda", 0))
+    value = vllm_sampler.VllmSampler(
+        TrainConfig(), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device("cuda", 0)
+    )
     value.sleep()
     value.finish_weights(1)
     value.sleep()
@@ -141,7 +143,7 @@ def test_an_engine_without_memory_to_start_is_one_line_on_each_device(device, sa
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(vllm_sampler, "LLM", full)
     with pytest.raises(UserError, match=f"vLLM has too little memory to start: .*{expected}"):
-        vllm_sampler.VllmSampler(TrainConfig(), tiny_llama(tmp_path), tiny_tokenizer(), torch.device(device))
+        vllm_sampler.VllmSampler(TrainConfig(), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device(device))
 
 
 def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
@@ -152,7 +154,7 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("room"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or recorded_llm())
-    vllm_sampler.VllmSampler(TrainConfig(), path, tiny_tokenizer(), torch.device("cuda", 0))
+    vllm_sampler.VllmSampler(TrainConfig(), files_of(path, tiny_tokenizer()), torch.device("cuda", 0))
     assert calls == ["room", "engine"]
 
 
@@ -179,7 +181,7 @@ def test_settings_that_vllm_refuses_are_one_line(passed, expected, tmp_path, mon
     for name, value in passed.items():
         setattr(config.rollout, name, value)
     with pytest.raises(UserError, match=expected) as refused:
-        vllm_sampler.VllmSampler(config, tiny_llama(tmp_path), tiny_tokenizer(), torch.device("cpu"))
+        vllm_sampler.VllmSampler(config, files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device("cpu"))
     assert "\n" not in str(refused.value)
 
 

@@ -7,6 +7,7 @@ from transformers import AutoConfig
 from benchmarks.small_models import EXPERTS, SMALL
 from grpo.rollout.weight_names import FileForm
 from grpo.weight_sync.checksum import checksums, differing
+from tests.learner.models import files_of
 
 LAYER = "model.layers.1."
 ROUTER, GATE_UP, DOWN = LAYER + "mlp.gate.weight", LAYER + "mlp.experts.gate_up_proj", LAYER + "mlp.experts.down_proj"
@@ -14,7 +15,7 @@ ROUTER, GATE_UP, DOWN = LAYER + "mlp.gate.weight", LAYER + "mlp.experts.gate_up_
 
 def form_of(folder, model_type):
     AutoConfig.for_model(model_type, **{**SMALL, **EXPERTS}).save_pretrained(folder)
-    return FileForm(str(folder))
+    return FileForm(files_of(folder))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from grpo.run import measured_model
 from grpo.run.measured_model import candidate, saved_learner
 from grpo.telemetry import phases
 from tests.fakes import ScriptedSampler, ScriptedTask
+from tests.learner.models import files_of
 
 
 def test_a_checkpoint_says_how_its_weights_are_stored_and_this_command_how_ranks_share_them():
@@ -63,8 +64,7 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     for name, value in words.items():
         setattr(config.model, name, value)
     monkeypatch.setenv("WORLD_SIZE", "1" if config.model.start else "2")
-    monkeypatch.setattr(measured_model, "model_folder", lambda *arguments, **named: "path")
-    monkeypatch.setattr(measured_model, "load_tokenizer", lambda *arguments: "tokenizer")
+    monkeypatch.setattr(measured_model, "model_files", lambda *arguments, **named: files_of("path", "tokenizer"))
     for name in ("check_spread", "check_cpu_heads", "check_vocabulary"):
         monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
     monkeypatch.setattr(measured_model, "described", lambda model: model)

@@ -14,7 +14,7 @@ import grpo
 from benchmarks.small_models import ARCHITECTURES, config_of
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
-from grpo.run.model_folder import model_folder
+from grpo.run.model_folder import model_files
 from tests.learner.models import tiny_llama
 
 WEIGHTS = "model.safetensors"
@@ -28,7 +28,7 @@ def run_with(path, engine="transformers", **model):
 
 def refusal(path, engine="transformers", learns=True, **model):
     with pytest.raises(UserError) as caught:
-        model_folder(run_with(path, engine, **model), learns)
+        model_files(run_with(path, engine, **model), learns)
     line, start = str(caught.value), f"model.path={path}"
     assert "\n" not in line and line.startswith(start)
     return line.removeprefix(start)
@@ -47,7 +47,7 @@ def with_settings(path, **settings):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_that_every_kind_of_model_lacks_are_named_and_whole_ones_are_not(name, tmp_path):
     AutoModelForCausalLM.from_config(config_of(name)).save_pretrained(tmp_path)
-    assert model_folder(run_with(tmp_path)) == tmp_path
+    assert model_files(run_with(tmp_path)).path == tmp_path
     lost = sorted(load_file(tmp_path / WEIGHTS))[5]
     with_weights(tmp_path, lambda weights: {key: value for key, value in weights.items() if key != lost})
     assert refusal(tmp_path).startswith(f": its files lack 1 of the model's weights, which would be random: {lost}")
@@ -67,7 +67,7 @@ def test_missing_weights_are_counted_and_only_the_first_are_named(tmp_path):
 
 def test_a_head_is_missing_only_where_it_is_not_tied(tmp_path):
     tiny_llama(tmp_path, tied=True)
-    assert model_folder(run_with(tmp_path)) == tmp_path
+    assert model_files(run_with(tmp_path)).path == tmp_path
     assert "lack 1 of the model's weights, which would be random: lm_head.weight;" in refusal(
         tmp_path, config={"tie_word_embeddings": False}
     )
@@ -81,10 +81,10 @@ def test_weights_under_other_names_are_named_with_the_missing_ones(tmp_path):
 
 def test_weights_that_are_not_used_are_named_in_one_line(tmp_path, capsys):
     tiny_llama(tmp_path, layers=3)
-    model_folder(run_with(tmp_path, config={"num_hidden_layers": 2}))
+    model_files(run_with(tmp_path, config={"num_hidden_layers": 2}))
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "its files have 9 weights that the model of its config.json does not have" in line
-    model_folder(run_with(tmp_path))
+    model_files(run_with(tmp_path))
     assert not capsys.readouterr().err
 
 
@@ -107,12 +107,12 @@ def test_a_built_model_whose_config_is_changed_is_checked_too(tmp_path, monkeypa
     monkeypatch.setattr("grpo.models.tiny.NUM_STEPS", 0)
     config = compose_config(["experiment=tiny", "+model.config.num_hidden_layers=3"])
     with pytest.raises(UserError, match=r"model.source=tiny: its files lack 9 of the model's weights"):
-        model_folder(config)
+        model_files(config)
 
 
 def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
     AutoConfig.for_model("llama").save_pretrained(tmp_path)
-    assert model_folder(run_with(tmp_path), needs_weights=False) == tmp_path
+    assert model_files(run_with(tmp_path), needs_weights=False).path == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_quantized_model_is_not_trained_and_vllm_alone_measures_it(method, tmp
     for engine in ("vllm", "vllm_server", "transformers"):
         assert refusal(tmp_path, engine).startswith(f" is quantized ({method}), and only plain weights are trained")
     assert refusal(tmp_path, learns=False).startswith(f" is quantized ({method})")
-    assert model_folder(run_with(tmp_path, "vllm"), learns=False) == tmp_path
+    assert model_files(run_with(tmp_path, "vllm"), learns=False).path == tmp_path
 
 
 def test_weights_that_transformers_widens_are_widened_everywhere(tmp_path):
@@ -158,7 +158,7 @@ def test_weights_that_transformers_widens_are_widened_everywhere(tmp_path):
     with_weights(path, narrow)
     with_settings(path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     assert "vLLM would keep it so, while the learner trains and sends plain weights" in refusal(path, "vllm")
-    widened = AutoModelForCausalLM.from_pretrained(model_folder(run_with(path)), dtype=torch.float32)
+    widened = AutoModelForCausalLM.from_pretrained(model_files(run_with(path)).path, dtype=torch.float32)
     name = "model.layers.1.mlp.down_proj.weight"
     value = widened.get_parameter(name)
     assert value.dtype == torch.float32
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_be_one_is_refused_before_it_is_made(settings, compl
 def test_as_many_experts_as_doge_has_are_no_mistake(tmp_path):
     tiny_llama(tmp_path)
     with_settings(tmp_path, num_experts=16_384)
-    assert model_folder(run_with(tmp_path)) == tmp_path
+    assert model_files(run_with(tmp_path)).path == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -206,5 +206,5 @@ def test_a_model_that_does_not_continue_texts_is_refused(config, complaint, tmp_
     config.save_pretrained(tmp_path)
     (tmp_path / WEIGHTS).touch()
     with pytest.raises(UserError) as caught:
-        model_folder(run_with(tmp_path), needs_weights=False)
+        model_files(run_with(tmp_path), needs_weights=False)
     assert str(caught.value).startswith(f"model.path={tmp_path}{complaint}")

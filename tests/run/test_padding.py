@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.small_models import EXPERTS, SMALL, config_of, tiny_tokenizer
-from grpo.config import ModelConfig, SamplingConfig, TrainConfig, UserError
+from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Draw
 from grpo.learner.collective import TorchCollective
 from grpo.rollout import transformers_sampler
@@ -13,6 +13,7 @@ from grpo.rollout.transformers_sampler import ALIKE, ALONE, PADDED, Transformers
 from grpo.run.padding import exact_way
 from grpo.run.parts import build_sampler
 from grpo.types import Problem, Prompt
+from tests.learner.models import files_of
 
 RECURRENT = {"lru_width": 64, "attention_window_size": 8, "block_types": ["recurrent", "recurrent", "attention"],
              "num_hidden_layers": 3}  # fmt: skip
@@ -46,7 +47,7 @@ def test_prompts_are_batched_in_the_quickest_way_that_is_exact(model_type, speci
     settings = {**SMALL, **special}
     AutoConfig.for_model(model_type, **settings).save_pretrained(tmp_path)
     state = torch.random.get_rng_state()
-    assert exact_way(tmp_path, ModelConfig()) == way
+    assert exact_way(files_of(tmp_path)) == way
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -55,13 +56,13 @@ def test_a_model_that_transformers_does_not_sample_as_it_computes_it_is_refused(
     with pytest.raises(
         UserError, match=r"rollout.engine=transformers does not sample what the model computes .* off by"
     ):
-        exact_way(tmp_path, ModelConfig())
+        exact_way(files_of(tmp_path))
 
 
 def test_a_model_without_a_small_copy_is_sampled_one_completion_at_a_time(tmp_path, monkeypatch):
     config_of("Llama").save_pretrained(tmp_path)
     monkeypatch.setattr("grpo.learner.proof.LARGEST", 0)
-    assert exact_way(tmp_path, ModelConfig()) == ALONE
+    assert exact_way(files_of(tmp_path)) == ALONE
 
 
 def test_a_recurrent_model_samples_prompts_of_all_lengths_with_its_own_probabilities(tmp_path):
@@ -83,13 +84,15 @@ def test_a_recurrent_model_samples_prompts_of_all_lengths_with_its_own_probabili
                 differences.append((logprobs - torch.tensor(completion.sampler_logprobs)).abs().max().item())
         return max(differences)
 
-    sampler, lines = build_sampler(config, path, tokenizer, device, TorchCollective(device)), []
+    sampler, lines = build_sampler(config, files_of(path, tokenizer), device, TorchCollective(device)), []
     groups = sampler.generate(Draw(prompts, [2, 1, 2, 1]), on_group=lambda place, group: lines.append((place, group)))
     assert [group.prompt for group in groups] == prompts
     assert [len(group.completions) for group in groups] == [2, 1, 2, 1]
     assert sorted(lines, key=lambda pair: pair[0]) == list(enumerate(groups))
     assert worst(groups) < 1e-4
-    assert worst(TransformersSampler(config, path, tokenizer, device, PADDED).generate(Draw(prompts, 2))) > 0.01
+    assert (
+        worst(TransformersSampler(config, files_of(path, tokenizer), device, PADDED).generate(Draw(prompts, 2))) > 0.01
+    )
 
 
 def test_rows_of_one_length_share_a_batch_and_no_batch_is_larger_than_allowed():

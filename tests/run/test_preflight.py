@@ -12,6 +12,7 @@ from grpo.models.tiny import character_tokenizer
 from grpo.run.preflight import check_cpu_heads, check_deepspeed, check_spread, check_vllm, check_vocabulary
 from grpo.tasks.task import LoadedTask
 from grpo.types import Problem
+from tests.learner.models import files_of
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -21,16 +22,16 @@ def test_heads_that_vllms_cpu_build_does_not_compute_are_refused_before_anything
     LlamaConfig(**SMALL).save_pretrained(tmp_path)
     settings = TrainConfig(device="cpu")
     with pytest.raises(UserError, match=r"heads of 16 numbers, .* computes 32, 64, .*: use rollout.engine=transfor"):
-        check_cpu_heads(settings, tmp_path)
+        check_cpu_heads(settings, files_of(tmp_path))
     # Others compute them.
-    check_cpu_heads(TrainConfig(device="cuda"), tmp_path)
+    check_cpu_heads(TrainConfig(device="cuda"), files_of(tmp_path))
     settings.rollout.engine = "transformers"
-    check_cpu_heads(settings, tmp_path)
+    check_cpu_heads(settings, files_of(tmp_path))
     settings.rollout.engine = "vllm"
     # State spaces have heads of another kind.
     for config in (LlamaConfig(**SMALL, head_dim=32), Mamba2Config(num_heads=8, head_dim=16, hidden_size=64)):
         config.save_pretrained(tmp_path)
-        check_cpu_heads(settings, tmp_path)
+        check_cpu_heads(settings, files_of(tmp_path))
 
 
 def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_one_runs_in_it(monkeypatch):
@@ -100,9 +101,9 @@ def test_an_engine_of_several_ranks_is_refused_where_it_cannot_be(spread, ranks,
     config = TrainConfig()
     config.rollout.tensor_parallel = spread
     if not refused:
-        return check_spread(config, tmp_path)
+        return check_spread(config, files_of(tmp_path))
     with pytest.raises(UserError, match=refused):
-        check_spread(config, tmp_path)
+        check_spread(config, files_of(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -119,10 +120,10 @@ def test_an_engine_of_several_ranks_has_no_shards_that_cannot_be_compared(model,
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     config_of(model).save_pretrained(tmp_path)
     config = TrainConfig()
-    check_spread(config, tmp_path)
+    check_spread(config, files_of(tmp_path))
     config.rollout.tensor_parallel = 2
     with pytest.raises(UserError, match=f"has {kinds}, whose shards cannot be compared"):
-        check_spread(config, tmp_path)
+        check_spread(config, files_of(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -143,18 +144,18 @@ def test_a_prompt_with_a_token_that_the_model_lacks_is_refused_before_loading(ro
     problems = [Problem(f"p{index}", text, "3") for index, text in enumerate(("1 =", prompt))]
     tasks = [LoadedTask(config.task, {"": problems}, {})]
     if not words:
-        return check_vocabulary(config, tmp_path, tokenizer, tasks)
+        return check_vocabulary(files_of(tmp_path, tokenizer), tasks)
     with pytest.raises(UserError, match=words):
-        check_vocabulary(config, tmp_path, tokenizer, tasks)
+        check_vocabulary(files_of(tmp_path, tokenizer), tasks)
 
 
 def test_an_end_token_of_the_models_files_outside_its_vocabulary_is_refused(tmp_path):
     LlamaConfig(**SMALL | {"vocab_size": 4096}, eos_token_id=[7, 999999]).save_pretrained(tmp_path)
-    tokenizer, config = character_tokenizer(), compose_config(["experiment=tiny"])
+    tokenizer = character_tokenizer()
     with pytest.raises(UserError, match=r"with token \[999999\], and it has embeddings of tokens up to 4095: correct"):
-        check_vocabulary(config, tmp_path, tokenizer, [])
+        check_vocabulary(files_of(tmp_path, tokenizer), [])
     LlamaConfig(**SMALL | {"vocab_size": 4096}, eos_token_id=[7, -1]).save_pretrained(tmp_path)
-    check_vocabulary(config, tmp_path, tokenizer, [])
+    check_vocabulary(files_of(tmp_path, tokenizer), [])
 
 
 def test_an_end_token_that_the_model_lacks_is_refused_before_loading(tmp_path):
@@ -162,4 +163,4 @@ def test_an_end_token_that_the_model_lacks_is_refused_before_loading(tmp_path):
     tokenizer = character_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(101)
     with pytest.raises(UserError, match=r"no completion could end, since that needs token \[101\]"):
-        check_vocabulary(compose_config(["experiment=tiny"]), tmp_path, tokenizer, [])
+        check_vocabulary(files_of(tmp_path, tokenizer), [])

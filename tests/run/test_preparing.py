@@ -15,6 +15,7 @@ from grpo.run.parts import warm_start_examples
 from grpo.run.preparing import _refuse_trained_on, fit_lengths, with_precision
 from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.types import Problem
+from tests.learner.models import files_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def fitted(tiny, problems, *words):
     settings = ["experiment=tiny", "task=file", f"task.data.path={problems}", "task.prompt.template='{question}'"]
     config = compose_config([*settings, "model.max_length=0", "rollout.sampling.max_tokens=6", *words])
     path, tokenizer = tiny
-    longer, [task] = fit_lengths(config, [loaded_task(config.task, tokenizer)], path)
+    longer, [task] = fit_lengths(config, [loaded_task(config.task, tokenizer)], files_of(path))
     return task.config.prompt.max_tokens, longer.model.max_length
 
 

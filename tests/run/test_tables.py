@@ -26,6 +26,7 @@ from grpo.run.tables import (
     too_small_a_share,
 )
 from grpo.types import MachineConstants
+from tests.learner.models import files_of
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -41,11 +42,11 @@ LLAMA = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
 )
 def test_the_tables_are_printed_whatever_a_model_calls_its_widths(config, inner, tmp_path, capsys):
     config.save_pretrained(tmp_path)
-    shape = model_shape(tmp_path)
+    shape = model_shape(files_of(tmp_path))
     assert (shape.layers, shape.width, shape.inner_width, shape.vocabulary) == (2, 32, inner, 64)
     settings = TrainConfig(device="cpu")
     settings.learner.precision = settings.rollout.precision = "float32"
-    print_tables(settings, tmp_path)
+    print_tables(settings, files_of(tmp_path))
     printed = " ".join(capsys.readouterr().out.split())
     assert "M parameters, float32" in printed and "warmup" not in printed
 
@@ -55,7 +56,7 @@ def test_a_run_says_in_three_lines_what_a_dry_run_shows_in_tables(dry, tmp_path,
     LlamaConfig(**SMALL, intermediate_size=64).save_pretrained(tmp_path)
     words = ["experiment=tiny", "rollout=transformers", "device=cpu", "task.prompt.max_tokens=24"]
     precision = ["learner.precision=float32", "rollout.precision=float32"]
-    print_tables(compose_config([*words, *precision, "num_steps=3", f"dry_run={dry}"]), tmp_path)
+    print_tables(compose_config([*words, *precision, "num_steps=3", f"dry_run={dry}"]), files_of(tmp_path))
     printed = capsys.readouterr().out
     if dry:
         return [printed.index(title) for title in ("Placement", "Batches", "Memory, 0.0 M parameters, float32")]
@@ -79,7 +80,7 @@ def test_a_warm_up_longer_than_the_run_is_reported(tmp_path, capsys):
     settings = TrainConfig(device="cpu", num_steps=20)
     settings.learner.warmup_steps = 80
     settings.learner.precision = settings.rollout.precision = "float32"
-    print_tables(settings, tmp_path)
+    print_tables(settings, files_of(tmp_path))
     warning = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
     assert warning in " ".join(capsys.readouterr().out.split())
 
@@ -109,32 +110,32 @@ def test_a_dry_run_is_that_of_the_machines_it_is_for(hardware, ranks, row, tmp_p
     small = ["experiment=tiny", "device=cuda", "learner.precision=bfloat16", "rollout.precision=bfloat16"]
     config = compose_config([*small, "dry_run=true", "dynamics.prompts_per_step=16", *hardware])
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    print_tables(config, tmp_path)
+    print_tables(config, files_of(tmp_path))
     printed = " ".join(capsys.readouterr().out.split())
     assert f"on {ranks} ranks" in printed and row in printed
-    print_price(config, tmp_path, None)
+    print_price(config, files_of(tmp_path), None)
     # A launcher says how many there are.
     monkeypatch.setenv("LOCAL_RANK", "0")
-    print_tables(config, tmp_path)
+    print_tables(config, files_of(tmp_path))
     assert "on 1 rank " in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_reported(tmp_path, monkeypatch, capsys):
     LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     # 32.8 B parameters take 61 GiB in bfloat16, and 0.4 of 79.6 GiB is 31.8.
-    large = replace(model_shape(tmp_path), parameters=32_763_876_352)
+    large = replace(model_shape(files_of(tmp_path)), parameters=32_763_876_352)
     monkeypatch.setattr(tables, "model_shape", lambda *arguments: large)
     monkeypatch.setattr(device_memory, "device_gib", lambda config: 79.6)
     config = TrainConfig(device="cuda")
     config.learner.precision = config.rollout.precision = "bfloat16"
     config.rollout.gpu_memory_fraction, warning = 0.4, "is 31.8 GiB of a GPU, and the sampler's weights alone take 61.0"
     # The GPU of another machine may be a larger one.
-    print_tables(config, tmp_path)
+    print_tables(config, files_of(tmp_path))
     assert warning in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match=warning):
-        print_tables(config, tmp_path)
+        print_tables(config, files_of(tmp_path))
     config.rollout.tensor_parallel = 2
     assert too_small_a_share(config, large) == ""
     config.rollout.tensor_parallel, config.rollout.engine = 1, "vllm_server"
@@ -155,13 +156,13 @@ def test_a_run_on_cpus_that_asks_for_more_memory_than_there_is_says_both(words, 
     monkeypatch.setattr(main_memory, "total_gib", lambda: 23.5)
     tiny = ["experiment=tiny", "device=cpu", "dry_run=true", "task.prompt.max_tokens=24"]
     config = compose_config([*tiny, *words])
-    shape = model_shape(tmp_path)
+    shape = model_shape(files_of(tmp_path))
     message = too_much_memory(config, shape, 1, 1)
     assert bool(message) == bool(asked)
     if asked:
         assert f"sampler {asked}." in message and "and this machine has 23.5: lower rollout.kv_cache_gib" in message
         with pytest.raises(UserError, match="this machine has 23.5"):
-            print_tables(config, tmp_path)
+            print_tables(config, files_of(tmp_path))
 
 
 def test_a_dry_run_for_gpus_elsewhere_takes_as_many_as_its_servers_need(tmp_path, monkeypatch, capsys):
@@ -170,11 +171,11 @@ def test_a_dry_run_for_gpus_elsewhere_takes_as_many_as_its_servers_need(tmp_path
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     small = ["experiment=tiny", "device=cuda", "learner.precision=bfloat16", "rollout.precision=bfloat16"]
     servers = ["rollout=vllm_server", "rollout.servers.first_gpu=1", "rollout.servers.replicas=50", "dry_run=true"]
-    print_tables(compose_config([*small, *servers]), tmp_path)
+    print_tables(compose_config([*small, *servers]), files_of(tmp_path))
     printed = " ".join(capsys.readouterr().out.split())
     assert "no GPU here, so this is for another machine: the tables are those of one with 51 GPUs" in printed
     # A learner holds more than a GPU has.
-    large = replace(model_shape(tmp_path), parameters=32_763_876_352)
+    large = replace(model_shape(files_of(tmp_path)), parameters=32_763_876_352)
     config = compose_config([*small, "dry_run=true"])
     assert "weights, gradients and optimizer take 549.2 GiB of each GPU, which has 80.0" in too_much_memory(
         config, large, 1, 1
@@ -256,7 +257,7 @@ def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp
     def shape(model_type, **settings):
         common = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}
         AutoConfig.for_model(model_type, **common, **settings).save_pretrained(tmp_path / model_type)
-        return model_shape(tmp_path / model_type)
+        return model_shape(files_of(tmp_path / model_type))
 
     # Every other layer has wider heads than `head_dim` says.
     gemma = {
