@@ -13,8 +13,9 @@ from scipy import stats
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import RATES_FILE, RATES_SETTINGS_FILE
+from grpo.config.leaves import differences
 from grpo.config.plain_json import read_object
-from grpo.config.saved import differences, from_dict
+from grpo.config.saved import from_dict
 from grpo.config.validate import validate_evaluation
 from grpo.evaluation.held_out import drawn_as
 from grpo.host import ranks

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.credentials import without_credentials
 from grpo.config.hints import hint
+from grpo.config.leaves import entries
 from grpo.config.rewording import free_key, kind_of
 from grpo.config.run import TrainConfig
 
@@ -274,21 +275,11 @@ def _quoted(key: str, value: str) -> str:
     return f"'{key}=\"{value.replace(chr(34), chr(92) + chr(34))}\"'"
 
 
-def paths(node: object, prefix: str = "") -> list[str]:
+def paths(config: object) -> list[str]:
     """Returns every dotted key of a configuration, sections included."""
-    return list(_classes_by_key(node, prefix))
+    return [key for key, _ in entries(config)]
 
 
 def sections() -> dict[str, str]:
     """Returns the name of the class of each section of the configuration, by the section's key."""
-    return {key: name for key, name in _classes_by_key(TrainConfig()).items() if name.endswith("Config")}
-
-
-def _classes_by_key(node: object, prefix: str = "") -> dict[str, str]:
-    found = {}
-    for field in fields(node):
-        value = getattr(node, field.name)
-        found[f"{prefix}{field.name}"] = type(value).__name__
-        if is_dataclass(value):
-            found |= _classes_by_key(value, f"{prefix}{field.name}.")
-    return found
+    return {key: type(value).__name__ for key, value in entries(TrainConfig()) if is_dataclass(value)}

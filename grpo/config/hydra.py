@@ -26,6 +26,7 @@ from grpo.config.directory import config_directory
 from grpo.config.errors import UserError, require
 from grpo.config.flags import Request, read_words
 from grpo.config.hints import hint
+from grpo.config.leaves import leaves
 from grpo.config.rewording import kind_of, reworded
 from grpo.config.run import TrainConfig
 from grpo.config.start import start
@@ -112,7 +113,8 @@ def composed(words: list[str]) -> DictConfig:
 
 def _refuse_sections_in_text(config: DictConfig) -> None:
     """Raises UserError for a text such as runs/${model}, which would hold a whole section as Python writes it."""
-    for key, text in _texts(OmegaConf.to_container(config, resolve=False)):
+    values = leaves(OmegaConf.to_container(config, resolve=False))
+    for key, text in ((key, value) for key, value in values if isinstance(value, str) and "${" in value):
         # A section's whole value may be that of another one.
         names = re.findall(r"\$\{(\w[\w.]*)\}", text) if kind_of(key) is str or not text.startswith("${") else ()
         for name in names:
@@ -122,15 +124,6 @@ def _refuse_sections_in_text(config: DictConfig) -> None:
                 not OmegaConf.is_config(inside),
                 f"{key}: ${{{name}}} is not one value: name one" + (f", such as ${{{name}.{one}}}" if one else ""),
             )
-
-
-def _texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text with a `${` in a nest of mappings, with its key."""
-    if isinstance(content, dict):
-        for name, value in content.items():
-            yield from _texts(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(content, str) and "${" in content:
-        yield key, content
 
 
 def _not_utf8(folder: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo.config.engines import ModelConfig
 from grpo.config.errors import UserError, require
+from grpo.config.leaves import entries
 from grpo.config.optimizer import chosen_optimizer
 from grpo.config.ranges import value_at
 from grpo.config.run import TrainConfig
@@ -160,20 +161,10 @@ def passing_on(key: str, settings: Mapping[str, Any], *error_kinds: type[Excepti
 
 
 def _check(path: str, settings: Mapping[str, Any], key_of_setting: Mapping[str, str]) -> None:
-    for name in _names(settings):
+    for name, _ in entries(settings):
         # Servers take names with hyphens too, as flags.
         own_key = key_of_setting.get(name.replace("-", "_"))
         require(
             own_key is None,
             f"{path}.{name} is set by the run itself: " + (f"use {own_key}" if own_key else "leave it out"),
         )
-
-
-def _names(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns the dotted names of a nested mapping, those of its inner mappings too."""
-    names = []
-    for name, value in settings.items():
-        names.append(f"{prefix}{name}")
-        if isinstance(value, Mapping):
-            names += _names(value, f"{prefix}{name}.")
-    return names

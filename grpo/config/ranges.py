@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
+from grpo.config.leaves import leaves
 from grpo.config.run import TrainConfig
 from grpo.config.task import SourceRewardConfig
 
@@ -224,13 +225,11 @@ def _numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
 
     Other mappings are passed over: libraries or other checks know the ranges of their entries.
     """
-    for field in fields(config):
-        key, value = f"{prefix}{field.name}", getattr(config, field.name)
-        if is_dataclass(value):
-            yield from _numbers(value, f"{key}.")
-        for name, entry in value.items() if isinstance(value, dict) else ():
+    for name, value in leaves(config):
+        key = f"{prefix}{name}"
+        for source, entry in value.items() if isinstance(value, dict) else ():
             if isinstance(entry, SourceRewardConfig):
-                yield from _numbers(entry, f"{key}.{name}.")
+                yield from _numbers(entry, f"{key}.{source}.")
         for item in value if isinstance(value, list) else [value]:
             if isinstance(value, list) and is_dataclass(item):
                 yield from _numbers(item, f"{key}[].")

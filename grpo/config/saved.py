@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -122,25 +122,6 @@ def _literal(value: Any) -> Any:
     if isinstance(value, list):
         return [_literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Returns (dotted key, value) for every leaf of a configuration, given as nested mappings."""
-    leaves = []
-    for name, value in config.items():
-        leaves += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return leaves
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterable[tuple[str, Any, Any]]:
-    """Yields (dotted path, old value, new value) of every leaf in which two configurations differ."""
-    for field in fields(new):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        name = f"{path}{field.name}"
-        if is_dataclass(after):
-            yield from differences(before, after, f"{name}.")
-        elif before != after:
-            yield name, before, after
 
 
 def check_resumed(old: TrainConfig, new: TrainConfig) -> None:

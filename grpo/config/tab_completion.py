@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
+from grpo.config.leaves import leaves
 from grpo.config.ranges import CHOICES
 from grpo.config.run import TrainConfig
 
@@ -66,19 +66,9 @@ def _keys(typed: str, directory: Path) -> set[str]:
     groups = {f"{path.name}=" for path in directory.iterdir() if path.is_dir() and path.name != "sweep"}
     depth = typed.count(".")
     keys = set()
-    for key in _paths(TrainConfig()):
+    for key, _ in leaves(TrainConfig()):
         parts = key.split(".")
         is_complete = len(parts) == depth + 1
         if len(parts) > depth:
             keys.add(f"{key}=" if is_complete else ".".join(parts[: depth + 1]) + ".")
     return groups | keys
-
-
-def _paths(config: object, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted key of every value of a configuration."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            yield from _paths(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"

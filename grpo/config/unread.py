@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from grpo.config.errors import UserError
 from grpo.config.hydra import config_directory
+from grpo.config.leaves import differences
 from grpo.config.run import TrainConfig
-from grpo.config.saved import differences
 from grpo.config.task import SelectionConfig
 
 

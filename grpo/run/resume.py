@@ -15,7 +15,8 @@ from pathlib import Path
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EARLIER, LEFT_BEHIND, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
-from grpo.config.saved import check_resumed, differences, flat, is_checkpoint, read_config, read_state
+from grpo.config.leaves import differences
+from grpo.config.saved import check_resumed, is_checkpoint, read_config, read_state
 from grpo.dynamics.scheduler import build_scheduler, replanned
 from grpo.host.together import from_first, on_first
 from grpo.interfaces import Collective, Task
@@ -127,12 +128,7 @@ def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: i
     ending = read_ending(output)
     rows = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
     reached = max(step, rows[-1]["step"] if rows else 0)
-    before, now = (dict(flat(asdict(settings))) for settings in (old, config))
-    changed = [
-        (key, before.get(key), now.get(key))
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key) and key not in OF_ONE_START
-    ]
+    changed = [change for change in differences(asdict(old), asdict(config)) if change[0] not in OF_ONE_START]
     how = (ending.state, ending.why) if ending else (KILLED, "")
     return Resumption(step, checkpoint.name, reached, *how, changed)
 

@@ -21,8 +21,8 @@ from typing import Any
 from grpo.config import TrackingConfig, UserError
 from grpo.config.errors import first_line
 from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
+from grpo.config.leaves import leaves
 from grpo.config.plain_json import read_object
-from grpo.config.saved import flat
 from grpo.config.start import run_name
 from grpo.host.disk import write_whole
 from grpo.host.terminal import say
@@ -190,7 +190,7 @@ class MlflowTracker:
                 tags=dict.fromkeys(tracking.tags, "true"),
             ).info.run_id
             write_whole(identity, self._id)
-            for name, value in flat(config):
+            for name, value in leaves(config):
                 self._client.log_param(self._id, name, str(value)[:LONGEST_PARAMETER])
             for file in (CODE_FILE, PATCH_FILE):
                 if Path(directory, file).exists():

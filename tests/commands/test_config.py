@@ -11,7 +11,7 @@ from grpo.commands.config import page
 from grpo.config import TrainConfig
 from grpo.config.hydra import config_directory
 from grpo.config.keys import Key, choices, comments, sections
-from grpo.config.saved import flat
+from grpo.config.leaves import leaves
 
 KEYS = {key.name: key for section in sections() for key in section.keys}
 CHOICES = {choice.name: choice for choice in choices()}
@@ -63,8 +63,8 @@ def test_a_default_says_what_the_default_choices_make_of_it():
 
 
 def test_every_key_of_a_run_and_of_a_sweep_is_there_with_a_meaning():
-    leaves = {name for name, _ in flat(asdict(TrainConfig()))}
-    assert leaves < set(KEYS)
+    keys = {name for name, _ in leaves(asdict(TrainConfig()))}
+    assert keys < set(KEYS)
     assert {"variants", "seeds", "budget", "amount", "jobs", "command"} < set(KEYS)
     for name, key in KEYS.items():
         assert key.meaning.endswith((".", '."')) and " " in key.meaning, name

@@ -11,7 +11,8 @@ import pytest
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import checkpoints_in, step_of
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
-from grpo.config.saved import differences, from_dict
+from grpo.config.leaves import differences
+from grpo.config.saved import from_dict
 from grpo.config.start import start
 from grpo.config.sweep_words import grid, plain
 from grpo.config.validate import validate, validate_evaluation

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from grpo.config import UserError
-from grpo.config.saved import flat
+from grpo.config.leaves import leaves
 from grpo.evaluation.held_out import is_unjudged
 from grpo.insight.logs.logs import Row, costs, read_evaluations, read_run, run_config
 from grpo.insight.pages.summary import asked
@@ -123,7 +123,7 @@ OF_ONE_RUN = ("output_dir", "seed", "checkpoint.resume")
 
 def differing_keys(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Returns the dotted keys in which configurations differ, with the values of all. Leaves out `OF_ONE_RUN`."""
-    leaves = [dict(flat(config)) for config in configs.values()]
-    keys = dict.fromkeys(key for config in leaves for key in config)
-    rows = {key: [config.get(key) for config in leaves] for key in keys if key not in OF_ONE_RUN}
+    settings = [dict(leaves(config)) for config in configs.values()]
+    keys = dict.fromkeys(key for values in settings for key in values)
+    rows = {key: [values.get(key) for values in settings] for key in keys if key not in OF_ONE_RUN}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}

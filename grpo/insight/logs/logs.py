@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, EVALUATIONS_FILE, METRICS_FILE, refuse_several
+from grpo.config.leaves import leaves
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
@@ -152,7 +153,7 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
         changing_prompts=config.get("task", {}).get("curriculum", {}).get("name", "uniform") in CHANGING,
         num_steps=config["num_steps"],
         decisions=decisions_of(rows),
-        settings=dict(_flat(config)),
+        settings=dict(leaves(config)),
     )
 
 
@@ -163,15 +164,6 @@ def _series(rows: Sequence[Row]) -> dict[str, Series]:
         columns.add(row["step"], {name: value for name, value in row.items()
                                   if isinstance(value, int | float) and name != "step"})  # fmt: skip
     return series_of(np.array(columns.steps), columns.named())
-
-
-def _flat(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of a configuration with their whole keys."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield before + name, value
 
 
 def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:

@@ -16,7 +16,7 @@ from typing import Any
 from grpo.config import TrainConfig
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, CURVES_FILE, METRICS_FILE, PAGE_FILE, REPORT_FILE, SAMPLES_FILE
-from grpo.config.saved import flat
+from grpo.config.leaves import leaves
 from grpo.config.start import run_name
 from grpo.dynamics.history import FEWEST_POINTS
 from grpo.evaluation.held_out import both_unjudged
@@ -119,10 +119,10 @@ def write_run_page(
 
 def settings(config: Row) -> list[tuple[str, str]]:
     """Returns a table of the settings that differ from the defaults. Each of `task.sets` has the defaults of `task`."""
-    defaults = dict(flat(asdict(TrainConfig())))
+    defaults = dict(leaves(asdict(TrainConfig())))
     rows = [
         (name, setting(value))
-        for name, value in flat(config)
+        for name, value in leaves(config)
         if value != defaults.get(re.sub(r"^task\.sets\.[^.]+", "task", name))
     ]
     return [("key", "value"), *rows]
