@@ -1,4 +1,5 @@
-"""A checked sampler checks another sampler's completions before they are graded, measured or learned from."""
+"""A wrapped sampler changes single calls of another sampler. A checked one checks its completions before they are
+graded, measured or learned from."""
 
 from __future__ import annotations
 
@@ -63,29 +64,24 @@ class CheckedPending:
         self.pending.cancel()
 
 
-class CheckedSampler:
-    """Implements `interfaces.AskableSampler` on top of another sampler, whose model has `vocabulary` tokens."""
+class WrappedSampler:
+    """Passes every call on to another sampler. A class that extends it changes single calls.
 
-    def __init__(self, sampler: Sampler | AskableSampler, vocabulary: int):
-        self._sampler, self._vocabulary = sampler, vocabulary
+    It implements `interfaces.AskableSampler` if that sampler does.
+    """
+
+    def __init__(self, sampler: Sampler | AskableSampler):
+        self._sampler = sampler
 
     @property
     def policy_version(self) -> int:
         return self._sampler.policy_version
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
-        def checked(place: int, group: RolloutGroup) -> None:
-            check_groups([draw.prompts[place]], [group], self._vocabulary)
-            on_group(place, group)
+        return self._sampler.generate(draw, on_group)
 
-        checked_on_group = checked if on_group else None
-        groups = self._sampler.generate(draw, checked_on_group)
-        check_groups(draw.prompts, groups, self._vocabulary)
-        return groups
-
-    def ask(self, draw: Draw) -> list[CheckedPending]:
-        answers = zip(draw.prompts, self._sampler.ask(draw), strict=True)
-        return [CheckedPending(prompt, answer, self._vocabulary) for prompt, answer in answers]
+    def ask(self, draw: Draw) -> Sequence[Pending]:
+        return self._sampler.ask(draw)
 
     def begin_refresh(self) -> str:
         return self._sampler.begin_refresh()
@@ -110,3 +106,24 @@ class CheckedSampler:
 
     def close(self) -> None:
         self._sampler.close()
+
+
+class CheckedSampler(WrappedSampler):
+    """This sampler checks the completions of another one, whose model has `vocabulary` tokens."""
+
+    def __init__(self, sampler: Sampler | AskableSampler, vocabulary: int):
+        super().__init__(sampler)
+        self._vocabulary = vocabulary
+
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        def checked(place: int, group: RolloutGroup) -> None:
+            check_groups([draw.prompts[place]], [group], self._vocabulary)
+            on_group(place, group)
+
+        groups = super().generate(draw, checked if on_group else None)
+        check_groups(draw.prompts, groups, self._vocabulary)
+        return groups
+
+    def ask(self, draw: Draw) -> list[CheckedPending]:
+        answers = zip(draw.prompts, super().ask(draw), strict=True)
+        return [CheckedPending(prompt, answer, self._vocabulary) for prompt, answer in answers]

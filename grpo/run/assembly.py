@@ -35,12 +35,14 @@ from grpo.dynamics.budget import further_tries
 from grpo.dynamics.scheduler import build_scheduler
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.learner.learner import DeepSpeedLearner
+from grpo.learner.offloading import LearnerStates
 from grpo.loop import LoopParts
+from grpo.rollout.checked_sampler import WrappedSampler
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadCollector, AheadSource, OnDemandSource, Source
 from grpo.run.checkpoints import CheckpointStore
-from grpo.run.clocks import Beside, Clocks, Timed
+from grpo.run.clocks import Beside, Clocks, RestingSampler, TimedSampler, Wrapped
 from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
@@ -61,7 +63,7 @@ def assemble(
     collective = learner.collective
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
-    timed = learner_in_turn(config, clocks.learner(learner), sampler, sync, clocks)
+    timed = learner_in_turn(config, clocks.timed(learner, Learner), sampler, sync, clocks)
     parts = part_weights(config.task)
     return LoopParts(
         task=task,
@@ -109,23 +111,23 @@ def build_pipeline(
     """Builds the collector, which collects a round's groups, and the weight sync, which refreshes the sampler. `clocks`
     times both."""
     thread_seconds = clocks.phases.take
-    sync = clocks.weight_sync(CheckedSync.of(config, _probe(config, task, collective)))
+    sync = clocks.timed(CheckedSync.of(config, _probe(config, task, collective)), WeightSync)
     if config.pipeline == "off":
-        grading = clocks.grading(GradingThread(task, collective=collective))
-        return _build_collector(config, task, clocks.sampler(sampler), grading, collective), sync
+        grading = clocks.timed(GradingThread(task, collective=collective), GradingThread)
+        return _build_collector(config, task, TimedSampler(sampler, clocks), grading, collective), sync
     if config.pipeline == "one_round":
         apart = collective.apart(config.rollout.deadline_seconds)
-        grading = clocks.grading(GradingThread(task, collective=apart))
-        inner = _build_collector(config, task, clocks.sampler(sampler), grading, apart)
-        collector = AheadCollector(Beside(inner, thread_seconds), task)
-        sync = Timed(sync, refresh=partial(_settled, clocks.waited(collector.settle), sync.refresh))
+        grading = clocks.timed(GradingThread(task, collective=apart), GradingThread)
+        inner = _build_collector(config, task, TimedSampler(sampler, clocks), grading, apart)
+        collector = clocks.timed(AheadCollector(Beside(inner, thread_seconds), task), AheadCollector)
+        sync = Wrapped(sync, refresh=partial(_settled, collector.settle, sync.refresh))
     else:
         require(not task.grades_together, NO_ROUND)
-        grading = GradingThread(clocks.task(task), thread_seconds)
+        grading = GradingThread(clocks.timed(task, Task), thread_seconds)
         staleness = config.rollout.max_staleness
-        ahead = AheadSource(task, clocks.asked(sampler), collective, staleness, grading, thread_seconds)
+        ahead = AheadSource(task, TimedSampler(sampler, clocks), collective, staleness, grading, thread_seconds)
         collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
-    return Timed(collector, collect=clocks.waited(collector.collect)), sync
+    return clocks.timed(collector, Collector), sync
 
 
 def _probe(config: TrainConfig, task: Task, collective: Collective) -> Probe:
@@ -185,26 +187,33 @@ def sampler_in_turn(
     """Builds a sampler whose `sleep` and `wake` are timed. With `learner.offload_states` the learner's states leave the
     device before the sampler is built and whenever it wakes, and the new sampler is left asleep."""
     if not config.learner.offload_states:
-        return clocks.resting(build())
-    states = learner.states()
-    offload, reload = clocks.offload(states.offload), clocks.offload(states.reload)
-    offload()
-    sampler = clocks.resting(build())
+        return RestingSampler(build(), clocks)
+    states = clocks.timed(learner.states(), LearnerStates)
+    states.offload()
+    sampler = SamplerInTurn(RestingSampler(build(), clocks), states)
+    sampler.sleep()
+    return sampler
 
-    def wake() -> None:
-        offload(keep_weights=True)
-        sampler.wake()
 
-    def finish_weights(policy_version: int) -> None:
-        offload()
-        sampler.finish_weights(policy_version)
+class SamplerInTurn(WrappedSampler):
+    """This sampler has the device from `wake` to `sleep`, and a learner has it otherwise. The learner's weights leave
+    last, once they have been sent."""
 
-    def sleep() -> None:
-        sampler.sleep()
-        reload()
+    def __init__(self, sampler: Sampler, states: LearnerStates):
+        super().__init__(sampler)
+        self._states = states
 
-    sleep()
-    return Timed(sampler, wake=wake, finish_weights=finish_weights, sleep=sleep)
+    def wake(self) -> None:
+        self._states.offload(keep_weights=True)
+        super().wake()
+
+    def finish_weights(self, policy_version: int) -> None:
+        self._states.offload()
+        super().finish_weights(policy_version)
+
+    def sleep(self) -> None:
+        super().sleep()
+        self._states.reload()
 
 
 @contextmanager
@@ -243,4 +252,4 @@ def learner_in_turn(
         sampler.sleep()
         learner.rewind(directory)
 
-    return Timed(learner, save=clocks.between("save", save), rewind=rewind)
+    return Wrapped(learner, save=clocks.between("save", save), rewind=rewind)

@@ -5,22 +5,25 @@ It also tells a person what to change when a GPU has no memory left.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.ranges import value_at
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Draw, Learner, OnGroup, Pending, Sampler, Task, WeightSync
-from grpo.rollout.grading_thread import GradingThread
+from grpo.learner.offloading import LearnerStates
+from grpo.rollout.checked_sampler import WrappedSampler
+from grpo.rollout.grading_thread import Graded, GradingThread
+from grpo.rollout.group_source import AheadCollector
 from grpo.telemetry.phases import Phases
-from grpo.types import Collected, RolloutGroup, RoundPlan
+from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
 
-EVALUATION = "evaluation"
 LEARNING = (
     "lower learner.micro_batch_tokens, or set learner.gradient_checkpointing=true, learner.zero_stage=3 or "
     "learner.offload_states=true; where the sampler shares the GPU, lower rollout.gpu_memory_fraction too"
@@ -34,8 +37,45 @@ HELPS = dict.fromkeys(("starting the sampler", "sample", "wait", "evaluation", "
     "sync": REFRESHING
 }
 
+ROLLOUT, LEARNER, SYNC = "rollout.deadline_seconds", "learner.deadline_seconds", "weight_sync.deadline_seconds"
+Part = TypeVar("Part")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
-class Timed:
+
+class Timing(NamedTuple):
+    """A timed call counts as `phase` and has the deadline that `key` sets. `words` say now and then that it goes on."""
+
+    phase: str
+    key: str
+    words: str = ""
+
+
+TIMINGS: dict[Callable, Timing] = {
+    Task.grade: Timing("grade", ROLLOUT),
+    GradingThread.results: Timing("grade", ROLLOUT, "grading completions"),
+    Sampler.generate: Timing("sample", ROLLOUT, "writing completions"),
+    Pending.result: Timing("sample", ROLLOUT),
+    Sampler.sleep: Timing("sleep", ROLLOUT),
+    Sampler.wake: Timing("sleep", ROLLOUT),
+    Collector.collect: Timing("wait", ROLLOUT, "waiting for completions"),
+    AheadCollector.settle: Timing("wait", ROLLOUT, "waiting for completions"),
+    Learner.add_logprobs: Timing("logprobs", LEARNER, "scoring completions"),
+    Learner.step: Timing("learn", LEARNER, "taking an optimizer step"),
+    Learner.save: Timing("save", LEARNER, "saving a checkpoint"),
+    Learner.rewind: Timing("load", LEARNER, "loading a checkpoint"),
+    LearnerStates.offload: Timing("offload", LEARNER),
+    LearnerStates.reload: Timing("offload", LEARNER),
+    WeightSync.begin: Timing("sync", SYNC),
+    WeightSync.refresh: Timing("sync", SYNC),
+}
+"""Each long call of a run has its row. The memory of a sampler's cache, which it takes back at the end of a refresh,
+counts as part of the refresh."""
+
+EVALUATING = Timing("evaluation", ROLLOUT)
+
+
+class Wrapped:
     """This wrapper replaces some methods of `part`. It reads and sets every other attribute in `part` itself."""
 
     def __init__(self, part: Any, **methods: Callable):
@@ -57,89 +97,72 @@ class Clocks:
     def __init__(self, config: TrainConfig, phases: Phases):
         self._config, self.phases = config, phases
 
-    def task(self, task: Task) -> Task:
-        """Wraps a task so that grading is timed."""
-        return Timed(task, grade=self._of_rollout("grade", task.grade))
-
-    def grading(self, grading: GradingThread) -> GradingThread:
-        """Wraps a grading thread so that waiting for its results after the last sample is timed."""
-        return Timed(grading, results=self._of_rollout("grade", slow("grading completions", grading.results)))
-
-    def sampler(self, sampler: Sampler) -> Sampler:
-        """Wraps a sampler so that `generate` is timed."""
-        return Timed(sampler, generate=self._of_rollout("sample", slow("writing completions", sampler.generate)))
-
-    def evaluated(self, sampler: Sampler) -> Sampler:
-        """Wraps a sampler for an evaluation, which may ask any number of problems: each group that is completed begins
-        the deadline anew."""
-        generate = sampler.generate
-
-        @functools.wraps(generate)
-        def by_group(draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
-            def completed(place: int, group: RolloutGroup) -> None:
-                self.phases.extend()
-                if on_group:
-                    on_group(place, group)
-
-            return generate(draw, completed)
-
-        return Timed(sampler, generate=self._of_rollout(EVALUATION, by_group))
+    def timed(self, part: Part, interface: type) -> Part:
+        """Wraps a part so that those methods of its interface are timed that `TIMINGS` has."""
+        methods = [method for method in TIMINGS if vars(interface).get(method.__name__) is method]
+        calls = {method.__name__: self.call(TIMINGS[method], getattr(part, method.__name__)) for method in methods}
+        return cast(Part, Wrapped(part, **calls))
 
     def evaluation_grading(self, grading: GradingThread) -> GradingThread:
         """Wraps a grading thread for an evaluation: each group that is graded begins the deadline anew."""
-        graded_group = self._of_rollout(EVALUATION, grading.results)
-        return Timed(grading, results=lambda graded: [scored for one in graded for scored in graded_group([one])])
+        graded_group = self.call(EVALUATING, grading.results)
 
-    def resting(self, sampler: Sampler) -> Sampler:
-        """Wraps a sampler so that `sleep` and `wake`, which free its memory and take it back, are timed. The memory of
-        its cache comes back only at the end of a refresh, and counts as part of the refresh."""
-        return Timed(sampler, **{name: self._of_rollout("sleep", getattr(sampler, name)) for name in ("sleep", "wake")})
+        def results(graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
+            return [scored for one in graded for scored in graded_group([one])]
 
-    def asked(self, sampler: AskableSampler) -> AskableSampler:
-        """Wraps a sampler that works in the background, so that waiting for a prompt's completions is timed."""
+        return cast(GradingThread, Wrapped(grading, results=results))
 
-        def ask(draw: Draw) -> Sequence[Pending]:
-            return [Timed(pending, result=self._of_rollout("sample", pending.result)) for pending in sampler.ask(draw)]
-
-        return Timed(sampler, ask=ask)
-
-    def learner(self, learner: Learner) -> Learner:
-        """Wraps a learner so that its long methods are timed."""
-        phases = {"add_logprobs": "logprobs", "step": "learn", "save": "save", "rewind": "load"}
-        words = {"logprobs": "scoring completions", "learn": "taking an optimizer step", "save": "saving a checkpoint"}
-        deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
-        timed = {
-            method: self._timed(phase, slow(words.get(phase, phase), getattr(learner, method)), deadline, key)
-            for method, phase in phases.items()
-        }
-        return Timed(learner, **timed)
-
-    def between(self, phase: str, function: Callable) -> Callable:
+    def between(self, phase: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Wraps a function that is called between two rounds, as the phase `phase` of
         `grpo.telemetry.phases.BETWEEN_ROUNDS`. Phases within it count as `phase` and keep their own deadlines."""
-        return self._timed(phase, function, self._config.longest_wait_seconds, "learner.deadline_seconds")
+        explained = explaining_oom(phase)(function)
+        return self.phases.timed(phase, explained, self._config.longest_wait_seconds, LEARNER)
 
-    def offload(self, function: Callable) -> Callable:
-        """Wraps a function that moves the learner's states to main memory or back."""
-        deadline, key = self._config.learner.deadline_seconds, "learner.deadline_seconds"
-        return self._timed("offload", function, deadline, key)
-
-    def weight_sync(self, sync: WeightSync) -> WeightSync:
-        """Wraps a weight sync so that `begin` and `refresh` are timed."""
-        deadline, key = self._config.weight_sync.deadline_seconds, "weight_sync.deadline_seconds"
-        methods = ("begin", "refresh")
-        return Timed(sync, **{name: self._timed("sync", getattr(sync, name), deadline, key) for name in methods})
-
-    def waited(self, function: Callable) -> Callable:
-        """Wraps a function in which the loop waits for groups that are sampled in the background."""
-        return self._of_rollout("wait", slow("waiting for completions", function))
-
-    def _timed(self, phase: str, function: Callable, deadline_seconds: float, key: str) -> Callable:
+    def call(self, timing: Timing, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Wraps a function as a timed phase whose error, when a GPU has no memory left, says what to change."""
-        return self.phases.timed(phase, explaining_oom(phase)(function), deadline_seconds, key)
+        explained = explaining_oom(timing.phase)(slow(timing.words, function) if timing.words else function)
+        return self.phases.timed(timing.phase, explained, value_at(self._config, timing.key), timing.key)
 
-    def _of_rollout(self, phase: str, function: Callable) -> Callable:
-        return self._timed(phase, function, self._config.rollout.deadline_seconds, "rollout.deadline_seconds")
+
+class ClockedSampler(WrappedSampler):
+    """This sampler has clocks that time some calls of another one."""
+
+    def __init__(self, sampler: Sampler | AskableSampler, clocks: Clocks):
+        super().__init__(sampler)
+        self._clocks = clocks
+
+
+class RestingSampler(ClockedSampler):
+    """This sampler is timed when it frees its memory and takes it back."""
+
+    def sleep(self) -> None:
+        self._clocks.call(TIMINGS[Sampler.sleep], self._sampler.sleep)()
+
+    def wake(self) -> None:
+        self._clocks.call(TIMINGS[Sampler.wake], self._sampler.wake)()
+
+
+class TimedSampler(ClockedSampler):
+    """This sampler is timed when it writes completions, and when others wait for those that it writes beside them."""
+
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        return self._clocks.call(TIMINGS[Sampler.generate], self._sampler.generate)(draw, on_group)
+
+    def ask(self, draw: Draw) -> Sequence[Pending]:
+        return [self._clocks.timed(pending, Pending) for pending in super().ask(draw)]
+
+
+class EvaluatedSampler(ClockedSampler):
+    """This sampler writes completions for an evaluation, which may ask any number of problems: each group that is
+    completed begins the deadline anew."""
+
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        def completed(place: int, group: RolloutGroup) -> None:
+            self._clocks.phases.extend()
+            if on_group:
+                on_group(place, group)
+
+        return self._clocks.call(EVALUATING, self._sampler.generate)(draw, completed)
 
 
 class Beside:

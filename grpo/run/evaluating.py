@@ -15,7 +15,7 @@ from grpo.host.alive import working
 from grpo.host.together import on_first
 from grpo.interfaces import Collective, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
-from grpo.run.clocks import Clocks
+from grpo.run.clocks import Clocks, EvaluatedSampler
 from grpo.run.parts import load_task
 from grpo.run.records import RecordFiles
 from grpo.tasks.task import VerifiableTask
@@ -60,7 +60,7 @@ class PolicyEvaluation:
 
     def _ask(self, grading: GradingThread, task: Task, num_problems: int) -> dict[str, Any]:
         evaluation = replace(self._config.evaluation, num_problems=num_problems)
-        sampler = self._clocks.evaluated(self._sampler)
+        sampler = EvaluatedSampler(self._sampler, self._clocks)
         ask = partial(sampled_and_graded, sampler, self._clocks.evaluation_grading(grading))
         result = held_out.evaluate(task, ask, evaluation, self._config.rollout.sampling, self._collective)
         return {"step": sampler.policy_version} | result

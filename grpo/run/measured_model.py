@@ -14,13 +14,13 @@ from grpo.config.ranges import check_values
 from grpo.config.saved import described, is_checkpoint, read_config
 from grpo.host import ranks
 from grpo.host.alive import working
-from grpo.interfaces import Collective, Sampler
+from grpo.interfaces import Collective, Sampler, WeightSync
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
 from grpo.run.assembly import sampler_in_turn
-from grpo.run.clocks import Clocks
+from grpo.run.clocks import Clocks, EvaluatedSampler
 from grpo.run.model_folder import model_files
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
@@ -86,7 +86,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     clocks = Clocks(config, Phases(collective.rank))
     if learner:
         sampler = sampler_in_turn(config, learner, build, clocks)
-        clocks.weight_sync(CheckedSync.of(config)).refresh(learner, sampler)
+        clocks.timed(CheckedSync.of(config), WeightSync).refresh(learner, sampler)
     else:
         sampler = build()
 
@@ -94,7 +94,9 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         task_config = replace(config, task=task)
         return load_task(task_config, tokenizer, collective.rank, collective.world_size, loaded_tasks[task.name])
 
-    return Candidate(clocks.evaluated(sampler), clocks, collective, [task.config for task in fitted_tasks], load)
+    return Candidate(
+        EvaluatedSampler(sampler, clocks), clocks, collective, [task.config for task in fitted_tasks], load
+    )
 
 
 # These settings decide how a checkpoint's weights lie in memory. No other setting is taken: the checkpoint may be

@@ -31,7 +31,7 @@ from grpo.learner.engine import end_distributed, init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.loop import Loop, Observer
 from grpo.run.assembly import assemble, sampler_in_turn
-from grpo.run.clocks import Clocks, explaining_oom
+from grpo.run.clocks import Clocks, TimedSampler, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
@@ -137,7 +137,7 @@ class Session:
         parts, saved = self._parts, self._saved
         progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
-            parts.weight_sync.begin(parts.learner, self._clocks.sampler(parts.sampler))
+            parts.weight_sync.begin(parts.learner, TimedSampler(parts.sampler, self._clocks))
         files = on_first(self._collective, lambda: open_files(self._config, self._services, saved))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)

@@ -10,7 +10,7 @@ from benchmarks.small_models import tiny_tokenizer
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.interfaces import Draw
-from grpo.run.clocks import Timed
+from grpo.run.clocks import Wrapped
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
 from grpo.weight_sync.refresh import CheckedSync, Probe, WeightSyncError
 from tests.learner.models import files_of, tiny_llama
@@ -238,7 +238,7 @@ def test_both_sides_are_compared_before_anything_is_sampled_for_learning(config,
     with pytest.raises(WeightSyncError, match="sampler and learner disagree by"):
         CheckedSync(0.1, hot, after_each=False).begin(learner, sampler)
     probe = replace(hot, sampling=SamplingConfig(temperature=TEMPERATURE, max_tokens=8))
-    resting = Timed(sampler, sleep=lambda: slept.append(sampler.policy_version))
+    resting = Wrapped(sampler, sleep=lambda: slept.append(sampler.policy_version))
     CheckedSync(1e-4, probe, after_each=False).begin(learner, resting)
     assert slept == [learner.num_steps] == [sampler.policy_version]
     # The rounds compare what they sample.

@@ -8,11 +8,12 @@ import torch
 
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
-from grpo.interfaces import Draw
+from grpo.interfaces import Collector, Draw, Learner, Task, WeightSync
+from grpo.learner.offloading import LearnerStates
 from grpo.loop import Loop, LoopParts
 from grpo.rollout.grading_thread import GradingThread
 from grpo.run.assembly import build_pipeline
-from grpo.run.clocks import Clocks, Timed
+from grpo.run.clocks import Clocks, EvaluatedSampler, RestingSampler, TimedSampler, Wrapped
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
 from grpo.telemetry import phases
@@ -152,7 +153,7 @@ def trained(request):
     config.pipeline, config.num_steps, config.limits.seconds = request.param, ROUNDS, 1e9
     config.dynamics.group_size, config.dynamics.prompts_per_step = 2, 2
     task, sampler, clocks = SlowTask(time), SlowSampler(time), Clocks(config, Phases(clock=time))
-    learner = clocks.learner(SlowLearner(time))
+    learner = clocks.timed(SlowLearner(time), Learner)
     collector, sync = build_pipeline(config, task, sampler, Apart(), clocks)
     scheduler = build_scheduler(config, 1)
     parts = LoopParts(
@@ -242,7 +243,7 @@ def config_with_deadline(seconds):
 def test_an_evaluation_whose_sampler_or_grader_hangs_is_ended_with_a_line(ended):
     clocks, task = Clocks(config_with_deadline(0.05), Phases()), ScriptedTask([(1, 0)] * 9)
     prompts = task.next_prompts(4)
-    groups = clocks.evaluated(Hanging(ended.over)).generate(Draw(prompts, 2))
+    groups = EvaluatedSampler(Hanging(ended.over), clocks).generate(Draw(prompts, 2))
     assert len(groups) == 2 and len(ended) == 1
     assert ended[0].startswith("grpo: rank 0: phase 'evaluation' (Hanging.generate) gave no result for 0.05 s")
     assert ended[0].endswith("raise rollout.deadline_seconds")
@@ -269,16 +270,16 @@ def test_an_evaluation_may_take_long_as_long_as_groups_come(monkeypatch):
     monkeypatch.setattr(threading, "Timer", Timer)
     clocks, lines = Clocks(config_with_deadline(60.0), Phases()), []
     prompts = ScriptedTask([(1, 0)] * 9).next_prompts(4)
-    evaluated = clocks.evaluated(ScriptedSampler())
+    evaluated = EvaluatedSampler(ScriptedSampler(), clocks)
     groups = evaluated.generate(Draw(prompts, 2), on_group=lambda place, group: lines.append((place, group)))
     assert lines == [*enumerate(groups)]
     assert guards == [60.0] * 5, "one at the start, and one after each group"
     assert len(evaluated.generate(Draw(prompts, 2))) == 4
 
 
-def test_attributes_of_a_timed_part_are_read_and_set_in_the_part():
+def test_attributes_of_a_wrapped_part_are_read_and_set_in_the_part():
     task = ScriptedTask([(1, 0)] * 9)
-    timed = Timed(task, grade=lambda groups: "timed")
+    timed = Wrapped(task, grade=lambda groups: "timed")
     assert timed.grade([]) == "timed" and task.grade([]) == []
     timed.cursor = 5
     assert task.cursor == 5 and [prompt.prompt_id for prompt in timed.next_prompts(1)] == ["p5@0"]
@@ -309,10 +310,10 @@ def test_each_phase_has_the_deadline_that_the_configuration_sets_for_it():
     config.weight_sync.deadline_seconds = 100.0
     phases = Deadlines()
     clocks = Clocks(config, phases)
-    for wrap in (clocks.task, clocks.sampler, clocks.resting, clocks.learner, clocks.weight_sync):
-        wrap(Anything())
-    clocks.waited(Anything().any)
-    clocks.offload(Anything().any)
+    for interface in (Task, Collector, Learner, LearnerStates, WeightSync):
+        clocks.timed(Anything(), interface)
+    TimedSampler(Anything(), clocks).generate(Draw([], 2))
+    RestingSampler(Anything(), clocks).sleep()
     rollout, learner = (1.0, "rollout.deadline_seconds"), (10.0, "learner.deadline_seconds")
     assert phases.noted == {
         **dict.fromkeys(("grade", "sample", "sleep", "wait"), rollout),

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from grpo.config import TrainConfig, UserError
-from grpo.interfaces import Draw
+from grpo.interfaces import Collector, Draw, Learner, WeightSync
+from grpo.learner.offloading import LearnerStates
 from grpo.run import session
-from grpo.run.clocks import Clocks
+from grpo.run.clocks import Clocks, RestingSampler, TimedSampler
 from grpo.telemetry.phases import Phases
 from tests.fakes import SingleRank
+from tests.learner.models import files_of
 
 SAID = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is "
@@ -36,7 +38,10 @@ def clocks():
 def built(**engines):
     """Builds the engines of a run, by the functions in `engines` where one is given."""
     ready = SimpleNamespace(
-        config=TrainConfig(device="cpu"), path="", tokenizer=None, suite=(), task=SimpleNamespace(identity=None)
+        config=TrainConfig(device="cpu"),
+        files=files_of("", "a tokenizer"),
+        suite=(),
+        task=SimpleNamespace(identity=None),
     )
     with pytest.MonkeyPatch.context() as patch:
         a_learner = SimpleNamespace(collective=SingleRank())
@@ -49,14 +54,14 @@ def built(**engines):
 @pytest.mark.parametrize(
     ("call", "phase", "key"),
     [
-        (lambda: clocks().learner(Full()).step(None), "learn", "learner.micro_batch_tokens"),
-        (lambda: clocks().learner(Full()).add_logprobs([]), "logprobs", "learner.micro_batch_tokens"),
-        (lambda: clocks().sampler(Full()).generate(Draw([], 8)), "sample", "rollout.gpu_memory_fraction"),
-        (lambda: clocks().resting(Full()).wake(), "sleep", "rollout.gpu_memory_fraction"),
-        (lambda: clocks().weight_sync(Full()).refresh(None, None), "sync", "weight_sync.bucket_mib"),
-        (lambda: clocks().offload(Full().reload)(), "offload", "learner.micro_batch_tokens"),
+        (lambda: clocks().timed(Full(), Learner).step(None), "learn", "learner.micro_batch_tokens"),
+        (lambda: clocks().timed(Full(), Learner).add_logprobs([]), "logprobs", "learner.micro_batch_tokens"),
+        (lambda: TimedSampler(Full(), clocks()).generate(Draw([], 8)), "sample", "rollout.gpu_memory_fraction"),
+        (lambda: RestingSampler(Full(), clocks()).wake(), "sleep", "rollout.gpu_memory_fraction"),
+        (lambda: clocks().timed(Full(), WeightSync).refresh(None, None), "sync", "weight_sync.bucket_mib"),
+        (lambda: clocks().timed(Full(), LearnerStates).reload(), "offload", "learner.micro_batch_tokens"),
         (lambda: clocks().between("evaluation", Full().evaluate)(), "evaluation", "rollout.gpu_memory_fraction"),
-        (lambda: clocks().waited(Full().result)(), "wait", "rollout.gpu_memory_fraction"),
+        (lambda: clocks().timed(Full(), Collector).collect(None, 1), "wait", "rollout.gpu_memory_fraction"),
         (lambda: built(learner=Full().load), "loading the model", "learner.micro_batch_tokens"),
         (lambda: built(sampler=Full().start), "starting the sampler", "rollout.gpu_memory_fraction"),
     ],
@@ -81,7 +86,7 @@ def test_an_engine_that_finds_no_room_when_it_wakes_is_reported_too(method, phas
 
             return out_of_memory
 
-    part = clocks().resting(Waking()) if method == "wake" else clocks().weight_sync(Waking())
+    part = RestingSampler(Waking(), clocks()) if method == "wake" else clocks().timed(Waking(), WeightSync)
     with pytest.raises(UserError, match=rf"^the GPU has no memory left \({phase}\): .*rollout.gpu_memory_fraction"):
         getattr(part, method)(*(() if method == "wake" else (None, None)))
 
@@ -95,4 +100,4 @@ def test_other_errors_stay_what_they_are():
             return broken
 
     with pytest.raises(RuntimeError, match="an error of another kind"):
-        clocks().learner(Broken()).step(None)
+        clocks().timed(Broken(), Learner).step(None)

@@ -11,6 +11,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.errors import Diverged, GradingFailed, GradingFailedElsewhere, SamplerLost
 from grpo.run import session
 from grpo.run.session import leaves_checkpoint, way_on
+from tests.learner.models import files_of
 
 
 def test_a_stopped_run_points_at_its_report_only_after_it_has_finished_a_round():
@@ -50,7 +51,9 @@ def test_ranks_wait_for_one_another_as_long_as_any_phase_may_take(monkeypatch):
 
     config = TrainConfig(device="cpu")
     config.rollout.deadline_seconds, config.weight_sync.deadline_seconds = 7200.0, 300.0
-    monkeypatch.setattr(session, "prepared", lambda config: SimpleNamespace(config=config, tokenizer=None, task=None))
+    monkeypatch.setattr(
+        session, "prepared", lambda config: SimpleNamespace(config=config, files=files_of("", "a tokenizer"), task=None)
+    )
     monkeypatch.setattr(session, "load_task", lambda *arguments: nullcontext())
     monkeypatch.setattr(session, "init_distributed", join)
     with pytest.raises(Joined):
@@ -67,7 +70,9 @@ def test_torch_distributed_ends_with_a_run_unless_an_engine_stays_that_needs_it(
 
     config, ended = TrainConfig(), []
     config.rollout.engine = engine
-    monkeypatch.setattr(session, "prepared", lambda config: SimpleNamespace(config=config, tokenizer=None, task=None))
+    monkeypatch.setattr(
+        session, "prepared", lambda config: SimpleNamespace(config=config, files=files_of("", "a tokenizer"), task=None)
+    )
     monkeypatch.setattr(session, "load_task", lambda *arguments: nullcontext())
     monkeypatch.setattr(session.ranks, "device", lambda config: torch.device(device))
     monkeypatch.setattr(session, "init_distributed", lambda *arguments: True)

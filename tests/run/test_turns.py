@@ -6,8 +6,9 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.validate_loss import check_pipeline
+from grpo.interfaces import WeightSync
 from grpo.run.assembly import learner_in_turn, sampler_in_turn
-from grpo.run.clocks import Clocks, Timed
+from grpo.run.clocks import Clocks, TimedSampler
 from grpo.telemetry.phases import Phases
 from grpo.weight_sync.refresh import CheckedSync
 
@@ -91,7 +92,7 @@ def parts():
         num_steps=3,
     )
     sampler = sampler_in_turn(config, bare, device.build, clocks)
-    learner = learner_in_turn(config, bare, sampler, clocks.weight_sync(CheckedSync(0.5)), clocks)
+    learner = learner_in_turn(config, bare, sampler, clocks.timed(CheckedSync(0.5), WeightSync), clocks)
     return device, clocks, sampler, learner
 
 
@@ -175,7 +176,7 @@ def test_without_it_a_sampler_is_timed_as_it_sleeps_in_a_round_and_wakes_in_a_re
     device.present.clear()
     sampler = sampler_in_turn(config, learner, device.build, clocks)
     clocks.phases.begin_round()
-    clocks.sampler(Timed(sampler, generate=None)).sleep()
+    TimedSampler(sampler, clocks).sleep()
     assert device.present == set()
     clocks.phases.timed("sync", sampler.wake, 9.0, "key")()
     assert clocks.phases.end_round() == {"round": 0.75, "sleep": 0.75, "sync": 0.0}
