@@ -36,7 +36,15 @@ def pytest_unconfigure(config):
 LONG = (
     *("test_lost_servers", "test_run", "test_servers", "test_learner", "test_model_classes", "test_prove"),
     *("test_contrast", "test_partition", "test_diagnostics", "test_solve_rates", "test_resume", "test_architectures"),
-    *("test_hydra", "test_sweep", "test_family_partition", "test_dynamics", "test_forecast", "test_whatif"),
+    *(
+        "test_refusals",
+        "test_hydra",
+        "test_sweep",
+        "test_family_partition",
+        "test_dynamics",
+        "test_forecast",
+        "test_whatif",
+    ),
     *("test_adaptive", "test_launch", "test_identify", "test_unread", "test_run_page", "test_verdicts"),
 )
 

@@ -115,28 +115,6 @@ def test_every_shipped_sweep_has_words_with_effect_only(file):
     assert all(cell.overrides[0] == "experiment=tiny" for cell in cells)
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("objective.kl.coefficient=1e9", "objective.kl.coefficient=1e+09 must be at most 1000"),
-        ("objective.entropy_coefficient=1e9", "objective.entropy_coefficient=1e+09 must be at most 1000"),
-        ("dynamics.group_size=100000", "dynamics.group_size=100000 must be at most 16384"),
-        ("rollout.budget.largest=100000", "rollout.budget.largest=100000 must be at most 16384"),
-        ("learner.micro_batch_tokens=1", "learner.micro_batch_tokens=1 must be at least 16"),
-        ("learner.learning_rate=0.5", "learner.learning_rate=0.5 is about the change that AdamW makes"),
-        ("rollout.gpu_memory_fraction=0", "rollout.gpu_memory_fraction=0.0 must be above 0"),
-        ("evaluation.pass_at=[]", "evaluation.pass_at=[] must name each k of pass@k once, e.g. [1] or [1,4]"),
-        ("evaluation.pass_at=[1,1]", "evaluation.pass_at=[1, 1] must name each k of pass@k once"),
-        ("evaluation.suite=[math500,math500]", "evaluation.suite=['math500', 'math500'] names a set twice"),
-        ("num_steps=99999999999999999999", "num_steps=99999999999999999999… is too large: give at most 18 digits"),
-    ],
-)
-def test_a_number_far_outside_all_use_is_refused(word, message):
-    with pytest.raises(UserError) as error:
-        validate(compose_config([word]))
-    assert message in str(error.value)
-
-
 def test_a_clip_of_nothing_is_refused_where_it_stops_all_learning():
     words = ["objective.clip_low=0", "objective.clip_high=0"]
     with pytest.raises(UserError, match=r"clip_low=0 and clip_high=0 clip every token that has moved: raise one"):
