@@ -182,7 +182,7 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
         ["task.curriculum.name=anneal"],
     ],
 )
-def test_what_is_beside_a_refused_setting_is_taken(words, tmp_path):
+def test_neighbours_of_refused_settings_are_taken(words, tmp_path):
     validate(compose_config(["task=arithmetic", *words, f"output_dir={tmp_path}/run"]))
 
 

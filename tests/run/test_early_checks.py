@@ -14,7 +14,6 @@ from grpo.config import ModelConfig, UserError
 from grpo.host.disk import require_writable
 from grpo.host.ports import require_ports
 from grpo.models.resolve import check_early
-from tests.tasks.test_early_checks import said
 
 SERVE = ["serve", "experiment=tiny", "model.max_length=64"]
 
@@ -44,7 +43,7 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
     ],
 )
 def test_words_that_are_missing_or_wrong_are_reported_without_torch(words, message, capsys, monkeypatch):
-    # `tests.tasks.test_early_checks` starts a process for such words. Here what would import torch is refused.
+    # `tests/commands/test_quick_words.py` starts a process for such words. Here what would import torch is refused.
     monkeypatch.setattr("grpo.cli.working", None)
     assert main(words) == 2
     assert message in capsys.readouterr().err
@@ -121,11 +120,6 @@ def test_the_launcher_refuses_at_once_what_ranks_on_this_machine_would_refuse(wo
 def test_a_folder_that_cannot_be_made_is_one_line(capsys):
     assert main(["sweep", "sweep=seeds", "experiment=tiny", "seeds=1", "output_dir=/proc/none"]) == 2
     assert capsys.readouterr().err == f"grpo: cannot use /proc/none: {os.strerror(errno.ENOENT)}\n"
-
-
-@pytest.mark.slow
-def test_a_command_without_its_words_speaks_from_a_process_without_torch():
-    assert "needs rollout.servers.port" in said("serve")
 
 
 @pytest.mark.parametrize(
