@@ -141,7 +141,7 @@ class Trainer:
             "loading torch was interrupted in this process: start another one, or restart a notebook's kernel",
         )
         if self._dataset is None:
-            self._check()
+            config = self._checked()
         else:
             require_writable(Path(self.config.output_dir))
         try:
@@ -170,18 +170,20 @@ class Trainer:
             # The data of a run that is in this folder already must not be replaced.
             validate(self.config, ranks.counts(self.config)[0])
             self._write_data()
-            self._check()
+            config = self._checked()
         with handled_as_before():
-            train(self.config, [_Called(self._after_round)] if self._after_round else ())
+            train(config, [_Called(self._after_round)] if self._after_round else ())
         # The parts of a learner refer to one another. Without this, a second run would find its memory still in use.
         gc.collect()
         return Result(Path(self.config.output_dir))
 
-    def _check(self) -> None:
-        """Raises `UserError` for what `grpo train` refuses before it imports torch."""
+    def _checked(self) -> TrainConfig:
+        """Returns the configuration with the model that it names. Raises `UserError` for what `grpo train` refuses
+        before it imports torch."""
         config = replace(self.config, model=described(self.config.model))
         check("train", config)
         refuse_unread(self._words, config)
+        return config
 
     def _write_data(self) -> Path:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""

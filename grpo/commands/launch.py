@@ -41,8 +41,10 @@ def run(words: Sequence[str]) -> int:
     or when it was asked twice; otherwise the exit code of the learner or server that failed.
     """
     words = [at_this_moment(word) for word in words]
-    words += _resumed(compose_config([*words]))
     config = compose_config(words)
+    if _resumes(config):
+        words.append("checkpoint.resume=true")
+        config.checkpoint.resume = True
     hardware = config.hardware
     validate(config, hardware.ranks)
     if hardware.shell != "here" and shutil.which(hardware.shell) is None:
@@ -90,8 +92,8 @@ def at_this_moment(word: str) -> str:
     return re.sub(r"\$\{now:([^}]*)\}", lambda form: datetime.now().strftime(form[1]), word)
 
 
-def _resumed(config: TrainConfig) -> list[str]:
-    """Returns the override that resumes a job which Slurm has put back into the queue, if it has a checkpoint.
+def _resumes(config: TrainConfig) -> bool:
+    """Tells whether a job is resumed: Slurm has put it back into the queue, and it has a checkpoint.
 
     Raises `UserError` if the job's folder is named by its present start, since its checkpoints lie in another one.
     """
@@ -102,5 +104,4 @@ def _resumed(config: TrainConfig) -> list[str]:
         f"checkpoints are not found: set {START_VARIABLE}=job-$SLURM_JOB_ID in the job's script as launch/slurm.sh "
         "does, or name output_dir",
     )
-    checkpoints = checkpoints_in(Path(config.output_dir) / CHECKPOINTS)
-    return ["checkpoint.resume=true"] if restarted and checkpoints else []
+    return restarted and bool(checkpoints_in(Path(config.output_dir) / CHECKPOINTS))

@@ -11,7 +11,7 @@ from grpo.config import LearnerConfig, TaskConfig, TrainConfig
 from grpo.config.folder import step_of
 from grpo.config.pass_through import check_model_settings
 from grpo.config.ranges import check_values
-from grpo.config.saved import described, is_checkpoint, read_config
+from grpo.config.saved import is_checkpoint, read_config
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler, WeightSync
@@ -45,14 +45,14 @@ class Candidate:
 
 
 def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
-    """Loads the model at `model.path`: a hub name, a Hugging Face directory, a run, its checkpoint, or an adapter.
+    """Loads the model that `grpo.config.saved.described` has found at `model.path`.
 
     Lengths that the configuration leaves open are fitted to the prompts of `tasks`.
     """
-    model = described(config.model)
+    model = config.model
     if model.path:
         model = replace(model, source="huggingface")
-    config = replace(config, model=model)
+        config = replace(config, model=model)
     if is_checkpoint(model.start):
         config = replace(config, learner=saved_learner(config.learner, read_config(Path(model.start)).learner))
         # Values from a checkpoint need the same checks as those from the command line.

@@ -16,8 +16,6 @@ import torch
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import require
 from grpo.config.placement import uses_running_servers
-from grpo.config.saved import described
-from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal, say
@@ -56,9 +54,7 @@ class Prepared(NamedTuple):
 
 def prepared(config: TrainConfig) -> Prepared:
     """Resolves the model, reads the problems, checks which packed layout computes the model exactly, and prints the
-    tables. Raises UserError for anything that the run could not do."""
-    config = replace(config, model=described(config.model))
-    validate(config, ranks.counts(config)[0])
+    tables. Raises UserError for anything that the run could not do, beyond what `grpo.run.early_checks` has found."""
     preflight.check_own_functions(config)
     if not config.dry_run:
         ranks.device(config)  # raises at once if a GPU is missing

@@ -8,6 +8,7 @@ import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.config.saved import described
 from grpo.interfaces import Draw
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import measured_model
@@ -47,6 +48,7 @@ def test_values_of_a_checkpoint_are_checked_as_words_are(keys, value, said, tmp_
     saved[keys[0]][keys[1]] = value
     (folder / "state.json").write_text(json.dumps({"config": saved}))
     config = compose_config(["experiment=tiny", "device=cpu", f"model.path={folder}"])
+    config.model = described(config.model)
     with pytest.raises(UserError, match=said):
         candidate(config, [config.task])
 
@@ -67,7 +69,6 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     monkeypatch.setattr(measured_model, "model_files", lambda *arguments, **named: files_of("path", "tokenizer"))
     for name in ("check_spread", "check_cpu_heads", "check_vocabulary"):
         monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
-    monkeypatch.setattr(measured_model, "described", lambda model: model)
     monkeypatch.setattr(measured_model, "room_for_prompts", lambda *arguments: 0)
     monkeypatch.setattr(measured_model, "fit_lengths", lambda config, *arguments: (config, []))
     monkeypatch.setattr(measured_model, "check_start", lambda *arguments: None)
