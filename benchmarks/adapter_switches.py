@@ -25,6 +25,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 from benchmarks.profile_step import made_up_groups
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.reference import AdapterReference, reference_logprobs
@@ -44,7 +45,7 @@ def main(experiment: str = "quickstart") -> None:
     config = compose_config([*words, "objective.kl.coefficient=0.01"])
     device = torch.device("cpu")
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, ModelFiles(resolve(config.model, list)), device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), ModelFiles(resolve(config.model, list)), device)
     first = learner.collective.rank == 0
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(2, 4, 22, 18)]), RoundPlan(4, 1, 2))

@@ -29,6 +29,7 @@ environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
+from grpo.config.parts import LearnerSettings
 from grpo.host import ranks
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
@@ -47,7 +48,7 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
     config = with_precision(
         compose_config([*words, "task.curriculum.name=uniform", "objective.aggregation.level=sequence_mean"])
     )
-    device = ranks.device(config)
+    device = ranks.device(config.device)
     files = ModelFiles(resolve(config.model, list))
     init_distributed(device, config.learner.deadline_seconds)
     sampler = build_sampler(config, files, device, TorchCollective(device))
@@ -55,7 +56,7 @@ def measure(rates: Path, count: int, size: int) -> list[dict]:
         prompts = task.next_prompts(task.num_problems)
         prompts.sort(key=lambda prompt: prompt.problem.metadata["solve_rate_correct"] == 0)
         scored = task.grade(sampler.generate(Draw(prompts[:count], size)))
-    learner = DeepSpeedLearner(config, files, device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files, device)
     plan = RoundPlan(size, 1, 1, learning_rate_factor=0.0)
     makers = {
         alpha: BatchMaker(

@@ -26,6 +26,7 @@ def main(head: str, precision: str = "bfloat16") -> None:
 
     from benchmarks.sampler_agreement import gaps
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
+    from grpo.config.parts import SamplerSettings
     from grpo.learner.loading import load_policy
     from grpo.models.files import ModelFiles
     from grpo.models.resolve import resolve
@@ -38,7 +39,7 @@ def main(head: str, precision: str = "bfloat16") -> None:
     config.rollout.kv_cache_gib, config.rollout.max_concurrent = 0.5, 32
     config.rollout.sampling = SamplingConfig(max_tokens=64)
     files = ModelFiles(resolve(config.model, lambda: []))
-    sampler = VllmSampler(config, files, torch.device("cpu"))
+    sampler = VllmSampler(SamplerSettings.of(config), files, torch.device("cpu"))
     policy = load_policy(files, config.model, precision, 512)
     questions = ("Name three rivers.", "What is 12 + 31?", "Write a short poem on rain.", "Why is the sky blue?")
     prompts = [Prompt(Problem(text, text, ""), tuple(files.tokenizer(text)["input_ids"])) for text in questions]

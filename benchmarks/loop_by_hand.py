@@ -23,6 +23,7 @@ import torch
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
+from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models.files import ModelFiles
@@ -60,8 +61,8 @@ def train(num_steps: int) -> Iterator[float]:
     files = model_files(config)
     tokenizer = files.tokenizer
     init_distributed(DEVICE, 600)
-    learner = DeepSpeedLearner(config, files, DEVICE)
-    sampler = TransformersSampler(config, files, DEVICE, PADDED)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files, DEVICE)
+    sampler = TransformersSampler(SamplerSettings.of(config), files, DEVICE, PADDED)
     make_batches = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     sync = CheckedSync(FLOAT32_MISMATCH, float32=True, by_vllm=False)
     sync.refresh(learner, sampler)

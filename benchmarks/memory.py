@@ -29,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import memory_estimate
+from grpo.config.parts import LearnerSettings
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -73,10 +74,10 @@ def measure(overrides):
         *("learner.micro_batch_tokens=2048", "rollout=vllm_server"),
     ]
     config = with_precision(compose_config(["experiment=quickstart", *sizes, *overrides]))
-    device, files = ranks.device(config), ModelFiles(resolve(config.model, list))
+    device, files = ranks.device(config.device), ModelFiles(resolve(config.model, list))
     init_distributed(device, 600)
     before = resident("VmRSS")
-    learner = DeepSpeedLearner(config, files, device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files, device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)
@@ -86,7 +87,7 @@ def measure(overrides):
         tensors = torch.cuda.max_memory_allocated() / 2**30
     else:
         tensors = peak_of_tensors(lambda: learner.step(batch))
-    estimated = memory_estimate(config, model_shape(files), 1, device_memory.device_gib(config))[-1][2]
+    estimated = memory_estimate(config, model_shape(files), 1, device_memory.device_gib(config.device))[-1][2]
     print(f"GiB {estimated} {tensors} {resident('VmHWM') - before}")
 
 

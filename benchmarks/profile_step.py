@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config.hydra import compose_config
+from grpo.config.parts import LearnerSettings
 from grpo.host import ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -56,9 +57,9 @@ def timed(learner: DeepSpeedLearner, batch: Batch) -> None:
 def main(chunk: str = "512") -> None:
     overrides = ["experiment=quickstart", f"learner.logit_chunk_tokens={chunk}"]
     config = with_precision(compose_config(overrides))
-    device = ranks.device(config)
+    device = ranks.device(config.device)
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, ModelFiles(resolve(config.model, list)), device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), ModelFiles(resolve(config.model, list)), device)
     plan = RoundPlan(GROUP_SIZE, 1, GROUPS)
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
     [batch] = make(learner.add_logprobs([made_up_groups(*SIZES)]), plan)

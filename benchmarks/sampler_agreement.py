@@ -97,6 +97,7 @@ def measure(name: str) -> dict:
     import torch
 
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
+    from grpo.config.parts import SamplerSettings
     from grpo.learner.loading import load_policy
     from grpo.learner.weights import weight_buckets
     from grpo.models.files import ModelFiles
@@ -113,7 +114,7 @@ def measure(name: str) -> dict:
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
     files = ModelFiles(folder)
     policy = load_policy(files, settings.model, "float32", 512)
-    sampler = VllmSampler(settings, files, torch.device("cpu"))
+    sampler = VllmSampler(SamplerSettings.of(settings), files, torch.device("cpu"))
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
     class Learner:

@@ -22,6 +22,7 @@ from benchmarks.profile_step import made_up_groups
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.token_selection import largest
 from grpo.config.hydra import compose_config
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models.files import ModelFiles
@@ -55,7 +56,7 @@ def main(precision: str) -> None:
     config = compose_config([*words, f"learner.precision={precision}"])
     device = torch.device("cpu")
     init_distributed(device, 600)
-    learner = DeepSpeedLearner(config, ModelFiles(resolve(config.model, list)), device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), ModelFiles(resolve(config.model, list)), device)
     groups = made_up_groups(GROUPS, GROUP_SIZE, 22, 18)
     first, *others = [entropies(learner, groups, *packing) for packing in PACKINGS]
     change = torch.cat([(other - first).abs() for other in others])

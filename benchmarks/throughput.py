@@ -74,10 +74,10 @@ def fitting(words):
     """Returns a run's words with the longest learner rows that fit into a GPU's free memory, unless the words set the
     row length."""
     config = with_precision(compose_config(words))
-    if ranks.device(config).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
+    if ranks.device(config.device).type != "cuda" or any(word.startswith(f"{ROWS}=") for word in words):
         return words
     shape = model_shape(ModelFiles(Path(config.model.path)), adapted=config.model)
-    room = Room(device_memory.device_gib(config), device_memory.available_gib(config))
+    room = Room(device_memory.device_gib(config.device), device_memory.available_gib(config.device))
     tokens = fitting_rows(config, shape, 1, room)
     words = [*words, f"{ROWS}={tokens}"] if tokens else words
     needs = lacking(with_precision(compose_config(words)), shape, room, steps=True)
@@ -134,7 +134,7 @@ def main(folder, name="small", *overrides):
     ]
     settings = fitting(settings)
     config = with_precision(compose_config(settings))
-    device = ranks.device(config)
+    device = ranks.device(config.device)
     measured, walls = rounds_of(settings, folder / "run", num_rounds + WARM_UP)
     measured, walls = measured[WARM_UP - 1 :], walls[WARM_UP - 1 :]
 

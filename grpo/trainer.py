@@ -164,11 +164,11 @@ class Trainer:
             "train from a script",
         )
         if self._dataset is not None:
-            ranks.check_environment(self.config)
+            ranks.check_environment(self.config.output_dir)
             path = str(Path(self.config.output_dir) / DATA_FILE)
             self.config.task.data = replace(self.config.task.data, source="file", path=path)
             # The data of a run that is in this folder already must not be replaced.
-            validate(self.config, ranks.counts(self.config)[0])
+            validate(self.config, ranks.counts(self.config.hardware, self.config.dry_run)[0])
             self._write_data()
             config = self._checked()
         with handled_as_before():

@@ -282,6 +282,12 @@ def test_files_that_bear_the_mark_load_nothing_heavy():
     assert loaded(light) == "[]\n"
 
 
+def test_below_run_a_part_takes_its_own_sections_of_a_configuration():
+    """A schedule is chosen by keys of seven sections, and whole saved configurations are what insight compares."""
+    whole = {room(file) for file in FILES if re.search(r"\bTrainConfig\b", file.read_text())}
+    assert whole & MAY_IMPORT["run"] == {"config", "dynamics", "insight"}
+
+
 def test_learner_and_rollout_never_meet():
     assert "learner" not in MAY_IMPORT["rollout"] and "rollout" not in MAY_IMPORT["learner"]
 

@@ -90,13 +90,16 @@ def test_this_vllm_knows_every_argument_of_an_engine_in_process():
     from vllm.sampling_params import RequestOutputKind
 
     from grpo.config import SamplingConfig, TrainConfig
+    from grpo.config.parts import SamplerSettings
     from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, sampling_arguments
     from grpo.rollout.known_arguments import known_arguments
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     assert known_arguments(servers=False) >= known
     for on_gpu in (False, True):
-        arguments = engine_arguments(TrainConfig(), "model", on_gpu) | colocated_arguments(on_gpu, 8)
+        arguments = engine_arguments(SamplerSettings.of(TrainConfig()), "model", on_gpu) | colocated_arguments(
+            on_gpu, 8
+        )
         # Of `LLM` itself.
         assert set(arguments) - known <= {"use_tqdm_on_load"}
     made = SamplingParams(
@@ -139,13 +142,16 @@ def test_this_vllm_knows_every_flag_of_a_server():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from grpo.config import TrainConfig
+    from grpo.config.parts import SamplerSettings
     from grpo.rollout.engine_arguments import command_line, engine_arguments
     from grpo.rollout.known_arguments import known_arguments
     from grpo.rollout.servers import server_arguments
 
     parser = make_arg_parser(FlexibleArgumentParser())
     for on_gpu in (False, True):
-        arguments = engine_arguments(TrainConfig(), "model", on_gpu) | server_arguments(TrainConfig(), on_gpu)
+        arguments = engine_arguments(SamplerSettings.of(TrainConfig()), "model", on_gpu) | server_arguments(
+            TrainConfig().rollout.servers, on_gpu
+        )
         read = parser.parse_args(command_line(arguments))
         assert read.worker_extension_cls == "grpo.weight_sync.vllm_receiver.WeightReceiver"
         assert known_arguments(servers=True) >= vars(read).keys() - {"model_tag"}
@@ -159,6 +165,7 @@ def test_settings_that_are_passed_on_reach_this_vllms_own_configuration(tmp_path
     from vllm.transformers_utils.config import get_config
 
     from grpo.config.hydra import compose_config
+    from grpo.config.parts import SamplerSettings
     from grpo.models.resolve import with_config
     from grpo.rollout.engine_arguments import engine_arguments
     from tests.learner.models import tiny_llama
@@ -171,7 +178,9 @@ def test_settings_that_are_passed_on_reach_this_vllms_own_configuration(tmp_path
 
     def configured(*words):
         chosen = compose_config(["experiment=tiny", "rollout=vllm_server", "rollout.precision=bfloat16", *words])
-        arguments = engine_arguments(chosen, str(with_config(model, chosen.model.config)), on_gpu=True)
+        arguments = engine_arguments(
+            SamplerSettings.of(chosen), str(with_config(model, chosen.model.config)), on_gpu=True
+        )
         arguments.pop("use_tqdm_on_load")
         return EngineArgs(**arguments).create_engine_config()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from grpo.config import TrainConfig
+from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
 from grpo.host.signals import StopRequest
@@ -33,10 +34,10 @@ def run(config: TrainConfig) -> int:
     stop = StopRequest()
     # Servers are started whatever engine the words name.
     config = replace(config, rollout=replace(config.rollout, engine="vllm_server"))
-    device = ranks.device(config)
+    device = ranks.device(config.device)
     check_vllm(config)
     config = with_precision(config)
-    processes = start_servers(config, model_files(config), device)
+    processes = start_servers(SamplerSettings.of(config), model_files(config), device)
     key = os.environ[KEY_VARIABLE]
     replicas = [Replica(url, key, 0.0, process) for url, process in processes.items()]
     try:

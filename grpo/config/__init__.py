@@ -30,6 +30,7 @@ errors             UserError and its kinds
 Computed from a configuration:
 memory_estimate    batch table and memory
 placement          which GPUs learn and which serve
+parts              what a learner and a sampler need of it
 optimizer          which optimizer learns, its own settings, and the learning rate of each step
 """
 

@@ -133,7 +133,7 @@ def certain_memory(config: TrainConfig, shape: ModelShape, world_size: int, loca
         return learner, local * weights
     if rollout.engine == "vllm":
         return learner, local / rollout.tensor_parallel * (weights + rollout.kv_cache_gib)
-    here = starts_servers(config) and not config.hardware.server_nodes
+    here = starts_servers(config.rollout) and not config.hardware.server_nodes
     return learner, rollout.servers.replicas * (weights + rollout.kv_cache_gib) if here else 0.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.config.engines import ModelConfig, ServersConfig
+from grpo.config.engines import ModelConfig, RolloutConfig, ServersConfig
 from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
@@ -28,33 +28,30 @@ def server_ports(servers: ServersConfig) -> list[int]:
     return [servers.port + index if servers.port else 0 for index in range(servers.replicas)]
 
 
-def starts_servers(config: TrainConfig) -> bool:
+def starts_servers(rollout: RolloutConfig) -> bool:
     """Tells whether a run starts vLLM servers of its own, beside its first rank."""
-    return config.rollout.engine == "vllm_server" and not config.rollout.servers.urls
+    return rollout.engine == "vllm_server" and not rollout.servers.urls
 
 
-def uses_running_servers(config: TrainConfig) -> bool:
+def uses_running_servers(rollout: RolloutConfig) -> bool:
     """Tells whether a run samples from vLLM servers that run already, often on machines of another kind."""
-    return config.rollout.engine == "vllm_server" and bool(config.rollout.servers.urls)
+    return rollout.engine == "vllm_server" and bool(rollout.servers.urls)
 
 
-def server_gpus(config: TrainConfig, index: int) -> range:
+def server_gpus(servers: ServersConfig, index: int) -> range:
     """Returns the GPUs of server `index`.
 
-    >>> config = TrainConfig()
-    >>> config.rollout.servers.first_gpu, config.rollout.servers.tensor_parallel = 4, 2
-    >>> list(server_gpus(config, 1))
+    >>> list(server_gpus(ServersConfig(first_gpu=4, tensor_parallel=2), 1))
     [6, 7]
     """
-    servers = config.rollout.servers
     first = servers.first_gpu + index * servers.tensor_parallel
     return range(first, first + servers.tensor_parallel)
 
 
 def gpus_wanted(config: TrainConfig) -> int:
     """Returns the number of GPUs that a node needs for the servers which a run starts beside its ranks."""
-    has_servers_here = starts_servers(config) and not config.hardware.server_nodes
-    return server_gpus(config, config.rollout.servers.replicas - 1).stop if has_servers_here else 0
+    has_servers_here = starts_servers(config.rollout) and not config.hardware.server_nodes
+    return server_gpus(config.rollout.servers, config.rollout.servers.replicas - 1).stop if has_servers_here else 0
 
 
 def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> list[tuple[str, str]]:
@@ -63,7 +60,7 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
     Raises UserError when learner and servers do not fit onto the node.
     """
     servers, elsewhere = config.rollout.servers, config.hardware.server_nodes
-    count = servers.replicas if starts_servers(config) and not elsewhere else 0
+    count = servers.replicas if starts_servers(config.rollout) and not elsewhere else 0
     if not num_gpus:
         rows = [("learner ranks", f"{local_ranks} × CPU")]
         return rows + ([("vLLM servers", f"{count} × CPU")] if count else [])
@@ -72,7 +69,7 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
         f"{local_ranks} learner ranks on this machine want a GPU each, and there are {num_gpus}: set "
         f"hardware.ranks_per_node={num_gpus}, or what torchrun calls --nproc-per-node",
     )
-    gpus_used = [gpu for index in range(count) for gpu in server_gpus(config, index)]
+    gpus_used = [gpu for index in range(count) for gpu in server_gpus(servers, index)]
     if gpus_used and max(gpus_used) >= num_gpus:
         raise UserError(
             f"{count} servers × rollout.servers.tensor_parallel={servers.tensor_parallel} from "
@@ -86,7 +83,7 @@ def placement_table(config: TrainConfig, local_ranks: int, num_gpus: int) -> lis
         )
     rows = [(f"learner rank {rank}", f"GPU {rank}") for rank in range(local_ranks)]
     for index in range(count):
-        rows.append((f"vLLM server {index}", "GPU " + ", ".join(map(str, server_gpus(config, index)))))
+        rows.append((f"vLLM server {index}", "GPU " + ", ".join(map(str, server_gpus(servers, index)))))
     if elsewhere:
         rows.append((f"vLLM servers, {elsewhere} × {servers.replicas}", "on machines of their own"))
     return rows

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo.config import TrainConfig, UserError
-from grpo.config.errors import require
+from grpo.config.errors import UserError, require
+from grpo.config.run import HardwareConfig
 from grpo.config.start import START_VARIABLE, only_here
 from grpo.host.network import LOOPBACK, free_port
 
@@ -32,7 +32,7 @@ def launched() -> bool:
     return "LOCAL_RANK" in os.environ
 
 
-def check_environment(config: TrainConfig) -> None:
+def check_environment(output_dir: str) -> None:
     """Raises `UserError` where torchrun's variables are wrong, or only some of them are set, and where ranks would each
     name another `output_dir`."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -49,7 +49,7 @@ def check_environment(config: TrainConfig) -> None:
         "WORLD_SIZE − 1: start them by `grpo launch` or torchrun, or unset both",
     )
     require(
-        world_size() == 1 or not only_here(config.output_dir),
+        world_size() == 1 or not only_here(output_dir),
         f"each of the {world_size()} ranks would write into a folder of its own, since output_dir is named by the "
         f"start of its process: name output_dir, set {START_VARIABLE} alike for all ranks, or start them by `grpo "
         "launch`",
@@ -90,13 +90,13 @@ def local_world_size() -> int:
     return _number("LOCAL_WORLD_SIZE", 1)
 
 
-def counts(config: TrainConfig) -> tuple[int, int]:
+def counts(hardware: HardwareConfig, dry_run: bool) -> tuple[int, int]:
     """Returns the numbers of learner ranks on all machines, and on this one.
 
     For a dry run without a launcher, these are the numbers of ranks that `grpo launch` would start.
     """
-    if config.dry_run and not launched():
-        return config.hardware.ranks, config.hardware.ranks_per_node
+    if dry_run and not launched():
+        return hardware.ranks, hardware.ranks_per_node
     return world_size(), local_world_size()
 
 
@@ -110,13 +110,13 @@ def rank() -> int:
     return _number("RANK", 0)
 
 
-def refuse_missing_driver(config: TrainConfig) -> None:
+def refuse_missing_driver(device: str) -> None:
     """Raises `UserError` for device=cuda where torch cannot see a GPU, without importing torch.
 
     CUDA, also within containers and Windows, needs the driver's library, which torch loads by this name. AMD's GPUs are
     reached through /dev/kfd. Where either is there, `device` finds out more.
     """
-    if config.device != "cuda" or Path("/dev/kfd").exists():
+    if device != "cuda" or Path("/dev/kfd").exists():
         return
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -124,18 +124,18 @@ def refuse_missing_driver(config: TrainConfig) -> None:
         raise UserError(NO_GPU) from None
 
 
-def on_gpu(config: TrainConfig) -> bool:
+def on_gpu(device: str) -> bool:
     """Tells whether a run uses GPUs: with device=cuda, or with device=auto if torch sees a GPU."""
     import torch
 
-    return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
-def device(config: TrainConfig) -> torch.device:
-    """Returns this rank's device. Raises `UserError` when the config asks for a GPU and there is none for this rank."""
+def device(name: str) -> torch.device:
+    """Returns this rank's device by the configured one. Raises `UserError` if that is a GPU and this rank has none."""
     import torch
 
-    if not on_gpu(config):
+    if not on_gpu(name):
         return torch.device("cpu")
     require(torch.cuda.is_available(), NO_GPU)
     local, count = _number("LOCAL_RANK", 0), torch.cuda.device_count()

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from grpo.algorithm.balance import imbalance
 from grpo.algorithm.loss import METRICS, policy_loss, tokens_of
 from grpo.algorithm.token_losses import Tokens
-from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.folder import REFERENCE_FILE
 from grpo.config.optimizer import chosen_optimizer, learning_rate_factor
+from grpo.config.parts import LearnerSettings
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import backward, check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine
@@ -51,23 +51,22 @@ class DeepSpeedLearner:
     """Implements `interfaces.Learner` on DeepSpeed ZeRO 1–3. All methods are collective."""
 
     def __init__(
-        self, config: TrainConfig, files: ModelFiles, device: torch.device, checkpoint: str | Path | None = None
+        self, settings: LearnerSettings, files: ModelFiles, device: torch.device, checkpoint: str | Path | None = None
     ):
         """Loads the model in `files`. Call `grpo.learner.engine.init_distributed` before. `checkpoint` is the one
         that `load` will read: UserError is raised where it does not fit the model."""
-        self._config = config
+        self._settings = settings
         self._device = device
-        self._temperature = config.rollout.sampling.temperature
-        learner = config.learner
+        learner = settings.learner
         check_passed_on(learner)
         together = learner.sequence_parallel
-        self._together = SequenceGroup(together, config.longest_wait_seconds) if together > 1 else None
+        self._together = SequenceGroup(together, settings.longest_wait_seconds) if together > 1 else None
         self.collective = TorchCollective(device, together=self._together)
         # A learner that continues its own run loads its checkpoint, and not the weights that the run started with.
-        model = dataclasses.replace(config.model, start="") if checkpoint else config.model
+        model = dataclasses.replace(settings.model, start="") if checkpoint else settings.model
         chunk = learner.logit_chunk_tokens
         loading = sharded_loading(learner, learner.precision)
-        policy = load_policy(files, model, learner.precision, chunk, config.seed, self._together, loading)
+        policy = load_policy(files, model, learner.precision, chunk, settings.seed, self._together, loading)
         if learner.gradient_checkpointing:
             policy.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         if not policy.in_trees and self.collective.rank == 0:
@@ -94,16 +93,16 @@ class DeepSpeedLearner:
     @property
     def layout(self) -> str:
         """Says how rows are packed, see `grpo.learner.loading.fitting_layout`."""
-        return fitting_layout(self._config.learner.layout, self.policy.in_trees)
+        return fitting_layout(self._settings.learner.layout, self.policy.in_trees)
 
     def _reference(self, files: ModelFiles) -> AdapterReference | CopyReference | None:
-        kl, learner = self._config.objective.kl, self._config.learner
+        kl, learner = self._settings.objective.kl, self._settings.learner
         if not kl.coefficient:
             return None
-        if self._config.model.lora.rank:
+        if self._settings.model.lora.rank:
             return AdapterReference(self.policy)
         precision = "float32" if kl.refresh_every and kl.refresh_rate < 1 else learner.precision
-        model, chunk = self._config.model, learner.logit_chunk_tokens
+        model, chunk = self._settings.model, learner.logit_chunk_tokens
         # A second copy of the weights would serve backward passes, and a reference has none.
         loading = sharded_loading(dataclasses.replace(learner, hpz_partition_size=0), precision)
         reference_policy = load_policy(files, model, precision, chunk, together=self._together, loading=loading)
@@ -123,11 +122,11 @@ class DeepSpeedLearner:
         KL in the reward every step does in any case. Reference log-probabilities are added where there is a KL term.
         """
         groups = [scored.group for step in steps for scored in step]
-        num_first, passes = len(steps[0]), self._config.dynamics.passes
+        num_first, passes = len(steps[0]), self._settings.passes
         old = [() for _ in groups]
-        if self._config.objective.kl.in_reward:
+        if self._settings.objective.kl.in_reward:
             old = self._logprobs(groups, self._current)
-        elif self._config.objective.old_logprobs == "learner" and (len(steps) > 1 or passes > 1):
+        elif self._settings.objective.old_logprobs == "learner" and (len(steps) > 1 or passes > 1):
             # A second pass over the samples needs the old log-probabilities of the first step too.
             num_without = num_first if passes == 1 else 0
             old[num_without:] = self._logprobs(groups[num_without:], self._current)
@@ -144,10 +143,10 @@ class DeepSpeedLearner:
 
     def _current(self, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            return self.engine(micro, self._temperature, entropies=False)[0]
+            return self.engine(micro, self._settings.temperature, entropies=False)[0]
 
     def _from_reference(self, micro: MicroBatch) -> torch.Tensor:
-        return reference_logprobs(self.reference, micro, self._temperature)
+        return reference_logprobs(self.reference, micro, self._settings.temperature)
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -159,17 +158,17 @@ class DeepSpeedLearner:
         and nowhere else. Non-finite gradients leave the weights alone: the step is reported as not
         applied, and too many in a row raise UserError.
         """
-        objective = self._config.objective
+        objective = self._settings.objective
         if batch.entropy_coefficient is not None:
             objective = dataclasses.replace(objective, entropy_coefficient=batch.entropy_coefficient)
         # The sums stay on the device, so that the host prepares the next micro-batch while the device computes this
         # one.
         sums = torch.zeros(len(METRICS), dtype=torch.float64, device=self._device)
         whole_loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        together = self._config.learner.sequence_parallel
+        together = self._settings.learner.sequence_parallel
         for micro in with_selection(batch.micro_batches, self._tokens_now, objective, self.collective, together):
             micro_on_device = to_device(micro, self._device)
-            logprobs, entropies = self.engine(micro_on_device, self._temperature)
+            logprobs, entropies = self.engine(micro_on_device, self._settings.temperature)
             loss, metrics = policy_loss(logprobs, entropies, micro_on_device, objective)
             spoil_unless(loss.isfinite(), logprobs)
             backward(self.engine, loss * self.collective.world_size)
@@ -184,7 +183,7 @@ class DeepSpeedLearner:
         applied = not self._overflowed()
         self._count_skipped(applied)
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
-            self.reference.refresh(self._buckets(MERGED, self._config.learner.precision))
+            self.reference.refresh(self._buckets(MERGED, self._settings.learner.precision))
         # Ranks that compute a row together all have its loss.
         part = whole_loss.item() / together
         own_sums = [*torch.cat((products, sums)).tolist(), part, tokens, sum(work)]
@@ -198,10 +197,10 @@ class DeepSpeedLearner:
             # The current policy stood in for that of the round's start, so its steps since then would count as a
             # mismatch between the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith(m.MISMATCH)}
-        if self._config.model.lora.rank:
+        if self._settings.model.lora.rank:
             means[m.MERGE_ERROR] = Mean(self._merge_loss.value, 1)
         # From stage 2 on, ranks exchange gradients in every micro-batch.
-        in_step = self._config.learner.zero_stage >= 2
+        in_step = self._settings.learner.zero_stage >= 2
         means[m.IMBALANCE] = imbalance(self.collective.gather(work), in_step)
         means[m.LOGPROBS_IMBALANCE] = self._logprobs.take_imbalance()
         return StepReport(self.num_steps, applied, gradient_norm, settings["lr"], flops, means)
@@ -210,13 +209,15 @@ class DeepSpeedLearner:
         """Returns a micro-batch's tokens as the objective sees them under the current weights, without gradient."""
         micro_on_device = to_device(micro, self._device)
         with torch.no_grad():
-            return tokens_of(*self.engine(micro_on_device, self._temperature), micro_on_device, self._config.objective)
+            return tokens_of(
+                *self.engine(micro_on_device, self._settings.temperature), micro_on_device, self._settings.objective
+            )
 
     def _set_optimizer(self, factor: float) -> dict[str, Any]:
         """Sets the learning rate, the schedule's times `factor`. Sets the optimizer's other settings as they are
         configured now, whatever a loaded checkpoint had. Returns all of them."""
-        learner = self._config.learner
-        rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._config.num_steps)
+        learner = self._settings.learner
+        rate = learner.learning_rate * factor * learning_rate_factor(self.num_steps, learner, self._settings.num_steps)
         settings = {"lr": rate, **optimizer_settings(learner)}
         for group in self.engine.optimizer.param_groups:
             group |= settings
@@ -227,7 +228,7 @@ class DeepSpeedLearner:
 
     def _count_skipped(self, applied: bool) -> None:
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
-        limit = self._config.learner.max_skipped_steps
+        limit = self._settings.learner.max_skipped_steps
         if self._skipped_in_a_row >= limit:
             raise UserError(
                 f"gradients were NaN or Inf in {limit} steps in a row (step {self.num_steps}); the weights are as "
@@ -237,10 +238,10 @@ class DeepSpeedLearner:
     # --- state ---------------------------------------------------------------------------------
 
     def weight_buckets(self, form: str = MERGED) -> Iterator[Bucket]:
-        return self._buckets(form, self._config.rollout.precision)
+        return self._buckets(form, self._settings.sent_precision)
 
     def _buckets(self, form: str, precision: str) -> Iterator[Bucket]:
-        bucket_bytes = self._config.weight_sync.bucket_mib * 2**20
+        bucket_bytes = self._settings.bucket_mib * 2**20
         if form == MERGED:
             self._merge_loss = MergeLoss()
         return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form, self._merge_loss)
@@ -276,7 +277,7 @@ class DeepSpeedLearner:
         return Path(directory, SHARDS, f"path-{self.collective.rank}.safetensors")
 
     def _layout(self, policy: Policy) -> Layout:
-        learner = self._config.learner
+        learner = self._settings.learner
         trained_parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained_parameters)
         optimizer = chosen_optimizer(learner).name

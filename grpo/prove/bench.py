@@ -25,6 +25,7 @@ from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import GIB, ModelShape, memory_estimate
+from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.host import device_memory, ranks
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -36,6 +37,7 @@ from grpo.run.tables import shape_of
 from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 from grpo.types import metrics as m
+from grpo.weight_sync.refresh import CheckedSync
 
 if TYPE_CHECKING:
     from grpo.rollout.vllm_sampler import VllmSampler
@@ -74,7 +76,7 @@ class Bench:
         self.overrides = [f"device={device}", *overrides]
         self.words = words_of(self.size, self.path, self.overrides)
         self.config: TrainConfig = with_precision(compose_config(self.words))
-        self.device = ranks.device(self.config)
+        self.device = ranks.device(self.config.device)
         if self.room is not None and not any(word.startswith(f"{ROWS}=") for word in overrides):
             rows = fitting_rows(self.config, self.shape, ranks.world_size(), self.room)
             if rows and rows != self.config.learner.micro_batch_tokens:
@@ -91,7 +93,7 @@ class Bench:
         """Returns the total and free memory of this rank's GPU before any engine starts, or None on a CPU."""
         if self.device.type != "cuda":
             return None
-        return Room(device_memory.device_gib(self.config), device_memory.available_gib(self.config))
+        return Room(device_memory.device_gib(self.config.device), device_memory.available_gib(self.config.device))
 
     def lacking(self, steps: bool) -> str:
         """Returns a message if a learner and a sampler do not fit into this rank's free GPU memory, else "". `steps`
@@ -126,7 +128,7 @@ class Bench:
     def learner(self) -> DeepSpeedLearner:
         self.build()
         init_distributed(self.device, 600)
-        return DeepSpeedLearner(self.config, self.files, self.device)
+        return DeepSpeedLearner(LearnerSettings.of(self.config), self.files, self.device)
 
     @cached_property
     def sampler(self) -> VllmSampler:
@@ -135,7 +137,11 @@ class Bench:
 
         # The learner is built first, as in a run. The sampler gets the memory that is then left.
         _ = self.learner
-        return VllmSampler(self.config, self.files, self.device)
+        return VllmSampler(SamplerSettings.of(self.config), self.files, self.device)
+
+    def sync(self) -> CheckedSync:
+        """Builds a weight sync as configured."""
+        return CheckedSync.of(self.config.weight_sync, self.config.learner, self.config.rollout)
 
     def prompts(self, seed: int = 0) -> list[Prompt]:
         """Returns a round's prompts, made of random tokens."""

@@ -16,7 +16,7 @@ from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import exit_code
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import metrics as m
-from grpo.weight_sync.refresh import CheckedSync, WeightSyncError, in_float32
+from grpo.weight_sync.refresh import WeightSyncError, in_float32
 
 ROUNDS, WARM_UP = 4, 2
 LARGEST_REST = 0.1
@@ -49,7 +49,7 @@ def sync(bench: Bench) -> Report:
     if needs := bench.lacking(steps=False):
         return Report([Fact("sync", "refresh, checked", None, needs=needs)])
     learner, sampler, config = bench.learner, bench.sampler, bench.config
-    checked_sync = CheckedSync.of(config)
+    checked_sync = bench.sync()
     bytes_per_number = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
     seconds = bench.seconds(lambda: checked_sync.refresh(learner, sampler))
     size = sum(tensor.numel() * bytes_per_number for bucket in learner.weight_buckets() for _, tensor in bucket)
@@ -69,7 +69,7 @@ def sync(bench: Bench) -> Report:
         for sampler_logprob, learner_logprob in zip(completion.sampler_logprobs, learned.tolist(), strict=True)
     ]
     checked_sync.refresh(learner, sampler)
-    rounding = "float32" if in_float32(config) else "bfloat16"
+    rounding = "float32" if in_float32(config.learner, config.rollout) else "bfloat16"
     mean_gap, shift = fmean(map(abs, gaps)), abs(fmean(gaps))
     # A refresh may take one second, and ten times as long as reading and writing all weights.
     slowest = 1.0 + 20 * size / bench.bandwidth

@@ -76,7 +76,7 @@ def _lacking(bench: Bench, words: Sequence[str], num_ranks: int) -> str:
 def estimated_gib(bench: Bench, num_ranks: int) -> float:
     """Returns the estimated GiB of a learner's tensors, without a sampler and without CUDA's own memory."""
     config = replace(bench.config, rollout=replace(bench.config.rollout, engine="vllm_server"))
-    gib = device_memory.device_gib(config)
+    gib = device_memory.device_gib(config.device)
     estimate = memory_estimate(config, bench.shape, num_ranks, gib)[-1][2]
     return estimate - (RUNTIME_GIB if gib else 0.0)
 
@@ -86,7 +86,10 @@ def learning(bench: Bench) -> Report:
     bench.build()
     device, reports = bench.device, []
     allocated_before = allocated_gib(device)
-    device_gib = device_memory.device_gib(bench.config) or device_memory.available_gib(bench.config) + allocated_before
+    device_gib = (
+        device_memory.device_gib(bench.config.device)
+        or device_memory.available_gib(bench.config.device) + allocated_before
+    )
 
     def two_steps() -> None:
         """Takes two steps, because the second one comes with the optimizer's moments."""
@@ -135,7 +138,7 @@ def rows(bench: Bench) -> Report:
     lengths = [2**power for power in range(6, 17) if longest_sequence <= 2**power <= min(LONGEST_ROW, 2 * step_tokens)]
     facts, measured_rows = [], []
     for tokens in lengths[-MOST_LENGTHS:]:
-        if device.type == "cuda" and _row_gib(bench, tokens) > device_memory.device_gib(bench.config):
+        if device.type == "cuda" and _row_gib(bench, tokens) > device_memory.device_gib(bench.config.device):
             break
         batch = bench.batch(bench.made_up(), tokens)
         [num_tokens] = engine.collective.sum([sum(len(micro.token_ids) for micro in batch.micro_batches)])

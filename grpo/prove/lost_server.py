@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import measured_apart
 from grpo.rollout.server_sampler import ServerSampler
-from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
+from grpo.weight_sync.refresh import WeightSyncError
 
 NUM_SERVERS = 2
 WORDS = ("rollout=vllm_server", f"rollout.servers.replicas={NUM_SERVERS}", "rollout.servers.first_gpu=1")
@@ -60,7 +61,7 @@ class Run:
         self.bench, self.sampler = bench, sampler
         self.rounds = 0
         self.completions = 0
-        self._sync = CheckedSync.of(bench.config)
+        self._sync = bench.sync()
 
     def refresh(self, sampler: Any = None) -> int:
         """Refreshes the servers. Returns how many then hold the learner's weights by checksum, or 0 if any differ."""
@@ -88,7 +89,7 @@ def losing(bench: Bench) -> Report:
     """Starts two servers, and measures how a run survives the loss of one of them."""
     start = time.perf_counter()
     learner = bench.learner
-    sampler = ServerSampler(bench.config, bench.files, bench.device, learner.collective)
+    sampler = ServerSampler(SamplerSettings.of(bench.config), bench.files, bench.device, learner.collective)
     report = lose(Run(bench, sampler), time.perf_counter() - start)
     for server in sampler.servers:
         server.process.stop()

@@ -14,7 +14,6 @@ from grpo.prove.bench import GIB, Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import measured_apart
 from grpo.types import Completion
-from grpo.weight_sync.refresh import CheckedSync
 
 # Decoding on a GPU must use at least this share of the memory's bandwidth.
 LEAST_ROOFLINE = 0.6
@@ -96,7 +95,7 @@ def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
 
 def _sleep(bench: Bench) -> list[Fact]:
     # Weights that no refresh has sent are copied to main memory by the first sleep, as no later one does.
-    CheckedSync.of(bench.config).refresh(bench.learner, bench.sampler)
+    bench.sync().refresh(bench.learner, bench.sampler)
     free_before, total = torch.cuda.mem_get_info(bench.device)
     start = time.perf_counter()
     bench.sampler.sleep()

@@ -19,8 +19,8 @@ from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 import grpo
-from grpo.config import TrainConfig, UserError
-from grpo.config.errors import require
+from grpo.config.errors import UserError, require
+from grpo.config.parts import SamplerSettings
 from grpo.host.terminal import say
 from grpo.rollout.engine_arguments import vllm_version
 from grpo.rollout.replica import HEALTH_SECONDS, Replica, ReplicaLost, RequestRefused
@@ -58,9 +58,9 @@ class Claimed(UserError):
         self.url = url
 
 
-def name_of(config: TrainConfig) -> str:
-    """Returns the name by which servers know this run."""
-    return f"{Path(config.output_dir).absolute()} (process {os.getpid()} on {socket.gethostname()})"
+def name_of(output_dir: str) -> str:
+    """Returns the name by which servers know the run in a folder."""
+    return f"{Path(output_dir).absolute()} (process {os.getpid()} on {socket.gethostname()})"
 
 
 async def claim(replica: Replica, ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -158,21 +158,21 @@ class Claims:
                 pass
 
 
-def served(config: TrainConfig, model_path: str | Path) -> dict[str, Any]:
-    """Returns what a server of this configuration runs: what it has in common with the run that may use it."""
+def served(settings: SamplerSettings, model_path: str | Path) -> dict[str, Any]:
+    """Returns what a server with these settings runs: what it has in common with the run that may use it."""
     described = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
     model = {f"{name} of the model": value for name, value in described.items() if name not in UNIMPORTANT}
     # Servers take names with hyphens too, as flags.
-    passed_on = {name.replace("-", "_"): value for name, value in config.rollout.engine_args.items()}
+    passed_on = {name.replace("-", "_"): value for name, value in settings.rollout.engine_args.items()}
     return (
         model
         | {
             VERSION: grpo.__version__,
             ENGINE: vllm_version(),
-            LENGTH: config.model.max_length,
-            "model.head_precision": config.model.head_precision,
-            "rollout.precision": config.rollout.precision,
-            "rollout.servers.tensor_parallel": config.rollout.servers.tensor_parallel,
+            LENGTH: settings.model.max_length,
+            "model.head_precision": settings.model.head_precision,
+            "rollout.precision": settings.rollout.precision,
+            "rollout.servers.tensor_parallel": settings.rollout.servers.tensor_parallel,
         }
         | {f"rollout.engine_args.{name}": passed_on[name] for name in sorted({*passed_on} - OWN_TO_A_MACHINE)}
     )

@@ -1,4 +1,4 @@
-"""This module turns a run's config into vLLM's arguments, for an engine in this process and for servers alike.
+"""This module turns a sampler's settings into vLLM's arguments, for an engine in this process and for servers alike.
 
 It also seeds every completion, so that a run repeated samples the same tokens, whatever else is in the batch. It says
 which vLLM is installed, without importing it.
@@ -13,8 +13,9 @@ from hashlib import blake2b
 from importlib import metadata
 from typing import Any
 
-from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config import SamplingConfig, UserError
 from grpo.config.errors import require
+from grpo.config.parts import SamplerSettings
 from grpo.models.files import ModelFiles
 
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
@@ -53,16 +54,16 @@ def for_cpu(files: ModelFiles) -> dict[str, Any]:
 
 
 def engine_arguments(
-    config: TrainConfig, model_path: str, on_gpu: bool, cpu_special: Mapping[str, Any] | None = None
+    settings: SamplerSettings, model_path: str, on_gpu: bool, cpu_special: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns the arguments of `vllm.LLM` that a run sets. `cpu_special` comes from `for_cpu`."""
-    rollout, model = config.rollout, config.model
+    rollout, model = settings.rollout, settings.model
     arguments = {
         "model": model_path,
         "dtype": rollout.precision,
         "max_model_len": model.max_length,
         "max_num_seqs": rollout.max_concurrent,
-        "seed": config.seed,
+        "seed": settings.seed,
         "trust_remote_code": model.trust_remote_code,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from grpo.config import TrainConfig
+from grpo.config.parts import SamplerSettings
 from grpo.config.placement import uses_running_servers
 from grpo.types import metrics as m
 
@@ -138,18 +138,18 @@ def room_of(page: str) -> float | None:
     return float(label[1]) if label else None
 
 
-def few_at_once(room: float | None, config: TrainConfig, num_engines: int, key: str) -> str:
+def few_at_once(room: float | None, settings: SamplerSettings, num_engines: int, key: str) -> str:
     """Returns a line about a cache with room for fewer than `FEW` completions and fewer than a step asks of an engine,
     or else "".
 
     `room` is how many completions of `model.max_length` tokens, with their prompts, the cache of one of `num_engines`
     holds by vLLM's own count (`kv_cache_max_concurrency`), and `key` sets the cache's size.
     """
-    asked = ceil(config.dynamics.group_size * config.dynamics.prompts_per_step / num_engines)
-    if room is None or room >= min(FEW, asked, config.rollout.max_concurrent):
+    asked = ceil(settings.step_completions / num_engines)
+    if room is None or room >= min(FEW, asked, settings.rollout.max_concurrent):
         return ""
-    where = "start the servers with a higher" if uses_running_servers(config) else "raise"
+    where = "start the servers with a higher" if uses_running_servers(settings.rollout) else "raise"
     return (
-        f"vLLM's KV cache has room for {room:.1f} completions of model.max_length={config.model.max_length} tokens at "
-        f"a time, and others wait, which is slow: {where} {key}"
+        f"vLLM's KV cache has room for {room:.1f} completions of model.max_length={settings.model.max_length} tokens "
+        f"at a time, and others wait, which is slow: {where} {key}"
     )

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from grpo.config import TrainConfig, UserError
+from grpo.config.errors import UserError
+from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.terminal import say
 from grpo.host.together import on_first
@@ -95,16 +96,18 @@ class Fleet:
     """Manages a run's servers. The first rank starts them, unless `rollout.servers.urls` names running ones, and sends
     them the weights. `begin_refresh`, `finish_refresh` and `checksums` are collective."""
 
-    def __init__(self, config: TrainConfig, files: ModelFiles, device: torch.device, collective: Collective):
+    def __init__(self, settings: SamplerSettings, files: ModelFiles, device: torch.device, collective: Collective):
         """Waits until all servers answer. Raises UserError when one does not within `start_seconds`. Collective."""
-        servers = config.rollout.servers
+        servers = settings.rollout.servers
         self._device, self._collective = device, collective
         self._first = collective.rank == 0
-        processes = start_servers(config, files, device) if self._first and not servers.urls else {}
+        processes = start_servers(settings, files, device) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
-        urls, key, run = collective.gather((list(processes) or list(servers.urls), key, name_of(config)))[0]
+        urls, key, run = collective.gather((list(processes) or list(servers.urls), key, name_of(settings.output_dir)))[
+            0
+        ]
         # A server that hangs while it is given weights is given up before the others, paused, or the run time out.
-        self._update_seconds = min(config.weight_sync.deadline_seconds, servers.request_seconds) / 4
+        self._update_seconds = min(settings.refresh_seconds, servers.request_seconds) / 4
         self._members = [
             Member(
                 Replica(url, key, servers.request_seconds, processes.get(url), run),
@@ -115,14 +118,14 @@ class Fleet:
         # This is what a server said of weights that its model could not load, until some server has loaded all.
         self._refusal: str | None = ""
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
-        self._pauses = config.pipeline == "continuous"
+        self._pauses = settings.continuous
         self._use = ServerUse()
-        self._serves = served(config, files.path)
+        self._serves = served(settings, files.path)
         self._claims: Claims | None = None
         try:
             asyncio.run(self._wait_for_all(servers.start_seconds))
             on_first(collective, self._claim_all)
-            self._tell_small_caches(config)
+            self._tell_small_caches(settings)
         except BaseException:
             self.close()
             raise
@@ -147,13 +150,13 @@ class Fleet:
         """Returns the servers' highest peak, preemptions and prefix hits since the last call; {} on other ranks."""
         return self._use.since(asyncio.run(self._metrics())) if self._first else {}
 
-    def _tell_small_caches(self, config: TrainConfig) -> None:
+    def _tell_small_caches(self, settings: SamplerSettings) -> None:
         """Prints a line, on the first rank, if the smallest cache has room for few completions."""
         if not self._first:
             return
         rooms = [room for page in asyncio.run(self._metrics()).values() if (room := room_of(page)) is not None]
         key = "rollout.servers.gpu_memory_fraction" if self._device.type == "cuda" else "rollout.kv_cache_gib"
-        if line := few_at_once(min(rooms, default=None), config, len(self._members), key):
+        if line := few_at_once(min(rooms, default=None), settings, len(self._members), key):
             say(f"grpo: {line}")
 
     async def _metrics(self) -> dict[str, str]:

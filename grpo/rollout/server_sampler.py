@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from grpo.config import SamplingConfig, TrainConfig
+from grpo.config import SamplingConfig
 from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Bucket, Collective, Draw, OnGroup
 from grpo.models.files import ModelFiles
 from grpo.rollout.dispatch import Answers, Dispatcher
@@ -75,18 +76,18 @@ class ServerSampler:
 
     def __init__(
         self,
-        config: TrainConfig,
+        settings: SamplerSettings,
         files: ModelFiles,
         device: torch.device,
         collective: Collective,
     ):
-        self._config, self._tokenizer, self._stop_token_ids = config, files.tokenizer, files.stop_token_ids
+        self._settings, self._tokenizer, self._stop_token_ids = settings, files.tokenizer, files.stop_token_ids
         self._file_form = FileForm(files)
         self.policy_version = 0
         # Drawing may go on in another thread, beside the learner's collectives.
-        self._drawing = collective.apart(config.rollout.deadline_seconds)
-        self._fleet = Fleet(config, files, device, collective)
-        self._dispatcher = Dispatcher(self._fleet.replicas, config.rollout.max_concurrent)
+        self._drawing = collective.apart(settings.rollout.deadline_seconds)
+        self._fleet = Fleet(settings, files, device, collective)
+        self._dispatcher = Dispatcher(self._fleet.replicas, settings.rollout.max_concurrent)
 
     @property
     def servers(self) -> Sequence[Replica]:
@@ -106,7 +107,7 @@ class ServerSampler:
 
     def ask(self, draw: Draw) -> list[PendingGroup]:
         """Starts what `generate` does, without waiting. Not collective."""
-        sampling = draw.sampling or self._config.rollout.sampling
+        sampling = draw.sampling or self._settings.rollout.sampling
         requests = [
             {sample: self._request(prompt, sample, sampling) for sample in samples}
             for prompt, samples in zip(draw.prompts, draw.samples, strict=True)
@@ -115,7 +116,7 @@ class ServerSampler:
         return [PendingGroup(prompt, answer, self._completion) for prompt, answer in answers]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
-        seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
+        seed = sample_seed(self._settings.seed, prompt.prompt_id, sample, self.policy_version)
         return {
             "model": MODEL,
             "token_ids": list(prompt.token_ids),
@@ -139,7 +140,7 @@ class ServerSampler:
 
     def begin_refresh(self) -> str:
         self._fleet.begin_refresh()
-        if not self._config.model.lora.rank:
+        if not self._settings.model.lora.rank:
             return MERGED
         return BASE if self._fleet.lacks_base() else ADAPTERS
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from grpo.config import TrainConfig
+from grpo.config.engines import ServersConfig
 from grpo.config.folder import LOG_FOLDER, server_log_name
+from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
 from grpo.host.network import url_of
 from grpo.host.ports import require_ports
@@ -26,27 +27,26 @@ from grpo.rollout.server_middleware import SERVED_VARIABLE
 MODEL = "policy"
 
 
-def start_servers(config: TrainConfig, files: ModelFiles, device: torch.device) -> dict[str, ServerProcess]:
+def start_servers(settings: SamplerSettings, files: ModelFiles, device: torch.device) -> dict[str, ServerProcess]:
     """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
-    servers, on_gpu = config.rollout.servers, device.type == "cuda"
+    servers, on_gpu = settings.rollout.servers, device.type == "cuda"
     ports = require_ports(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     cpu_special = None if on_gpu else for_cpu(files)
-    arguments = engine_arguments(config, str(files.path), on_gpu, cpu_special) | server_arguments(config, on_gpu)
-    serves = {SERVED_VARIABLE: json.dumps(served(config, files.path))}
+    arguments = engine_arguments(settings, str(files.path), on_gpu, cpu_special) | server_arguments(servers, on_gpu)
+    serves = {SERVED_VARIABLE: json.dumps(served(settings, files.path))}
     processes = {}
     for index, port in enumerate(ports):
-        environment = server_environment(config, index, on_gpu) | serves
-        log = Path(config.output_dir) / LOG_FOLDER / server_log_name(servers.host, port.port)
+        environment = server_environment(servers, index, on_gpu) | serves
+        log = Path(settings.output_dir) / LOG_FOLDER / server_log_name(servers.host, port.port)
         process = ServerProcess(command_line(arguments | {"port": port.port}), environment, log, port)
         process.start()
         processes[url_of(servers.host, port.port)] = process
     return processes
 
 
-def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
+def server_arguments(servers: ServersConfig, on_gpu: bool) -> dict[str, Any]:
     """Returns a server's further arguments, which override those of `engine_arguments`."""
-    servers = config.rollout.servers
     # A server has its GPUs for itself.
     memory = {"gpu_memory_utilization": servers.gpu_memory_fraction} if on_gpu else {}
     return memory | {
@@ -61,7 +61,7 @@ def server_arguments(config: TrainConfig, on_gpu: bool) -> dict[str, Any]:
     }
 
 
-def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[str, str]:
+def server_environment(servers: ServersConfig, index: int, on_gpu: bool) -> dict[str, str]:
     """Returns the environment variables of server `index`: its key, its devices, and what vLLM's weight requests
     need."""
     variables = {
@@ -78,6 +78,6 @@ def server_environment(config: TrainConfig, index: int, on_gpu: bool) -> dict[st
     # GPUs are numbered as this process sees them. It may itself be shown only some of them, by number or by name.
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = [
-        devices[gpu].strip() if gpu < len(devices) and devices[gpu] else str(gpu) for gpu in server_gpus(config, index)
+        devices[gpu].strip() if gpu < len(devices) and devices[gpu] else str(gpu) for gpu in server_gpus(servers, index)
     ]
     return variables | {"CUDA_VISIBLE_DEVICES": ",".join(names)}

@@ -16,7 +16,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config import SamplingConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Bucket, Draw, OnGroup
 from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import sample_seed
@@ -115,29 +116,29 @@ class TransformersSampler:
 
     def __init__(
         self,
-        config: TrainConfig,
+        settings: SamplerSettings,
         files: ModelFiles,
         device: torch.device,
         way: str = ALIKE,
     ):
         """`way` is one of `WAYS`, by which the model's batches are exact (see `grpo.run.padding`)."""
-        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.rollout.precision]
+        dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[settings.rollout.precision]
         # Torch's fused attention leaves out soft-caps (Gemma 2); eager attention is what the learner is proved against.
         exact = {"attn_implementation": "eager"}
         model = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype, trust_remote_code=files.trust, **exact)
         self._model = model.to(device).eval().requires_grad_(False)
-        if config.model.head_precision == "float32":
+        if settings.model.head_precision == "float32":
             _widen(self._model.get_output_embeddings())
         # The model's own defaults (a repetition penalty, say) would change the sampled distribution.
         self._model.generation_config = GenerationConfig()
-        self._config = config
+        self._settings = settings
         self._tokenizer = files.tokenizer
         self._way = way
         self._stop = files.stop_token_ids
         self.policy_version = 0
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
-        prompts, sampling = draw.prompts, draw.sampling or self._config.rollout.sampling
+        prompts, sampling = draw.prompts, draw.sampling or self._settings.rollout.sampling
         if sampling.top_p < 1 or sampling.top_k or sampling.stop:
             raise UserError("rollout.engine=transformers has no top_p, top_k or stop strings: use rollout.engine=vllm")
         sample_indices = draw.samples
@@ -146,7 +147,7 @@ class TransformersSampler:
         version = self.policy_version
         completions: dict[tuple[int, int], Completion] = {}
         groups: dict[int, RolloutGroup] = {}
-        for batch in batches(lengths, self._config.rollout.max_concurrent, self._way):
+        for batch in batches(lengths, self._settings.rollout.max_concurrent, self._way):
             asked = [rows[index] for index in batch]
             completed = self._complete([(prompts[place], sample) for place, sample in asked], sampling)
             completions |= zip(asked, completed, strict=True)
@@ -159,7 +160,7 @@ class TransformersSampler:
         return [groups[place] for place in range(len(prompts))]
 
     def _complete(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Completion]:
-        seeds = [sample_seed(self._config.seed, p.prompt_id, sample, self.policy_version) for p, sample in rows]
+        seeds = [sample_seed(self._settings.seed, p.prompt_id, sample, self.policy_version) for p, sample in rows]
         processor = SeededSampling(sampling.temperature, seeds)
         prompts = [prompt.token_ids for prompt, _ in rows]
         sampled = continued(self._model, prompts, sampling.max_tokens, self._stop, self._stop[0], processor)

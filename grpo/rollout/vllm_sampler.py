@@ -26,7 +26,8 @@ from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 
-from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config import SamplingConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.terminal import say
@@ -56,14 +57,14 @@ class VllmSampler:
 
     def __init__(
         self,
-        config: TrainConfig,
+        settings: SamplerSettings,
         files: ModelFiles,
         device: torch.device,
         collective: Collective | None = None,
     ):
         """`collective` spans all learner ranks. It is needed when several ranks share an engine."""
-        spread = config.rollout.tensor_parallel
-        self._config = config
+        spread = settings.rollout.tensor_parallel
+        self._settings = settings
         self._pool = partial(pooled, collective, spread)
         self._first_of_engine = spread == 1 or collective.rank % spread == 0
         self._tokenizer, self._stop_token_ids = files.tokenizer, files.stop_token_ids
@@ -73,11 +74,11 @@ class VllmSampler:
         self._sleep_level, self._deepest_level = 1, 2
         self._file_form = FileForm(files)
         cpu_special = None if self._on_gpu else for_cpu(files)
-        arguments = engine_arguments(config, str(files.path), self._on_gpu, cpu_special)
-        speculates = "speculative_config" in config.rollout.engine_args
+        arguments = engine_arguments(settings, str(files.path), self._on_gpu, cpu_special)
+        speculates = "speculative_config" in settings.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
-        with passing_on("rollout.sampling.extra", config.rollout.sampling.extra, VLLMValidationError):
-            self._parameters(config.rollout.sampling, seed=0)
+        with passing_on("rollout.sampling.extra", settings.rollout.sampling.extra, VLLMValidationError):
+            self._parameters(settings.rollout.sampling, seed=0)
         classes = ModelClasses()
         if self._on_gpu:
             # vLLM checks that its share of the GPU is free. Torch keeps memory from loading the learner, which counts
@@ -85,7 +86,7 @@ class VllmSampler:
             torch.cuda.empty_cache()
         with _own_settings(device), nullcontext() if self._on_gpu else _own_shared_memory(collective, spread):
             with (
-                passing_on("rollout.engine_args", config.rollout.engine_args, VLLMValidationError),
+                passing_on("rollout.engine_args", settings.rollout.engine_args, VLLMValidationError),
                 explaining_startup(self._on_gpu),
             ):
                 self._llm = LLM(**arguments)
@@ -93,7 +94,7 @@ class VllmSampler:
         self._use = self._llm.llm_engine.logger_manager = EngineUse()
         # An earlier vLLM does not tell how many completions its cache holds.
         room = getattr(self._llm.llm_engine.vllm_config.cache_config, "kv_cache_max_concurrency", None)
-        line = few_at_once(room, config, ranks.world_size() // spread, cache_key(self._on_gpu))
+        line = few_at_once(room, settings, ranks.world_size() // spread, cache_key(self._on_gpu))
         if line and not ranks.rank():
             say(f"grpo: {line}")
         if not self._on_gpu:
@@ -102,7 +103,7 @@ class VllmSampler:
             self._deepest_level = 1
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
-        sampling = draw.sampling or self._config.rollout.sampling
+        sampling = draw.sampling or self._settings.rollout.sampling
         engine = self._llm.llm_engine
         pooled_prompts, own_places = self._pool(list(zip(draw.prompts, draw.samples, strict=True)))
         outputs: dict[str, object] = {}
@@ -123,7 +124,7 @@ class VllmSampler:
         # The number of prompts in a block is that of completions that the engine writes at once. If all prompts were
         # one block, no group of a long evaluation would be complete before all first samples are, and a deadline might
         # end it.
-        size = self._config.rollout.max_concurrent
+        size = self._settings.rollout.max_concurrent
         for start in range(0, len(pooled_prompts), size):
             block = list(enumerate(pooled_prompts[start : start + size], start))
             for index, (prompt, samples) in block:
@@ -146,7 +147,7 @@ class VllmSampler:
         return {int(output.request_id.partition("/")[0]) for output in finished_outputs}
 
     def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
-        seed = sample_seed(self._config.seed, prompt.prompt_id, sample, self.policy_version)
+        seed = sample_seed(self._settings.seed, prompt.prompt_id, sample, self.policy_version)
         parameters = self._parameters(sampling, seed)
         self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
 

@@ -111,7 +111,9 @@ def build_pipeline(
     """Builds the collector, which collects a round's groups, and the weight sync, which refreshes the sampler. `clocks`
     times both."""
     thread_seconds = clocks.phases.take
-    sync = clocks.timed(CheckedSync.of(config, _probe(config, task, collective)), WeightSync)
+    probe, ahead = _probe(config, task, collective), config.pipeline != "off"
+    checked = CheckedSync.of(config.weight_sync, config.learner, config.rollout, probe, ahead)
+    sync = clocks.timed(checked, WeightSync)
     if config.pipeline == "off":
         grading = clocks.timed(GradingThread(task, collective=collective), GradingThread)
         return _build_collector(config, task, TimedSampler(sampler, clocks), grading, collective), sync

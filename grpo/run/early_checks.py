@@ -24,7 +24,7 @@ from grpo.tasks.early_checks import check_early
 
 def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
-    ranks.check_environment(config)
+    ranks.check_environment(config.output_dir)
     suite = compose_suite(config) if command in ("train", "launch", "eval") else []
     # Learners on this machine would find what is found here. `grpo launch` itself validates, once it knows whether it
     # resumes, and holds ports.
@@ -39,7 +39,7 @@ def check(command: str, config: TrainConfig) -> None:
         # It reports pass rates only.
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
-        validate(config, ranks.counts(config)[0])
+        validate(config, ranks.counts(config.hardware, config.dry_run)[0])
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:
@@ -59,9 +59,9 @@ def check(command: str, config: TrainConfig) -> None:
         servers = config.rollout.servers
         require_folder(Path(config.output_dir))
         if not config.dry_run:
-            ranks.refuse_missing_driver(config)
+            ranks.refuse_missing_driver(config.device)
             require_writable(Path(config.output_dir))
-        starts_some = command == "serve" or (starts_servers(config) and not config.hardware.server_nodes)
+        starts_some = command == "serve" or (starts_servers(config.rollout) and not config.hardware.server_nodes)
         if not config.dry_run and ranks.rank() == 0 and starts_some:
             for port in require_ports(servers.host, server_ports(servers), "rollout.servers"):
                 port.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
 from grpo.config.folder import step_of
+from grpo.config.parts import LearnerSettings
 from grpo.config.pass_through import check_model_settings
 from grpo.config.ranges import check_values
 from grpo.config.saved import is_checkpoint, read_config
@@ -58,7 +59,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         # Values from a checkpoint need the same checks as those from the command line.
         check_values(config, "learner.")
         check_model_settings(model)
-    device = ranks.device(config)
+    device = ranks.device(config.device)
     config = with_precision(config)
     with working("looking for the model and preparing it"):
         files = model_files(config, learns=bool(model.start))
@@ -79,14 +80,16 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         check_start(config, files.path, collective)
         # The learner is built before the sampler, as in training, because vLLM changes the classes of some models.
         init_distributed(device, config.longest_wait_seconds)
-        learner = DeepSpeedLearner(config, files, device)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files, device)
         # The steps are part of the samples' seeds.
         learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0
     build = partial(build_sampler, config, files, device, collective)
     clocks = Clocks(config, Phases(collective.rank))
     if learner:
         sampler = sampler_in_turn(config, learner, build, clocks)
-        clocks.timed(CheckedSync.of(config), WeightSync).refresh(learner, sampler)
+        clocks.timed(CheckedSync.of(config.weight_sync, config.learner, config.rollout), WeightSync).refresh(
+            learner, sampler
+        )
     else:
         sampler = build()
 

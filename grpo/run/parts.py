@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_suite
+from grpo.config.parts import SamplerSettings
 from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
 from grpo.host.alive import working
@@ -114,28 +115,28 @@ def build_sampler(
     urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
     starting = f"starting the sampler ({config.rollout.engine})"
     with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
-        return CheckedSampler(_engine(config, files, device, collective), files.text.vocab_size)
+        return CheckedSampler(_engine(SamplerSettings.of(config), files, device, collective), files.text.vocab_size)
 
 
 def _engine(
-    config: TrainConfig,
+    settings: SamplerSettings,
     files: ModelFiles,
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
     """Builds the engine that `rollout.engine` names."""
-    if config.rollout.engine == "vllm_server":
+    if settings.rollout.engine == "vllm_server":
         from grpo.rollout.server_sampler import ServerSampler
 
-        return ServerSampler(config, files, device, collective)
-    if config.rollout.engine == "transformers":
+        return ServerSampler(settings, files, device, collective)
+    if settings.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
         from grpo.run.padding import exact_way
 
-        return TransformersSampler(config, files, device, exact_way(files))
+        return TransformersSampler(settings, files, device, exact_way(files))
     try:
         with importing():
             from grpo.rollout.vllm_sampler import VllmSampler
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
-    return VllmSampler(config, files, device, collective)
+    return VllmSampler(settings, files, device, collective)

@@ -45,7 +45,7 @@ def check_vllm(config: TrainConfig) -> None:
     """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts, and where
     an environment variable moves an engine out of this process."""
     rollout = config.rollout
-    if rollout.engine == "transformers" or uses_running_servers(config):
+    if rollout.engine == "transformers" or uses_running_servers(config.rollout):
         return
     version = vllm_version()
     require(
@@ -68,7 +68,7 @@ def check_vllm(config: TrainConfig) -> None:
 
 def check_spread(config: TrainConfig, files: ModelFiles) -> None:
     """Raises UserError if the ranks that share an engine cannot divide the model, or span two machines."""
-    spread, local = config.rollout.tensor_parallel, ranks.counts(config)[1]
+    spread, local = config.rollout.tensor_parallel, ranks.counts(config.hardware, config.dry_run)[1]
     if spread == 1:
         return
     key = f"rollout.tensor_parallel={spread}"
@@ -130,10 +130,10 @@ def check_vocabulary(files: ModelFiles, tasks: Sequence[LoadedTask]) -> None:
 def check_cpu_heads(config: TrainConfig, files: ModelFiles) -> None:
     """Raises UserError if the model's attention heads have a width that vLLM's CPU build does not compute. The build
     itself would fail only at the first token."""
-    elsewhere = config.dry_run or config.rollout.engine == "transformers" or uses_running_servers(config)
+    elsewhere = config.dry_run or config.rollout.engine == "transformers" or uses_running_servers(config.rollout)
     heads = files.heads
     # Latent attention has widths of its own, see `grpo.rollout.engine_arguments.for_cpu`.
-    if elsewhere or ranks.on_gpu(config) or not heads.count or getattr(files.text, "kv_lora_rank", None):
+    if elsewhere or ranks.on_gpu(config.device) or not heads.count or getattr(files.text, "kv_lora_rank", None):
         return
     require(
         heads.width in CPU_HEADS,

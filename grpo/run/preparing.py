@@ -57,7 +57,7 @@ def prepared(config: TrainConfig) -> Prepared:
     tables. Raises UserError for anything that the run could not do, beyond what `grpo.run.early_checks` has found."""
     preflight.check_own_functions(config)
     if not config.dry_run:
-        ranks.device(config)  # raises at once if a GPU is missing
+        ranks.device(config.device)  # raises at once if a GPU is missing
         preflight.check_vllm(config)
     config = with_precision(config)
     preflight.check_deepspeed(config)
@@ -191,9 +191,9 @@ def with_precision(config: TrainConfig, samples: bool = True) -> TrainConfig:
     bfloat16 sampler on a GPU that does not compute bfloat16, which vLLM refuses. Running servers, which may be on other
     GPUs, refuse it themselves. `samples` says whether the command samples at all.
     """
-    on_gpu = ranks.on_gpu(config)
+    on_gpu = ranks.on_gpu(config.device)
     native = _multiplies_bfloat16(on_gpu)
-    samples_here = samples and not uses_running_servers(config)
+    samples_here = samples and not uses_running_servers(config.rollout)
     require(
         native or not on_gpu or not samples_here or config.rollout.precision != "bfloat16",
         "rollout.precision=bfloat16 needs a GPU of compute capability 8.0 or newer: set rollout.precision=float32",

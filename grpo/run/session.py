@@ -14,6 +14,7 @@ import torch
 from grpo.config import TrainConfig
 from grpo.config.errors import Diverged, GradingFailed, SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
+from grpo.config.parts import LearnerSettings
 from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -78,7 +79,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         load_task(config, files.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task,
         ExitStack() as ends,
     ):
-        device = ranks.device(config)
+        device = ranks.device(config.device)
         alone = init_distributed(device, config.longest_wait_seconds)
         if alone and not keeps_engine(config, device):
             ends.callback(end_distributed)
@@ -112,12 +113,12 @@ class Session:
         """Builds the engines. `saved` is the checkpoint from which a resumed run continues, or None. `ends` ends the
         sampler."""
         config, files = ready.config, ready.files
-        device = ranks.device(config)
+        device = ranks.device(config.device)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = files.tokenizer, ready.suite, device
         self._problems = ready.task.identity
         with working("loading the model into the learner"), explaining_oom("loading the model"):
-            learner = DeepSpeedLearner(config, files, device, saved.checkpoint if saved else None)
+            learner = DeepSpeedLearner(LearnerSettings.of(config), files, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, files.path))

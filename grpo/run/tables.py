@@ -47,7 +47,7 @@ Memory = Sequence[tuple[str, float, float]]
 def print_price(config: TrainConfig, files: ModelFiles, machine: MachineConstants | None) -> None:
     """Prints the run's price in tokens, and in hours if `machine` holds measured speeds. Called on rank 0 only."""
     parameters = model_shape(files).parameters
-    priced = price(config, parameters, ranks.counts(config)[0], machine)
+    priced = price(config, parameters, ranks.counts(config.hardware, config.dry_run)[0], machine)
     of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
     header = (of, "in a round", f"in {priced.rounds} rounds")
     console = Terminal()
@@ -66,7 +66,7 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
     Without a GPU here, a run that needs GPUs is shown for a machine with `GPUS_ELSEWHERE` of them, or with all that its
     servers need. Raises UserError when there are too few GPUs here, or too little memory.
     """
-    on_gpu, (count, local) = ranks.on_gpu(config), ranks.counts(config)
+    on_gpu, (count, local) = ranks.on_gpu(config.device), ranks.counts(config.hardware, config.dry_run)
     num_gpus = (torch.cuda.device_count() or max(local, gpus_wanted(config), GPUS_ELSEWHERE)) if on_gpu else 0
     places = placement_table(config, local, num_gpus)
     shape = model_shape(files, config.model)
@@ -84,7 +84,7 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
             soft_wrap=True,
         )
     largest = at_its_largest(config)
-    memory = memory_estimate(largest, shape, count, device_memory.device_gib(config))
+    memory = memory_estimate(largest, shape, count, device_memory.device_gib(config.device))
     of_model = f"{shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
     if largest is not config:
         batch = largest.dynamics
@@ -106,7 +106,7 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
         console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
     if lacking:
         console.print(lacking, style="yellow", soft_wrap=True)
-    if max(sampling, learning) > (free := device_memory.available_gib(config)):
+    if max(sampling, learning) > (free := device_memory.available_gib(config.device)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
             f"the memory estimate of {max(sampling, learning):.1f} GiB per rank exceeds the {free:.1f} GiB that are "
@@ -162,7 +162,7 @@ def surprises(config: TrainConfig) -> Iterator[str]:
 
 def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
     """Returns a warning if vLLM's share of a GPU, in the learner's process, is smaller than its weights, or else ""."""
-    gib, fraction = device_memory.device_gib(config), config.rollout.gpu_memory_fraction
+    gib, fraction = device_memory.device_gib(config.device), config.rollout.gpu_memory_fraction
     weights = engine_weights(config, shape) / 2**30
     if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
         return ""
@@ -176,7 +176,7 @@ def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
 def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> str:
     """Returns a line that compares the needed memory with the present memory if learner and sampler alone need more
     than this machine has, or else "". `local` is the number of ranks on a machine."""
-    if gib := device_memory.device_gib(config):
+    if gib := device_memory.device_gib(config.device):
         at_rest_gib = offloaded_bytes(config, shape, world_size) / 2**30
         warning = (
             f"the learner's weights, gradients and optimizer take {at_rest_gib:,.1f} GiB of each GPU, which has "

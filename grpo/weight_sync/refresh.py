@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config import LearnerConfig, RolloutConfig, SamplingConfig, UserError, WeightSyncConfig
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.interfaces import Collective, Draw, Learner, Sampler
@@ -35,10 +35,10 @@ OTHER_ENGINE = {
 }
 
 
-def in_float32(config: TrainConfig) -> bool:
+def in_float32(learner: LearnerConfig, rollout: RolloutConfig) -> bool:
     """Says whether learner and sampler both compute in float32, the sampler's cache included."""
-    cache = config.rollout.engine_args.get("kv_cache_dtype", "auto")
-    return config.learner.precision == config.rollout.precision == "float32" and cache in ("auto", "float32")
+    cache = rollout.engine_args.get("kv_cache_dtype", "auto")
+    return learner.precision == rollout.precision == "float32" and cache in ("auto", "float32")
 
 
 class WeightSyncError(UserError):
@@ -94,13 +94,20 @@ class CheckedSync:
         self._reported = False
 
     @classmethod
-    def of(cls, config: TrainConfig, probe: Probe | None = None) -> CheckedSync:
+    def of(
+        cls,
+        sync: WeightSyncConfig,
+        learner: LearnerConfig,
+        rollout: RolloutConfig,
+        probe: Probe | None = None,
+        ahead: bool = False,
+    ) -> CheckedSync:
         """Builds a weight sync as configured. A `max_mismatch` of 0 means the default for the precisions. Rounds that
-        are sampled ahead need a probe after each refresh, since their samples are of older weights."""
-        float32 = in_float32(config)
+        are sampled `ahead` need a probe after each refresh, since their samples are of older weights."""
+        float32 = in_float32(learner, rollout)
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
-        limit, by_vllm = config.weight_sync.max_mismatch or allowed, config.rollout.engine != "transformers"
-        return cls(limit, probe, float32, config.pipeline != "off", by_vllm)
+        limit, by_vllm = sync.max_mismatch or allowed, rollout.engine != "transformers"
+        return cls(limit, probe, float32, ahead, by_vllm)
 
     def begin(self, learner: Learner, sampler: Sampler) -> None:
         """Refreshes the sampler for the first time, and probes it. So a model that sampler and learner compute

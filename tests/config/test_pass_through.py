@@ -8,6 +8,7 @@ import pytest
 
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
+from grpo.config.parts import SamplerSettings
 from grpo.config.pass_through import ENGINE_ARGS, SAMPLING, check_pass_through, check_training
 from grpo.learner.engine import deepspeed_config
 from grpo.models import resolve
@@ -27,7 +28,7 @@ def test_engines_get_vllms_own_arguments_in_process_and_as_servers():
         "+rollout.engine_args={kv_cache_dtype: fp8, max_num_batched_tokens: 16384, "
         "speculative_config: {method: ngram, num_speculative_tokens: 4}}"
     )
-    arguments = engine_arguments(chosen, "model", on_gpu=True)
+    arguments = engine_arguments(SamplerSettings.of(chosen), "model", on_gpu=True)
     assert arguments["kv_cache_dtype"] == "fp8" and arguments["max_num_batched_tokens"] == 16384
     words = command_line(arguments)
     assert json.loads(words[words.index("--speculative-config") + 1]) == {
@@ -37,14 +38,14 @@ def test_engines_get_vllms_own_arguments_in_process_and_as_servers():
     with pytest.raises(
         UserError, match=r"rollout.engine_args.max_num_batched_tokens is set by the run itself on a CPU"
     ):
-        engine_arguments(chosen, "model", on_gpu=False)
+        engine_arguments(SamplerSettings.of(chosen), "model", on_gpu=False)
     with pytest.raises(UserError, match=r"engine_args.block-size is set by the run itself on a CPU"):
-        engine_arguments(config("+rollout.engine_args={block-size: 16}"), "model", on_gpu=False)
+        engine_arguments(SamplerSettings.of(config("+rollout.engine_args={block-size: 16}")), "model", on_gpu=False)
 
 
 def test_one_argument_can_be_given_as_a_key_of_its_own():
     chosen = config("+rollout.engine_args.async_scheduling=true", "+learner.deepspeed.wall_clock_breakdown=true")
-    assert engine_arguments(chosen, "model", on_gpu=True)["async_scheduling"] is True
+    assert engine_arguments(SamplerSettings.of(chosen), "model", on_gpu=True)["async_scheduling"] is True
     assert deepspeed_config(chosen.learner)["wall_clock_breakdown"] is True
 
 
@@ -99,8 +100,8 @@ def test_settings_that_the_run_makes_itself_are_refused_by_name(word, expected):
 
 def test_everything_that_the_run_hands_to_vllm_is_its_own():
     chosen = config()
-    on_gpu = engine_arguments(chosen, "model", on_gpu=True) | colocated_arguments(True, 8)
-    assert set(on_gpu | server_arguments(chosen, on_gpu=True)) <= set(ENGINE_ARGS)
+    on_gpu = engine_arguments(SamplerSettings.of(chosen), "model", on_gpu=True) | colocated_arguments(True, 8)
+    assert set(on_gpu | server_arguments(chosen.rollout.servers, on_gpu=True)) <= set(ENGINE_ARGS)
     assert set(sampling_arguments(chosen.rollout.sampling, [2], 1)) <= set(SAMPLING)
 
 

@@ -25,13 +25,16 @@ def offloaded(learner):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_states_come_back_byte_by_byte_between_steps(stage, tmp_path, alone):
+    from grpo.config.parts import LearnerSettings
     from grpo.learner.learner import DeepSpeedLearner
     from tests.learner.learner_worker import config_for, take_step, weights
     from tests.learner.models import files_of, tiny_llama
 
     config = config_for(stage, "bfloat16", objective__kl__coefficient=0.1)
     before = torch.cuda.memory_allocated(GPU)
-    learner = DeepSpeedLearner(config, files_of(tiny_llama(tmp_path, vocabulary=4096, layers=4)), GPU)
+    learner = DeepSpeedLearner(
+        LearnerSettings.of(config), files_of(tiny_llama(tmp_path, vocabulary=4096, layers=4)), GPU
+    )
     states = learner.states()
     numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in learner.policy.parameters())
     for _ in range(3):

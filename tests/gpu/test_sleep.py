@@ -11,6 +11,7 @@ GIB = 2**30
 def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.config import SamplingConfig, TrainConfig
+    from grpo.config.parts import LearnerSettings, SamplerSettings
     from grpo.interfaces import Draw
     from grpo.learner.learner import DeepSpeedLearner
     from grpo.rollout.vllm_sampler import VllmSampler
@@ -26,8 +27,8 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     model = tiny_llama(tmp_path)
     tiny_tokenizer().save_pretrained(model)
-    learner = DeepSpeedLearner(config, files_of(model), device)
-    sampler = VllmSampler(config, files_of(model, tiny_tokenizer()), device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
+    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), device)
     sync = CheckedSync(0.5)
     sync.refresh(learner, sampler)
     prompts = [Prompt(Problem("p", "q", "a"), (3, 4, 5, 6))]

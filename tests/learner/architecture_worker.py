@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import UserError
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
@@ -44,7 +45,7 @@ def main(models: str, output: str) -> None:
             config.learner.micro_batch_tokens, config.model.max_length = 50, 128
             case = f"{model.name}/{stage}/{together}"
             try:
-                learner = DeepSpeedLearner(config, files_of(model), torch.device("cpu"))
+                learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), torch.device("cpu"))
             except UserError as error:
                 changes[case] = str(error)
                 continue

@@ -25,6 +25,7 @@ from grpo.config import (
     TokenSelectionConfig,
     TrainConfig,
 )
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import Grade, RoundPlan
@@ -120,7 +121,7 @@ def weights(learner):
 def changes_of(model, together, precision, cuts, device=CPU):
     """Returns the change of all weights by one step for each member of the family and each cut into rows."""
     config = config_for(together, precision)
-    learner = DeepSpeedLearner(config, files_of(model), device)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
     before, changes = weights(learner), {}

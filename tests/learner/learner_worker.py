@@ -21,6 +21,7 @@ from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.loss import policy_loss
 from grpo.config import TrainConfig, UserError
 from grpo.config.optimizer import learning_rate_factor
+from grpo.config.parts import LearnerSettings
 from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
@@ -90,7 +91,7 @@ def reference_facts(model, stage, precision):
             # Coarser than the learner where it can be: what a reference is given must not go by it.
             rollout__precision="bfloat16",
         )
-        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         facts[name] = [kl(take_step(learner, config)) for _ in range(4)]
         learner.engine.destroy()
     return facts
@@ -101,7 +102,7 @@ def average_facts(model, stage, precision):
     that moved."""
     kl_settings = {"objective__kl__coefficient": 0.1, "objective__kl__refresh_every": 1}
     config = config_for(stage, precision, objective__kl__refresh_rate=1e-3, **kl_settings)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     before = learner.reference.state()
     for _ in range(3):
         take_step(learner, config)
@@ -114,7 +115,7 @@ def average_facts(model, stage, precision):
 
 def lora_facts(model, stage, precision):
     config = config_for(stage, precision, model__lora__rank=4, objective__kl__coefficient=0.1)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     start, drawn = weights(learner), adapters(learner)
     before = learner._logprobs([scored_group.group for scored_group in scored(learner)], learner._from_reference)
     kls = [kl(take_step(learner, config)) for _ in range(2)]
@@ -138,7 +139,11 @@ def lora_facts(model, stage, precision):
     torch.rand(1)
     again, other = (
         adapters(
-            DeepSpeedLearner(config_for(stage, precision, model__lora__rank=4, seed=seed), files_of(model), DEVICE)
+            DeepSpeedLearner(
+                LearnerSettings.of(config_for(stage, precision, model__lora__rank=4, seed=seed)),
+                files_of(model),
+                DEVICE,
+            )
         )
         for seed in (0, 1)
     )
@@ -150,7 +155,7 @@ def lora_facts(model, stage, precision):
 
 def resume_facts(model, stage, precision):
     config = config_for(stage, precision, learner__warmup_steps=4)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     take_step(learner, config)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
@@ -174,7 +179,7 @@ def resume_facts(model, stage, precision):
 def rate_facts(model, stage, precision):
     """Returns the learning rates of steps under plans that scale the schedule's rate, and whether the weights moved."""
     config = config_for(stage, precision, learner__warmup_steps=4)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     rates, moved = [], []
     for factor in (1.0, 0.0, 0.5):
         before = weights(learner)
@@ -186,7 +191,7 @@ def rate_facts(model, stage, precision):
 
 def nan_facts(model, stage, precision):
     config = config_for(stage, precision, learner__max_skipped_steps=2)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     start = weights(learner)
     config.objective.clip_low = float("nan")
     first = take_step(learner, config)
@@ -211,7 +216,7 @@ def saving_facts(model, stage, precision):
     for checkpointing, offload in ((False, False), (True, False), (True, True)):
         config = config_for(stage, precision, learner__gradient_checkpointing=checkpointing)
         config.learner.offload_optimizer = offload
-        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         norms.append([take_step(learner, config).gradient_norm for _ in range(2)])
         learner.engine.destroy()
     return norms
@@ -235,7 +240,7 @@ def offload_facts(model, stage, precision):
     for away in (False, True):
         config = config_for(stage, precision, objective__kl__coefficient=0.1)
         before = storages()
-        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         states, norms = learner.states(), []
         for _ in range(3):
             norms.append(take_step(learner, config).gradient_norm)
@@ -263,7 +268,7 @@ def hpz_facts(model):
     outcomes = []
     for size in (0, 2):
         config = config_for(3, learner__hpz_partition_size=size)
-        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         norms = [take_step(learner, config).gradient_norm for _ in range(2)]
         outcomes.append((norms, weights(learner)))
         learner.engine.destroy()
@@ -277,18 +282,18 @@ def changed_facts(model):
     changes = []
     for stage, other in ((1, 2), (3, 3)):
         first, then = config_for(stage), config_for(other, learner__precision="bfloat16")
-        learner = DeepSpeedLearner(first, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
         take_step(learner, first)
         folder, later = learner.collective.gather((tempfile.mkdtemp(), tempfile.mkdtemp()))[0]
         learner.save(folder)
         start, norm = weights(learner), take_step(learner, first).gradient_norm
         learner.engine.destroy()
-        learner = DeepSpeedLearner(then, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(then), files_of(model), DEVICE)
         learner.load(folder)
         away = ((weights(learner) - start).abs() / start.abs().clamp(min=1e-3)).max().item()
         learner.save(later)
         learner.engine.destroy()
-        learner = DeepSpeedLearner(first, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
         learner.load(later)
         back = torch.equal(weights(learner), start)
         again = take_step(learner, first)
@@ -341,7 +346,7 @@ def optimizer_facts(model, name, stage, precision="float32"):
     changes = {f"learner__{key}": value for key, value in changes.items()} | {"learner__max_gradient_norm": 0.0}
     config = config_for(stage, precision, **changes)
     config.learner.deepspeed = {"optimizer": {"type": name, "params": OPTIMIZERS[name]}}
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     start = weights(learner)
     for step in range(4):
         if step == 2:
@@ -374,7 +379,7 @@ class Hostile:
 def refused_facts(model):
     """Returns the messages for a checkpoint that holds code and for one of another model, and whether the code ran."""
     config, lines = config_for(1), {}
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
     learner.engine.destroy()
@@ -382,7 +387,7 @@ def refused_facts(model):
         if name == "same" and learner.collective.rank == 0:
             for file in Path(folder).glob("*/*optim_states.pt"):
                 torch.save({"optimizer_state_dict": Hostile(f"{folder}/ran")}, file)
-        learner = DeepSpeedLearner(config_for(1, **changes), files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(config_for(1, **changes)), files_of(model), DEVICE)
         learner.collective.barrier()
         try:
             learner.load(folder)

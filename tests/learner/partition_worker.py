@@ -16,6 +16,7 @@ environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
@@ -83,7 +84,7 @@ def main(model: str, output: str) -> None:
     changes, micro_batches, logprobs = {}, {}, {}
     for stage, together in ALONE if torch.distributed.get_world_size() == 1 else ALONE + TOGETHER:
         config = config_for(stage, together)
-        learner = DeepSpeedLearner(config, files_of(model), device)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
         rank, world = learner.collective.rank, learner.collective.world_size
         folder = learner.collective.gather(tempfile.mkdtemp())[0]
         learner.save(folder)
@@ -109,7 +110,7 @@ def main(model: str, output: str) -> None:
     for stage in (1, 3):
         config = config_for(stage, 1)
         config.model.lora.rank = 2
-        learner = DeepSpeedLearner(config, files_of(model), device)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
         changes[f"{world}/{stage}-lora"] = resharded(learner, config, f"{output}/stage-{stage}-lora")
         learner.engine.destroy()
     if rank == 0:

@@ -24,6 +24,7 @@ from benchmarks.small_models import config_of, tiny_tokenizer
 from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import ONE_A_ROW, Branch, LooseTree, pack
 from grpo.config import ObjectiveConfig, SamplingConfig
+from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.learner import attention, loading
 from grpo.learner.engine import init_distributed
 from grpo.learner.group_logprobs import to_device
@@ -199,7 +200,7 @@ def steps(model, case):
     config = config_for(stage, precision, **changes, learner__sequence_parallel=together)
     norms, waited, operations = [], [], []
     with pretend_gpu() as gpu:
-        learner = DeepSpeedLearner(config, files_of(model), gpu)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), gpu)
         # The first step copies weights for the path. DeepSpeed watches two passes under ZeRO-3, to know what to gather.
         for tokens in (*(40,) * max(1, stage - 1), 40, 10_000):
             config.learner.micro_batch_tokens = tokens
@@ -220,9 +221,14 @@ def rounds(model):
     config = config_for(3, "bfloat16", rollout__sampling=SamplingConfig(max_tokens=4))
 
     def made(device):
-        learner = DeepSpeedLearner(config, files_of(model), device)
-        sampler = TransformersSampler(config, files_of(model, tokenizer), device)
-        sync = CheckedSync.of(config, Probe(prompts, config.rollout.sampling, learner.collective))
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
+        sampler = TransformersSampler(SamplerSettings.of(config), files_of(model, tokenizer), device)
+        sync = CheckedSync.of(
+            config.weight_sync,
+            config.learner,
+            config.rollout,
+            Probe(prompts, config.rollout.sampling, learner.collective),
+        )
         sync.begin(learner, sampler)
         take_step(learner, config)
         with waits() as of_refresh:

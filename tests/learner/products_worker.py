@@ -18,6 +18,7 @@ environment.prepare()
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
@@ -96,7 +97,7 @@ def main(model: str, output: str) -> None:
     results, groups = {}, uneven_groups()
     for stage, together, precision, adapters in cases:
         config = config_for(stage, together, precision, adapters)
-        learner = DeepSpeedLearner(config, files_of(model), device)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
         rank = learner.collective.rank
         make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
         batches = [make([[groups[index] for index in pair][rank::world]], RoundPlan(4, 1, 4))[0] for pair in PAIRS]

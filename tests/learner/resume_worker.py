@@ -20,6 +20,7 @@ from grpo.host import environment
 environment.prepare()
 
 from grpo.config import ModelConfig, UserError
+from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.export import Folder, export
 from grpo.learner.learner import DeepSpeedLearner
@@ -48,12 +49,12 @@ def change_facts(model, before, after, layout):
     """Returns the largest difference of a weight after loading under changed settings, and the number and gradient norm
     of the next step, without and with loading."""
     first, then = config_for(**before), config_for(**after)
-    learner = DeepSpeedLearner(first, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
     folder = saved(learner, first, layout)
     there = sorted(path.name for path in Path(folder).iterdir())
     start, straight = weights(learner), take_step(learner, first)
     learner.engine.destroy()
-    learner = DeepSpeedLearner(then, files_of(model), DEVICE, folder)
+    learner = DeepSpeedLearner(LearnerSettings.of(then), files_of(model), DEVICE, folder)
     learner.load(folder)
     away = (weights(learner) - start).abs().max().item()
     report = take_step(learner, then)
@@ -71,7 +72,7 @@ def start_facts(model, before, after):
     """Returns the largest difference of a weight between a learner and one that starts from its checkpoint ("away") or
     from its exported model ("lost"), and the KL of the start to its reference."""
     first = config_for(**before)
-    learner = DeepSpeedLearner(first, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
     folder = saved(learner, first)
     there, exported = weights(learner), Path(folder, "model")
     target = Folder(exported, SimpleNamespace(save_pretrained=lambda folder: None), "")
@@ -81,7 +82,9 @@ def start_facts(model, before, after):
     named = [tensor for bucket in weight_buckets(read, 2**20, there.dtype) for _, tensor in bucket]
     lost = (torch.cat([tensor.flatten() for tensor in named]) - there).abs().max().item()
     learner = DeepSpeedLearner(
-        config_for(**after, model__start=folder, objective__kl__coefficient=0.1), files_of(model), DEVICE
+        LearnerSettings.of(config_for(**after, model__start=folder, objective__kl__coefficient=0.1)),
+        files_of(model),
+        DEVICE,
     )
     away = (weights(learner) - there).abs().max().item()
     distance = take_step(learner, first).means["policy/reference_kl"].value
@@ -93,7 +96,7 @@ def adapted_facts(model, stage, older):
     """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes. With `older` the
     checkpoint holds the frozen base too, as in older versions."""
     config = config_for(stage, **LORA)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     take_step(learner, config)
     if older:
         learner.policy._state_dict_hooks.clear()
@@ -104,7 +107,7 @@ def adapted_facts(model, stage, older):
     size = sum(file.stat().st_size for file in Path(folder).rglob("*_model_states.pt"))
     straight = take_step(learner, config).gradient_norm, weights(learner)
     learner.engine.destroy()
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE, folder)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE, folder)
     learner.load(folder)
     again = take_step(learner, config).gradient_norm, weights(learner)
     learner.engine.destroy()
@@ -123,14 +126,14 @@ def said(action):
 def refused_facts(model, before, after, edit):
     """Returns the message for a checkpoint that does not fit, and whether the message comes before an engine starts."""
     first, then = config_for(**before), config_for(**after)
-    learner = DeepSpeedLearner(first, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
     folder = saved(learner, first)
     learner.engine.destroy()
     if edit and learner.collective.rank == 0:
         edit(Path(folder))
     learner.collective.barrier()
     made = []
-    line = said(lambda: made.append(DeepSpeedLearner(then, files_of(model), DEVICE, folder)))
+    line = said(lambda: made.append(DeepSpeedLearner(LearnerSettings.of(then), files_of(model), DEVICE, folder)))
     early = bool(line)
     if made:
         line = said(lambda: made[0].load(folder))
@@ -149,7 +152,7 @@ def late_facts(model):
         time.sleep(0.3)
         write(layout, directory)
 
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     Layout.write = late
     learner.save(folder)
@@ -163,7 +166,7 @@ def full_facts(model, stage, rank, limit):
     """Returns each rank's message, and the seconds until the last one, if files of `rank` may not grow beyond `limit`
     bytes. Also returns which checkpoints are left, and whether the learner goes on from the older one."""
     config = config_for(stage, objective__kl__coefficient=0.1, objective__kl__refresh_every=1)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     collective = learner.collective
     folder = Path(collective.gather(tempfile.mkdtemp())[0])
     store = CheckpointStore(folder, 2, collective)

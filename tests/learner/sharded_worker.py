@@ -17,6 +17,7 @@ from deepspeed.runtime.zero import partition_parameters
 from transformers import AutoModelForCausalLM
 
 from grpo.config import TrainConfig
+from grpo.config.parts import LearnerSettings
 from grpo.learner import learner as learner_module
 from grpo.learner import reference as reference_module
 from grpo.learner.engine import init_distributed
@@ -73,7 +74,7 @@ def main(model: str, output: str) -> None:
         config.learner.zero_stage, config.objective.kl.coefficient = 3, 0.1
         config.learner.precision = config.rollout.precision = precision
         allocated["most at once"] = 0
-        learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         facts[precision] = dict(allocated)
         gathered.__enter__ = enter
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)).state_dict()
@@ -93,7 +94,9 @@ def main(model: str, output: str) -> None:
         learner.engine.destroy()
     config = TrainConfig()
     config.learner.precision = config.rollout.precision = "float32"
-    facts["flops of a whole model"] = DeepSpeedLearner(config, files_of(model), DEVICE)._flops.per_token
+    facts["flops of a whole model"] = DeepSpeedLearner(
+        LearnerSettings.of(config), files_of(model), DEVICE
+    )._flops.per_token
     every = learner.collective.gather(facts)
     if learner.collective.rank == 0:
         with open(output, "w") as file:

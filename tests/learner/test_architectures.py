@@ -279,7 +279,7 @@ def test_adapters_have_the_gradient_of_the_models_own_forward_pass(name):
 )
 def test_micro_batches_are_counted_as_the_model_computes_them(in_trees, configured, layout):
     config = SimpleNamespace(learner=SimpleNamespace(layout=configured))
-    learner = SimpleNamespace(policy=SimpleNamespace(in_trees=in_trees), _config=config)
+    learner = SimpleNamespace(policy=SimpleNamespace(in_trees=in_trees), _settings=config)
     assert DeepSpeedLearner.layout.fget(learner) == layout
 
 

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.small_models import config_of, tiny_tokenizer
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import ModelConfig, SamplingConfig, TrainConfig
+from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Draw
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import base_model
@@ -39,9 +40,11 @@ def test_a_learners_head_in_float32_adds_no_rounding_to_that_of_the_layers_befor
 def test_vllm_is_asked_for_the_same():
     config = TrainConfig()
     config.rollout.precision, config.model.head_precision = "bfloat16", "float32"
-    assert engine_arguments(config, "model", on_gpu=True)["hf_overrides"] == {"head_dtype": "float32"}
+    assert engine_arguments(SamplerSettings.of(config), "model", on_gpu=True)["hf_overrides"] == {
+        "head_dtype": "float32"
+    }
     config.model.head_precision = "model"
-    assert "hf_overrides" not in engine_arguments(config, "model", on_gpu=True)
+    assert "hf_overrides" not in engine_arguments(SamplerSettings.of(config), "model", on_gpu=True)
 
 
 def test_so_is_transformers(tmp_path):
@@ -49,7 +52,7 @@ def test_so_is_transformers(tmp_path):
     config = TrainConfig()
     config.rollout.precision, config.rollout.sampling = "bfloat16", SamplingConfig(max_tokens=8)
     config.model = ModelConfig(max_length=64, head_precision="float32")
-    sampler = TransformersSampler(config, files_of(path, tiny_tokenizer()), torch.device("cpu"))
+    sampler = TransformersSampler(SamplerSettings.of(config), files_of(path, tiny_tokenizer()), torch.device("cpu"))
     assert sampler._model(torch.tensor([[3, 4, 5]])).logits.dtype == torch.float32
     [group] = sampler.generate(Draw([Prompt(Problem("p", "q", "a"), (3, 4, 5))], 2))
     assert len(group.completions) == 2
@@ -63,7 +66,7 @@ def test_transformers_samples_with_the_soft_caps_of_the_learner(tmp_path):
     config = TrainConfig()
     config.rollout.precision, config.rollout.sampling = "float32", SamplingConfig(max_tokens=8)
     config.model = ModelConfig(max_length=64)
-    sampler = TransformersSampler(config, files_of(tmp_path, tiny_tokenizer()), torch.device("cpu"))
+    sampler = TransformersSampler(SamplerSettings.of(config), files_of(tmp_path, tiny_tokenizer()), torch.device("cpu"))
     group = sampler.generate(Draw([Prompt(Problem("p", "q", "a"), tuple(range(3, 15)))], 2))[0]
     policy = load_policy(files_of(tmp_path), config.model, "float32", 64)
     branches = tuple(Branch(completion, 0.0, 0.0) for completion in group.completions)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
+from grpo.config.parts import LearnerSettings
 from grpo.rollout.collect import in_steps
 from grpo.types import RolloutGroup, RoundPlan, ScoredGroup
 from tests.learner.groups import uneven_groups
@@ -30,7 +31,7 @@ def start(tmp_path_factory):
     model = tiny_llama(tmp_path_factory.mktemp("model"))
     environment = dict(os.environ)
     init_distributed(DEVICE, 300)
-    yield lambda config: DeepSpeedLearner(config, files_of(model), DEVICE)
+    yield lambda config: DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     # The rendezvous is announced in the environment, and later tests start processes of their own.
     os.environ.clear()
     os.environ.update(environment)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.config import TrainConfig
+from grpo.config.parts import LearnerSettings
 from grpo.learner import learner
 from grpo.learner.sequence_parallel import SequenceGroup
 from tests.learner.models import files_of
@@ -33,5 +34,5 @@ def test_ranks_of_a_group_wait_as_long_as_any_phase_may_take(monkeypatch):
 
     monkeypatch.setattr(learner, "SequenceGroup", group)
     with pytest.raises(InterruptedError):
-        learner.DeepSpeedLearner(config, files_of("model"), torch.device("cpu"))
+        learner.DeepSpeedLearner(LearnerSettings.of(config), files_of("model"), torch.device("cpu"))
     assert asked == [(2, 7200.0 + 1800.0 + 300.0)]

@@ -14,6 +14,7 @@ from grpo.host import environment
 
 environment.prepare()
 
+from grpo.config.parts import SamplerSettings
 from grpo.prove import lost_server
 from grpo.prove.bench import Bench
 from grpo.rollout import fleet
@@ -28,7 +29,7 @@ def main(folder: str) -> None:
     bench = Bench("tiny", Path(folder), ["device=cpu", *lost_server.WORDS, f"output_dir={folder}/servers"])
     begun = time.perf_counter()
     learner = bench.learner
-    sampler = ServerSampler(bench.config, files_of(bench.files, bench.device), learner.collective)
+    sampler = ServerSampler(SamplerSettings.of(bench.config), files_of(bench.files, bench.device), learner.collective)
     verdicts_of = {"": verdicts(lost_server.lose(lost_server.Run(bench, sampler), time.perf_counter() - begun))}
     never = mock.patch.multiple(lost_server, LATEST=0.0, GRACE_SECONDS=3.0)
     with never, mock.patch.object(fleet.Fleet, "restart_lost", lambda self: None):

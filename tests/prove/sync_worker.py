@@ -41,7 +41,10 @@ def main(folder: str) -> None:
     completed = sampler._completion
     # Rounding may explain a gap of this size, but not that all log-probabilities are too low. Processors differ in what
     # they compute fast.
-    shift = 1.5 * exchange.LARGEST_SHIFT["float32" if in_float32(bench.config) else "bfloat16"]
+    shift = (
+        1.5
+        * exchange.LARGEST_SHIFT["float32" if in_float32(bench.config.learner, bench.config.rollout) else "bfloat16"]
+    )
 
     def too_low(self, output):
         completion = completed(self, output)

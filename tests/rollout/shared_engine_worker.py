@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.small_models import tiny_tokenizer
 from grpo.config import SamplingConfig, TrainConfig
+from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.rollout.vllm_sampler import VllmSampler
@@ -47,9 +48,9 @@ def main(model, output):
     config.model.max_length, config.rollout.kv_cache_gib, config.rollout.tensor_parallel = 64, 0.0625, 2
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     init_distributed(DEVICE, 300)
-    learner = DeepSpeedLearner(config, files_of(model), DEVICE)
+    learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     ranks = learner.collective
-    sampler = VllmSampler(config, files_of(model, tiny_tokenizer()), DEVICE, ranks)
+    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE, ranks)
     sync = CheckedSync(0.02)
     prompts = [Prompt(Problem(f"p{number}", "q", "a"), (3, 4, 5 + number, 6)) for number in range(3)]
     mine, gaps = prompts[ranks.rank :: 2], []

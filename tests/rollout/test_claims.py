@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.host.network import free_port
 from grpo.rollout import claims
 from grpo.rollout.claims import Claims, claim, claim_all, remark_on_versions, require_same, served
@@ -84,7 +85,7 @@ def described(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "_name_or_path": "x"} | words))
         config = TrainConfig()
         config.rollout.engine_args = dict(engine_args)
-        return served(config, tmp_path)
+        return served(SamplerSettings.of(config), tmp_path)
 
     return describe
 

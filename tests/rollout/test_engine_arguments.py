@@ -9,6 +9,7 @@ import torch
 
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
+from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
 from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.replica import ServerProcess
@@ -49,16 +50,18 @@ def test_servers_have_gpus_among_those_that_the_run_was_given(shown, first_gpu, 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     config = TrainConfig()
     config.rollout.servers.first_gpu, config.rollout.servers.tensor_parallel = first_gpu, tensor_parallel
-    assert [server_environment(config, index, True)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)] == devices
+    assert [
+        server_environment(config.rollout.servers, index, True)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)
+    ] == devices
 
 
 @pytest.mark.parametrize("hardware", ["split", "two_nodes", "slurm"])
 def test_servers_have_their_gpus_memory_to_themselves(hardware):
     config = compose_config(["experiment=bigmath_qwen2_5_7b", f"hardware={hardware}"])
-    colocated = engine_arguments(config, "model", on_gpu=True)
+    colocated = engine_arguments(SamplerSettings.of(config), "model", on_gpu=True)
     assert colocated["gpu_memory_utilization"] < 0.7
-    assert (colocated | server_arguments(config, on_gpu=True))["gpu_memory_utilization"] == 0.9
-    assert "gpu_memory_utilization" not in server_arguments(config, on_gpu=False)
+    assert (colocated | server_arguments(config.rollout.servers, on_gpu=True))["gpu_memory_utilization"] == 0.9
+    assert "gpu_memory_utilization" not in server_arguments(config.rollout.servers, on_gpu=False)
 
 
 def test_a_server_at_an_address_of_ipv6_is_asked_there(monkeypatch, tmp_path):
@@ -67,5 +70,5 @@ def test_a_server_at_an_address_of_ipv6_is_asked_there(monkeypatch, tmp_path):
     config = TrainConfig()
     config.rollout.servers.host = "::1"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    [url] = start_servers(config, files_of(tmp_path), torch.device("cuda", 0))
+    [url] = start_servers(SamplerSettings.of(config), files_of(tmp_path), torch.device("cuda", 0))
     assert re.fullmatch(r"http://\[::1\]:\d+", url)

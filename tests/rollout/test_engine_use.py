@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import TrainConfig
+from grpo.config.parts import SamplerSettings
 from grpo.rollout.engine_use import FEW, EngineUse, ServerUse, few_at_once, room_of, use_of_all
 from grpo.rollout.server_middleware import TAKE, MeasuredMiddleware
 
@@ -20,20 +21,24 @@ def config():
 
 
 def test_room_for_few_completions_is_reported_with_the_key_that_makes_more(config):
-    line = few_at_once(2.53, config, 2, "rollout.kv_cache_gib")
+    line = few_at_once(2.53, SamplerSettings.of(config), 2, "rollout.kv_cache_gib")
     assert "room for 2.5 completions of model.max_length=512 tokens at a time" in line
     assert line.endswith(": raise rollout.kv_cache_gib")
     config.rollout.engine, config.rollout.servers.urls = "vllm_server", ["http://a:1"]
-    line = few_at_once(2.53, config, 2, "rollout.servers.gpu_memory_fraction")
+    line = few_at_once(2.53, SamplerSettings.of(config), 2, "rollout.servers.gpu_memory_fraction")
     assert line.endswith(": start the servers with a higher rollout.servers.gpu_memory_fraction")
 
 
 def test_the_cache_is_not_reported_where_enough_are_sampled_at_a_time_or_no_more_are_asked(config):
-    assert few_at_once(None, config, 1, "") == few_at_once(FEW, config, 1, "") == ""
-    assert few_at_once(FEW - 0.1, config, 1, "")
-    assert few_at_once(4.0, config, 8, "") == "", "each of eight engines is asked for four"
+    assert (
+        few_at_once(None, SamplerSettings.of(config), 1, "")
+        == few_at_once(FEW, SamplerSettings.of(config), 1, "")
+        == ""
+    )
+    assert few_at_once(FEW - 0.1, SamplerSettings.of(config), 1, "")
+    assert few_at_once(4.0, SamplerSettings.of(config), 8, "") == "", "each of eight engines is asked for four"
     config.rollout.max_concurrent = 2
-    assert few_at_once(2.0, config, 1, "") == ""
+    assert few_at_once(2.0, SamplerSettings.of(config), 1, "") == ""
 
 
 def test_a_server_says_how_many_completions_of_full_length_its_cache_holds():

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.host.network import free_port
 from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
 from grpo.rollout.replica import UNRESPONSIVE_SECONDS, Replica, ServerProcess, keep_alive
@@ -70,7 +71,9 @@ def test_the_prefixes_of_a_model_with_a_state_are_not_kept_where_prefill_is_not_
     config_of(name).save_pretrained(tmp_path)
     assert files_of(tmp_path).keeps_state == state
     for on_gpu in (False, True):
-        arguments = engine_arguments(TrainConfig(), str(tmp_path), on_gpu, for_cpu(files_of(tmp_path)))
+        arguments = engine_arguments(
+            SamplerSettings.of(TrainConfig()), str(tmp_path), on_gpu, for_cpu(files_of(tmp_path))
+        )
         assert arguments["enable_prefix_caching"] == (on_gpu or not state)
 
 
@@ -80,9 +83,12 @@ def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path
     for model_type in ("deepseek_v2", "deepseek_v3"):
         AutoConfig.for_model(model_type, **sizes).save_pretrained(tmp_path)
         own = for_cpu(files_of(tmp_path))
-        assert engine_arguments(TrainConfig(), str(tmp_path), False, own)["attention_backend"] == "CPU_MLA"
+        assert (
+            engine_arguments(SamplerSettings.of(TrainConfig()), str(tmp_path), False, own)["attention_backend"]
+            == "CPU_MLA"
+        )
         assert own["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
-        assert own.keys().isdisjoint(engine_arguments(TrainConfig(), str(tmp_path), True, own))
+        assert own.keys().isdisjoint(engine_arguments(SamplerSettings.of(TrainConfig()), str(tmp_path), True, own))
     AutoConfig.for_model("deepseek_v3", kv_lora_rank=256, qk_rope_head_dim=32).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="keeps 288 numbers of a token .* takes 576 only: use rollout.engine=transfor"):
         for_cpu(files_of(tmp_path))
@@ -100,7 +106,7 @@ def test_a_variable_by_which_the_cpu_build_would_ignore_the_caches_size_is_refus
 def test_a_server_gets_the_settings_of_an_engine_in_process():
     config = TrainConfig()
     config.rollout.precision, config.model.max_length = "float32", 64
-    words = command_line(engine_arguments(config, "the/model", on_gpu=False))
+    words = command_line(engine_arguments(SamplerSettings.of(config), "the/model", on_gpu=False))
     assert words[words.index("--model") + 1] == "the/model"
     assert words[words.index("--max-model-len") + 1] == "64"
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(2**30)

@@ -9,6 +9,7 @@ import torch
 from benchmarks.small_models import tiny_tokenizer
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.interfaces import Draw
 from grpo.run.clocks import Wrapped
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
@@ -45,7 +46,7 @@ def learner(config, model):
 
     environment = dict(os.environ)
     init_distributed(DEVICE, 300)
-    yield DeepSpeedLearner(config, files_of(model), DEVICE)
+    yield DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     # The rendezvous is announced in the environment, and later tests start processes of their own.
     os.environ.clear()
     os.environ.update(environment)
@@ -55,14 +56,14 @@ def learner(config, model):
 def vllm_sampler(config, model):
     from grpo.rollout.vllm_sampler import VllmSampler
 
-    return VllmSampler(config, files_of(model, tiny_tokenizer()), DEVICE)
+    return VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE)
 
 
 @pytest.fixture(scope="module")
 def transformers_sampler(config, model):
     from grpo.rollout.transformers_sampler import TransformersSampler
 
-    return TransformersSampler(config, files_of(model, tiny_tokenizer()), DEVICE)
+    return TransformersSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE)
 
 
 @pytest.fixture(params=["vllm", "transformers"])

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.host.network import free_port
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
@@ -118,7 +119,7 @@ async def hang(request):
 def model(tmp_path_factory):
     directory = tiny_llama(tmp_path_factory.mktemp("model"), tied=True)
     tiny_tokenizer().save_pretrained(directory)
-    StandIn.serves = served(TrainConfig(), directory)
+    StandIn.serves = served(SamplerSettings.of(TrainConfig()), directory)
     return directory
 
 
@@ -137,7 +138,7 @@ def test_a_server_of_another_model_is_refused_on_all_ranks_and_released(model):
         config = TrainConfig()
         config.rollout.servers.urls = [url]
         with pytest.raises(UserError, match="hidden_size of the model is 1 there"):
-            ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+            ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
     assert stranger.released == 1
 
 
@@ -151,7 +152,7 @@ def test_a_server_that_hangs_in_a_refresh_is_given_up_long_before_the_run_is(syn
         config.rollout.deadline_seconds, config.weight_sync.deadline_seconds = 7200.0, sync
         config.rollout.servers.urls, config.rollout.servers.request_seconds = [url], answer
         with pytest.raises(UserError, match="is None there"):
-            ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), alone)
+            ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), alone)
     assert links == [given]
     # Ranks that draw together wait as long as sampling may take.
     assert alone.deadline == 7200.0
@@ -165,7 +166,9 @@ def test_the_smallest_cache_of_the_servers_is_reported_where_it_has_room_for_few
     with serving(large) as first, serving(small) as second:
         config = TrainConfig()
         config.rollout.engine, config.rollout.servers.urls = "vllm_server", [first, second]
-        ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()).close()
+        ServerSampler(
+            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
+        ).close()
     [note] = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
     assert "room for 2.5 completions" in note and note.endswith("start the servers with a higher rollout.kv_cache_gib")
 
@@ -181,7 +184,9 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
         config = TrainConfig()
         config.rollout.servers.urls = [first, second]
         config.rollout.servers.request_seconds = 12.0
-        sampler = ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+        sampler = ServerSampler(
+            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
+        )
         assert refresh(sampler, 1) == [{"all": 2}, {"all": 2}]
         if harmless and route == "/update_weights":
             return  # it says that it has received what it has not: the checksums tell
@@ -199,7 +204,9 @@ def test_a_server_that_comes_back_with_another_model_is_refused_in_one_line_and_
     with serving(returning) as first, serving(StandIn()) as second:
         config = TrainConfig()
         config.rollout.servers.urls, config.rollout.servers.request_seconds = [first, second], 12.0
-        sampler = ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+        sampler = ServerSampler(
+            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
+        )
         refresh(sampler, 1)
         refresh(sampler, 2)
         returning.serves = StandIn.serves | {"hidden_size of the model": 1}
@@ -219,7 +226,9 @@ def test_weights_that_no_server_could_ever_load_are_a_models_matter_and_not_a_lo
     def sampler_of(*servers):
         config = TrainConfig()
         config.rollout.servers.urls, config.rollout.servers.request_seconds = list(servers), 12.0
-        return ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+        return ServerSampler(
+            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
+        )
 
     bad, worse = (StandIn("/update_weights", error, since=1) for _ in range(2))
     with serving(bad) as first, serving(worse) as second, serving(StandIn()) as good:
@@ -264,7 +273,7 @@ def test_servers_that_do_not_answer_as_they_start_are_ended(model, monkeypatch):
     config = TrainConfig()
     config.rollout.servers.start_seconds = 0.1
     with pytest.raises(UserError, match="did not answer within rollout.servers.start_seconds"):
-        ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+        ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
     assert process.ended
 
 
@@ -274,7 +283,9 @@ def test_a_server_that_ends_while_it_is_started_again_is_started_once_more(model
         config = TrainConfig()
         config.rollout.servers.urls = [first, second]
         config.rollout.servers.request_seconds = 12.0
-        sampler = ServerSampler(config, files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+        sampler = ServerSampler(
+            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
+        )
         process = sampler._fleet.replicas[0].process = Started()
         refresh(sampler, 1)
         assert process.restarts == 0

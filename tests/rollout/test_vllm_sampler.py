@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Draw
 from grpo.rollout.engine_arguments import colocated_arguments
 from grpo.rollout.vllm_sampler import pooled
@@ -117,7 +118,7 @@ def test_weights_wait_in_main_memory_where_sleep_would_lose_more_than_a_refresh_
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: engine)
     value = vllm_sampler.VllmSampler(
-        TrainConfig(), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device("cuda", 0)
+        SamplerSettings.of(TrainConfig()), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device("cuda", 0)
     )
     value.sleep()
     value.finish_weights(1)
@@ -143,7 +144,9 @@ def test_an_engine_without_memory_to_start_is_one_line_on_each_device(device, sa
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(vllm_sampler, "LLM", full)
     with pytest.raises(UserError, match=f"vLLM has too little memory to start: .*{expected}"):
-        vllm_sampler.VllmSampler(TrainConfig(), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device(device))
+        vllm_sampler.VllmSampler(
+            SamplerSettings.of(TrainConfig()), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device(device)
+        )
 
 
 def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, monkeypatch):
@@ -154,7 +157,9 @@ def test_an_engine_starts_once_what_loading_the_learner_took_is_free(tmp_path, m
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("room"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(vllm_sampler, "LLM", lambda **arguments: calls.append("engine") or recorded_llm())
-    vllm_sampler.VllmSampler(TrainConfig(), files_of(path, tiny_tokenizer()), torch.device("cuda", 0))
+    vllm_sampler.VllmSampler(
+        SamplerSettings.of(TrainConfig()), files_of(path, tiny_tokenizer()), torch.device("cuda", 0)
+    )
     assert calls == ["room", "engine"]
 
 
@@ -181,7 +186,9 @@ def test_settings_that_vllm_refuses_are_one_line(passed, expected, tmp_path, mon
     for name, value in passed.items():
         setattr(config.rollout, name, value)
     with pytest.raises(UserError, match=expected) as refused:
-        vllm_sampler.VllmSampler(config, files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device("cpu"))
+        vllm_sampler.VllmSampler(
+            SamplerSettings.of(config), files_of(tiny_llama(tmp_path), tiny_tokenizer()), torch.device("cpu")
+        )
     assert "\n" not in str(refused.value)
 
 
@@ -233,7 +240,7 @@ def sampler():
     from grpo.rollout.vllm_sampler import VllmSampler
 
     value = object.__new__(VllmSampler)
-    value._llm, value._on_gpu, value._config = Recorded(), True, TrainConfig()
+    value._llm, value._on_gpu, value._settings = Recorded(), True, SamplerSettings.of(TrainConfig())
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
     value._sleep_level, value._deepest_level = 1, 2
     return value
@@ -245,7 +252,7 @@ def test_an_engine_answers_once_with_the_whole_completion(sampler):
 
     engine = sampler._llm.llm_engine = Recorded()
     sampler._stop_token_ids, sampler.policy_version = [2], 5
-    sampler._submit(0, 3, Prompt(Problem("p", "q", "a"), (3, 4)), sampler._config.rollout.sampling)
+    sampler._submit(0, 3, Prompt(Problem("p", "q", "a"), (3, 4)), sampler._settings.rollout.sampling)
     [(asked, number, prompt, parameters)] = engine.calls
     assert (asked, number, prompt) == ("add_request", "0/3", {"prompt_token_ids": [3, 4]})
     assert parameters.output_kind == RequestOutputKind.FINAL_ONLY and parameters.flat_logprobs
@@ -275,7 +282,7 @@ def test_an_engine_completes_groups_all_along_however_many_prompts_it_is_asked(n
     """The deadline of an evaluation begins anew with each completed group."""
     sampler._pool, sampler._stop_token_ids, sampler.policy_version = partial(pooled, None, 1), [2], 5
     sampler._tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: "")
-    sampler._config.rollout.max_concurrent = 2
+    sampler._settings.rollout.max_concurrent = 2
     engine = sampler._llm.llm_engine = InTurn()
     prompts, ends = [Prompt(Problem(f"p{place}", "q", "a"), (3, 4)) for place in range(num_prompts)], [0]
     groups = sampler.generate(Draw(prompts, 4), on_group=lambda place, group: ends.append(engine.num_steps))

@@ -6,6 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.small_models import EXPERTS, SMALL, config_of, tiny_tokenizer
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Draw
 from grpo.learner.collective import TorchCollective
 from grpo.rollout import transformers_sampler
@@ -91,7 +92,12 @@ def test_a_recurrent_model_samples_prompts_of_all_lengths_with_its_own_probabili
     assert sorted(lines, key=lambda pair: pair[0]) == list(enumerate(groups))
     assert worst(groups) < 1e-4
     assert (
-        worst(TransformersSampler(config, files_of(path, tokenizer), device, PADDED).generate(Draw(prompts, 2))) > 0.01
+        worst(
+            TransformersSampler(SamplerSettings.of(config), files_of(path, tokenizer), device, PADDED).generate(
+                Draw(prompts, 2)
+            )
+        )
+        > 0.01
     )
 
 

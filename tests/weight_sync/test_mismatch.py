@@ -12,7 +12,7 @@ def configured(learner, rollout, limit=0.0, **engine_args):
     config.rollout.engine_args = engine_args
     config.learner.precision, config.rollout.precision = learner, rollout
     config.weight_sync.max_mismatch = limit
-    return CheckedSync.of(config)
+    return CheckedSync.of(config.weight_sync, config.learner, config.rollout)
 
 
 def differing_by(nats):
@@ -72,5 +72,5 @@ def test_the_advice_names_an_engine_that_is_not_in_use(precision, engine, other)
     config.rollout.engine = engine
     config.learner.precision = config.rollout.precision = precision
     with pytest.raises(WeightSyncError) as caught:
-        CheckedSync.of(config).check(differing_by(0.7))
+        CheckedSync.of(config.weight_sync, config.learner, config.rollout).check(differing_by(0.7))
     assert f"rollout.engine={other} to see" in str(caught.value) and f"engine={engine}" not in str(caught.value)

@@ -1,0 +1,79 @@
+"""This module takes out of a run's configuration what its learner and its sampler need. Neither sees the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from grpo.config.engines import LearnerConfig, ModelConfig, RolloutConfig
+from grpo.config.loss import ObjectiveConfig
+from grpo.config.run import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """A learner needs three sections of a configuration, and a few keys of others.
+
+    temperature           temperature at which completions are sampled, of whose distribution log-probabilities are
+    sent_precision        the sampler's precision, in which weights are sent
+    bucket_mib            size of the buckets in which weights are sent
+    passes, num_steps     passes over the samples of a round, and optimizer steps of the run
+    longest_wait_seconds  how long ranks wait for one another at most
+    """
+
+    model: ModelConfig
+    learner: LearnerConfig
+    objective: ObjectiveConfig
+    temperature: float
+    sent_precision: str
+    bucket_mib: int
+    passes: int
+    num_steps: int
+    seed: int
+    longest_wait_seconds: float
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Self:
+        return cls(
+            model=config.model,
+            learner=config.learner,
+            objective=config.objective,
+            temperature=config.rollout.sampling.temperature,
+            sent_precision=config.rollout.precision,
+            bucket_mib=config.weight_sync.bucket_mib,
+            passes=config.dynamics.passes,
+            num_steps=config.num_steps,
+            seed=config.seed,
+            longest_wait_seconds=config.longest_wait_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """A sampler needs two sections of a configuration, and a few keys of others.
+
+    step_completions  completions of an optimizer step, which all engines together write
+    refresh_seconds   deadline of a refresh
+    continuous        whether sampling goes on while weights are replaced
+    output_dir        the run's folder, in which servers write their logs
+    """
+
+    model: ModelConfig
+    rollout: RolloutConfig
+    seed: int
+    step_completions: int
+    refresh_seconds: float
+    continuous: bool
+    output_dir: str
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Self:
+        return cls(
+            model=config.model,
+            rollout=config.rollout,
+            seed=config.seed,
+            step_completions=config.dynamics.group_size * config.dynamics.prompts_per_step,
+            refresh_seconds=config.weight_sync.deadline_seconds,
+            continuous=config.pipeline == "continuous",
+            output_dir=config.output_dir,
+        )
