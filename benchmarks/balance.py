@@ -61,9 +61,9 @@ def learning(seed: int, ranks: int, prompts: int, silent: float, row_tokens: int
     trees: list[list[LooseTree]] = [[] for _ in range(ranks)]
     for place, own in enumerate(drawn):
         prompt = (1,) * int(chosen.integers(60, 400))
-        branches = [Branch(Completion((1,) * int(n), (0.0,) * int(n), "", False), 0.0, 0.0) for n in own]
+        branches = [(prompt, Branch(Completion((1,) * int(n), (0.0,) * int(n), "", False), 0.0, 0.0)) for n in own]
         if chosen.random() >= silent:
-            trees[place % ranks] += trees_of(prompt, branches, "shared", row_tokens)
+            trees[place % ranks] += trees_of(branches, "shared", row_tokens)
 
     def action(collective):
         share = balanced(trees[collective.rank], collective, COST).trees

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from grpo.config import SamplingConfig
+    from grpo.config.errors import SamplerLost
 
 Bucket = Sequence[tuple[str, "Tensor"]]
 """A bucket is a list of weights under their Hugging Face names. The tensors are whole (not sharded), and valid only
@@ -50,12 +51,14 @@ class Draw:
     group_size     number of completions, at least 1: one for all prompts, or one for each
     sampling       how they are sampled, or None for the run's own settings
     first_sample   number of each prompt's first completion; the others follow
+    single_turn    whether a completion is one turn of the model, also where the task has episodes
     """
 
     prompts: Sequence[Prompt]
     group_size: int | Sequence[int]
     sampling: SamplingConfig | None = None
     first_sample: int = 0
+    single_turn: bool = False
 
     @property
     def samples(self) -> list[range]:
@@ -158,12 +161,19 @@ class Pending(Protocol):
     def cancel(self) -> None:
         """Cancels the sampling. `result` may raise afterwards."""
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Makes a call once `result` does not wait any more, from any thread."""
+
 
 class AskableSampler(Sampler, Protocol):
     """An askable sampler works in the background. It continues while its weights are replaced."""
 
     def ask(self, draw: Draw) -> Sequence[Pending]:
         """Starts what `generate` does and returns at once, with one pending group per prompt."""
+
+    def agree(self, lost: SamplerLost | None) -> None:
+        """Ends what was asked for instead of `generate`. Raises SamplerLost on all ranks if `lost` is an error on any.
+        Collective."""
 
 
 class Collector(Protocol):

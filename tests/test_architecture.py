@@ -41,10 +41,12 @@ MAY_IMPORT = {
     "telemetry": {"types", "config", "interfaces", "host"},
     # The other wing studies runs, whoever trained them. It has no part of the trainer but the readers of its files.
     "insight": {"types", "config", "host", "evaluation", "telemetry", "dynamics"},
+    # The model talks with tools and environments.
+    "episodes": {"types", "config", "interfaces", "rollout"},
     # These put a run together, and start several.
     "run": {
         *("types", "interfaces", "measure", "loop", "config", "host", "algorithm", "dynamics", "tasks", "models"),
-        *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "insight"),
+        *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "insight", "episodes"),
     },
     "sweep": {"config", "host", "telemetry"},
     "launch": {"config", "host"},
@@ -83,6 +85,7 @@ MAY_NAME = {
     "learner": {"torch", "transformers", "deepspeed", "peft", "safetensors"},
     "evaluation": {"numpy", "scipy"},
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow"},
+    "episodes": {"transformers"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors"},
     "launch": {"torch"},
@@ -278,7 +281,7 @@ def test_insight_loads_nothing_of_the_trainer():
 def test_files_that_bear_the_mark_load_nothing_heavy():
     """They are files of their own, beside others that do, since they are needed before torch or without it."""
     light = sorted(module(file) for file in FILES if file.read_text().startswith(LIGHT))
-    assert len(light) == 9
+    assert len(light) == 11
     assert loaded(light) == "[]\n"
 
 

@@ -34,7 +34,9 @@ RANKS = st.lists(st.lists(GROUP, max_size=5), min_size=1, max_size=4)
 
 def trees(rank, layout="shared", row_tokens=10_000):
     return [
-        tree for prompt, own in rank for tree in trees_of((1,) * prompt, list(map(branch, own)), layout, row_tokens)
+        tree
+        for prompt, own in rank
+        for tree in trees_of([((1,) * prompt, branch(length)) for length in own], layout, row_tokens)
     ]
 
 

@@ -18,7 +18,7 @@ from grpo.algorithm.balance import Cost, balanced, lay_out
 from grpo.algorithm.kl import ESTIMATORS
 from grpo.algorithm.lookup import member
 from grpo.algorithm.normalization import GROUP_RELATIVE, Moments, advantages, scaled
-from grpo.algorithm.packing import Branch, LooseTree, pack, trees_of
+from grpo.algorithm.packing import LooseTree, branches_of, pack, trees_of
 from grpo.interfaces import Collective
 from grpo.types import Batch, GroupWithLogprobs, RoundPlan
 from grpo.types.values import ROUNDING
@@ -151,19 +151,21 @@ class BatchMaker:
         lengths = _included_lengths(group)
         aggregation = self._objective.aggregation
         weigh = member(AGGREGATIONS, aggregation.level)
+        prompt = group.scored.group.prompt.token_ids
         branches = [
-            Branch(
+            branch
+            for index, (completion, length) in enumerate(zip(group.scored.group.completions, lengths, strict=True))
+            if length
+            for branch in branches_of(
+                prompt,
                 completion,
                 float(advantage[index]),
                 weigh(length, sum(lengths), totals, aggregation.constant_length),
                 group.old_logprobs[index] if group.old_logprobs else None,
                 group.reference_logprobs[index] if group.reference_logprobs else None,
             )
-            for index, (completion, length) in enumerate(zip(group.scored.group.completions, lengths, strict=True))
-            if length
         ]
-        prompt = group.scored.group.prompt.token_ids
-        return trees_of(prompt, branches, self._learner.layout, self._learner.micro_batch_tokens)
+        return trees_of(branches, self._learner.layout, self._learner.micro_batch_tokens)
 
     @property
     def _every_token_counts(self) -> bool:

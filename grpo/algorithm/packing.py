@@ -9,9 +9,10 @@ same way a row computes once the beginning that all its prompts share, such as i
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 
@@ -21,7 +22,8 @@ from grpo.types import Completion, MicroBatch, Tree
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch is one completion to learn from, with the values that its tokens need in the loss.
+    """A branch is one completion to learn from, with the values that its tokens need in the loss. A completion whose
+    history was rewritten makes several branches (see `branches_of`).
 
     `token_weight` is the share of each token in the step's loss. `old_logprobs` and `reference_logprobs` are float32
     tensors [completion tokens], or None when the loss does not need them.
@@ -36,7 +38,42 @@ class Branch:
     @property
     def input_length(self) -> int:
         """Returns the number of tokens that are fed to the model: all but the last one, which is only a target."""
-        return len(self.completion.token_ids) - 1
+        return len(self.completion.token_ids) + self.completion.num_observed - 1
+
+    @property
+    def predictors(self) -> Iterable[int]:
+        """Returns the place, among the branch's own inputs, of the token that predicts each target. The prompt's last
+        token has place -1.
+
+        >>> from grpo.types import Completion, Observed
+        >>> completion = Completion((1, 2, 3), (-1.0,) * 3, "", False, observed=(Observed(2, (7, 8)),))
+        >>> list(Branch(completion, 0.5, 0.2).predictors)
+        [-1, 0, 3]
+        """
+        shifts = Counter({piece.at: len(piece.token_ids) for piece in self.completion.observed})
+        num_targets = len(self.completion.token_ids)
+        if not shifts:
+            return range(-1, num_targets - 1)
+        before = accumulate(shifts[place] for place in range(num_targets))
+        return [place + shift - 1 for place, shift in enumerate(before)]
+
+
+def branches_of(
+    prompt: tuple[int, ...],
+    completion: Completion,
+    advantage: float = 0.0,
+    token_weight: float = 0.0,
+    old_logprobs: torch.Tensor | None = None,
+    reference_logprobs: torch.Tensor | None = None,
+) -> list[tuple[tuple[int, ...], Branch]]:
+    """Returns (prompt, branch) for each branch of a completion, see `Completion.branches`. The log-probabilities
+    [completion tokens] are divided among them."""
+    branches, first = [], 0
+    for own_prompt, part in completion.branches(prompt):
+        own = slice(first, first := first + len(part.token_ids))
+        old, reference = (None if values is None else values[own] for values in (old_logprobs, reference_logprobs))
+        branches.append((own_prompt, Branch(part, advantage, token_weight, old, reference)))
+    return branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +112,28 @@ ONE_A_ROW = "one a row"
 padded sequences, each a prompt with one completion."""
 
 
-def trees_of(prompt: tuple[int, ...], branches: Sequence[Branch], layout: str, row_tokens: int) -> list[LooseTree]:
-    """Builds the trees of one group under `layout`. Each has at most `row_tokens` tokens if possible.
+def trees_of(branches: Sequence[tuple[tuple[int, ...], Branch]], layout: str, row_tokens: int) -> list[LooseTree]:
+    """Builds the trees of one group, given (prompt, branch) of all its branches, under `layout`. Each has at most
+    `row_tokens` tokens if possible.
 
-    "shared" fills a tree with completions until the row would be full, then repeats the prompt in the next tree.
-    Every other layout gives each completion a tree of its own.
+    "shared" fills a tree with branches of one prompt until the row would be full, then repeats the prompt in the next
+    tree. Every other layout gives each branch a tree of its own.
     """
     if layout != "shared":
-        return [LooseTree(prompt, (branch,)) for branch in branches]
+        return [LooseTree(prompt, (branch,)) for prompt, branch in branches]
+    by_prompt: dict[tuple[int, ...], list[Branch]] = {}
+    for prompt, branch in branches:
+        by_prompt.setdefault(prompt, []).append(branch)
+    return [tree for prompt, own in by_prompt.items() for tree in _filled(prompt, own, row_tokens)]
+
+
+def all_branches(trees: Iterable[LooseTree]) -> list[Branch]:
+    """Returns the branches of all trees, in order."""
+    return [branch for tree in trees for branch in tree.branches]
+
+
+def _filled(prompt: tuple[int, ...], branches: Sequence[Branch], row_tokens: int) -> list[LooseTree]:
+    """Builds the trees of one prompt, each filled with branches up to `row_tokens`."""
     trees: list[LooseTree] = []
     current: list[Branch] = []
     length = len(prompt)
@@ -160,9 +211,8 @@ def pack(trees: Sequence[LooseTree], layout: str = "shared") -> MicroBatch:
         last_of_prompt = len(tokens) - 1
         for branch, length in zip(tree.branches, tree.lengths, strict=True):
             branch_start = len(tokens)
-            predictors.append(last_of_prompt)
-            predictors.extend(range(branch_start, branch_start + branch.input_length))
-            tokens.extend(branch.completion.token_ids[:-1])
+            predictors.extend(last_of_prompt if place < 0 else branch_start + place for place in branch.predictors)
+            tokens.extend(branch.completion.whole[:-1])
             tokens.extend([0] * (length - branch.input_length))
             positions.extend(range(prompt_length, prompt_length + length))
             branches.append(branch)

@@ -132,6 +132,9 @@ class PromptConfig:
     # The chat template gets these options, e.g. {enable_thinking: false} for Qwen3 (verl:
     # data.apply_chat_template_kwargs).
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    # The chat template stands in this file, in place of the tokenizer's own. chatml_tools comes with grpo, for models
+    # whose own template knows no tools.
+    chat_template: str = ""
     # Solved examples come before the question, as [question, answer] pairs.
     examples: list[list[str]] = field(default_factory=list)
     # A prompt has at most this many tokens (verl: data.max_prompt_length). 0 takes the longest prompt of the
@@ -187,8 +190,29 @@ class RewardServerConfig:
     cache: bool = True
 
 
+@dataclass(kw_only=True)
+class LimitsConfig:
+    """These are the limits of an episode, see `grpo.episodes`."""
+
+    # The model has at most this many turns (TRL: max_tool_calling_iterations; verl: multi_turn.max_assistant_turns).
+    turns: int = 8
+    # Tools, environment and their descriptions have room for this many tokens in model.max_length, if that is 0.
+    observed_tokens: int = 1024
+    # The episode's own code may take this many seconds in all, while it waits for no turn of the model.
+    seconds: float = 60.0
+    # Its process may take this many GiB of memory.
+    memory_gib: float = 4.0
+    # Nothing is learned from the group of an episode that raises an exception or takes too long (spoil), or it counts
+    # as cut off there (truncate).
+    failed: str = "spoil"
+    # Each learner rank has at most this many episodes under way.
+    at_once: int = 256
+
+
 REMOTE = ("http", "judge")
 """Reward parts of these kinds are computed by servers."""
+EPISODE = "episode"
+"""This reward part is what the episode itself returned; "episode/NAME" is a further number that it returned."""
 
 
 def remote_kind(name: str) -> str:
@@ -208,6 +232,7 @@ class RewardPartConfig:
     # The part is math | exact | number | reasoning_gym | format, or the path of a function of one's own,
     # "package.module:function" or "file.py:function". It takes (completion, answer, metadata), or what TRL or verl
     # would give it (verl: custom_reward_function). http and judge ask a server; judge/style is a second judge.
+    # episode is the reward that the episode itself returned, and episode/NAME another number of it.
     name: str = ""
     # The part's value is multiplied by this weight (TRL: reward_weights).
     weight: float = 1.0
@@ -280,6 +305,11 @@ class TaskConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    # A completion is an episode of several turns, led by functions that are tools ("tools.py:search,calculator"), by a
+    # class that is an environment (TRL: environment_factory), or by a function of one's own, async def solve(chat,
+    # problem). "" is a single turn.
+    episode: str = ""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     # A task may be made of several sets of problems. Each has a name, and data, prompt and reward of its own: see
     # configs/task/mixed.yaml. The task itself then has a curriculum only.
     sets: dict[str, TaskConfig] = field(default_factory=dict)

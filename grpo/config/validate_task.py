@@ -11,7 +11,16 @@ from grpo.config.credentials import PLACE
 from grpo.config.errors import UserError, require
 from grpo.config.ranges import CHOICES, check_values
 from grpo.config.run import TrainConfig
-from grpo.config.task import REMOTE, CurriculumConfig, RewardPartConfig, RewardServerConfig, TaskConfig, remote_kind
+from grpo.config.task import (
+    EPISODE,
+    REMOTE,
+    CurriculumConfig,
+    LimitsConfig,
+    RewardPartConfig,
+    RewardServerConfig,
+    TaskConfig,
+    remote_kind,
+)
 
 PATHS = {"file": "file", "hub": "data set on the hub", "reasoning_gym": "generator"}
 
@@ -61,7 +70,9 @@ def _of_set(name: str, message: str) -> str:
     >>> _of_set("words", "task.weight=0 must be above 0")
     'task.sets.words.weight=0 must be above 0'
     """
-    message_of_set = re.sub(r"\btask\.(?=(weight|data|prompt|reward)\b)", lambda _: f"task.sets.{name}.", message)
+    message_of_set = re.sub(
+        r"\btask\.(?=(weight|data|prompt|reward|episode|limits)\b)", lambda _: f"task.sets.{name}.", message
+    )
     return message_of_set if message_of_set != message else f"task.sets.{name}: {message}"
 
 
@@ -72,7 +83,7 @@ def _check_member(config: TrainConfig) -> None:
     require(task.weight > 0, f"task.weight={task.weight:g} must be above 0")
     require(task.curriculum == TaskConfig().curriculum, "task.curriculum is that of all sets: set it there")
     require(not task.reward.by_source, "task.reward.by_source: a set is one source, so set its reward.parts")
-    check_values(config, ("task.data.", "task.prompt.", "task.reward."))
+    check_values(config, ("task.data.", "task.prompt.", "task.reward.", "task.limits."))
     _check_set(config)
 
 
@@ -104,6 +115,7 @@ def _check_set(config: TrainConfig) -> None:
     template = config.task.prompt.template
     require("{question}" in template, f"task.prompt.template={template!r} lacks {{question}}, where the problem is put")
     _check_parts("task.reward.parts", reward.parts)
+    _check_episode(config)
     for source, source_reward in reward.by_source.items():
         if source_reward.parts or not source_reward.extract:
             _check_parts(f"task.reward.by_source.{source}.parts", source_reward.parts)
@@ -140,6 +152,31 @@ def _check_set(config: TrainConfig) -> None:
         0 <= data.held_out_fraction < 1,
         f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth, "
         "and with 0 grpo eval asks any problem",
+    )
+
+
+def _check_episode(config: TrainConfig) -> None:
+    """Checks what has to do with the episodes of a task that has no sets."""
+    task = config.task
+    uses = [part.name for part in task.reward.parts if part.name.partition("/")[0] == EPISODE]
+    require(
+        bool(task.episode) or not uses,
+        f"task.reward.parts names {uses[:1]}, which an episode returns: set task.episode, or name another part",
+    )
+    if not task.episode:
+        require(
+            task.limits == LimitsConfig(),
+            "task.limits are those of episodes, and completions are single turns: set task.episode, or leave them out",
+        )
+        return
+    require(
+        task.prompt.chat,
+        "task.episode is a conversation, and task.prompt.chat=false writes none: set task.prompt.chat=true",
+    )
+    require(
+        config.rollout.tensor_parallel == 1,
+        "task.episode: an engine that several learner ranks share has no episodes: set rollout.tensor_parallel=1, or "
+        "use rollout=vllm_server with rollout.servers.tensor_parallel",
     )
 
 

@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 
 from grpo.algorithm.balance import Cost, balanced, lay_out, send_back
-from grpo.algorithm.packing import Branch, pack, trees_of
+from grpo.algorithm.packing import all_branches, branches_of, pack, trees_of
 from grpo.algorithm.token_losses import Tokens
 from grpo.algorithm.token_selection import select
 from grpo.config import ObjectiveConfig
@@ -37,11 +37,13 @@ class Scoring:
 
     def __call__(self, groups: Sequence[RolloutGroup], forward: Forward) -> list[tuple[torch.Tensor, ...]]:
         """Returns one float32 CPU tensor [completion tokens] for each completion of each group. Collective."""
-        branches = [[Branch(completion, 0.0, 0.0) for completion in group.completions] for group in groups]
+        branches = [
+            [branches_of(group.prompt.token_ids, completion) for completion in group.completions] for group in groups
+        ]
         trees = [
             tree
-            for group, group_branches in zip(groups, branches, strict=True)
-            for tree in trees_of(group.prompt.token_ids, group_branches, self._layout, self._row_tokens)
+            for group_branches in branches
+            for tree in trees_of([*chain(*group_branches)], self._layout, self._row_tokens)
         ]
         share = balanced(trees, self._collective, self._cost)
         self._imbalance += Mean(share.imbalance, 1)
@@ -49,18 +51,27 @@ class Scoring:
         by_branch: dict[int, torch.Tensor] = {}
         row_logprobs = [forward(to_device(pack(row, self._layout), self._device)) for row in rows]
         for row, values in zip(rows, (tensor.cpu() for tensor in row_logprobs), strict=True):
-            row_branches = [branch for tree in row for branch in tree.branches]
+            row_branches = all_branches(row)
             pieces = values.split([len(branch.completion.token_ids) for branch in row_branches]) if row_branches else ()
             # Each piece is copied, because a view would travel to other ranks with its whole row.
             by_branch |= {id(branch): piece.clone() for branch, piece in zip(row_branches, pieces, strict=True)}
         tree_logprobs = [tuple(by_branch[id(branch)] for branch in tree.branches) for tree in laid_out]
         in_order = chain.from_iterable(send_back(trees, share, tree_logprobs, self._collective))
-        return [tuple(next(in_order) for _ in group_branches) for group_branches in branches]
+        values_of = {id(branch): values for branch, values in zip(all_branches(trees), in_order, strict=True)}
+        return [
+            tuple(_joined([values_of[id(branch)] for _, branch in of_completion]) for of_completion in group_branches)
+            for group_branches in branches
+        ]
 
     def take_imbalance(self) -> Mean:
         """Returns the busiest rank's work over the mean rank's, a mean over the calls since it was last taken."""
         imbalance, self._imbalance = self._imbalance, Mean(0.0, 0.0)
         return imbalance
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the log-probabilities of a completion, given those of its branches."""
+    return parts[0] if len(parts) == 1 else torch.cat([torch.zeros(0), *parts])
 
 
 def spoil_unless(fine: torch.Tensor, logprobs: torch.Tensor) -> None:

@@ -4,11 +4,11 @@ graded, measured or learned from."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo.config import UserError
-from grpo.config.errors import Diverged
+from grpo.config.errors import Diverged, SamplerLost
 from grpo.interfaces import AskableSampler, Bucket, Draw, OnGroup, Pending, Sampler
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -63,6 +63,9 @@ class CheckedPending:
     def cancel(self) -> None:
         self.pending.cancel()
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        self.pending.when_done(call)
+
 
 class WrappedSampler:
     """Passes every call on to another sampler. A class that extends it changes single calls.
@@ -82,6 +85,9 @@ class WrappedSampler:
 
     def ask(self, draw: Draw) -> Sequence[Pending]:
         return self._sampler.ask(draw)
+
+    def agree(self, lost: SamplerLost | None) -> None:
+        self._sampler.agree(lost)
 
     def begin_refresh(self) -> str:
         return self._sampler.begin_refresh()

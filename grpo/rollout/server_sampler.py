@@ -45,6 +45,9 @@ class PendingGroup:
     def cancel(self) -> None:
         self.answers.cancel()
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        self.answers.add_done_callback(lambda _: call())
+
 
 def wait_for(
     pending_groups: Sequence[PendingGroup], on_group: OnGroup | None = None
@@ -99,11 +102,14 @@ class ServerSampler:
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
         pending_groups = self.ask(draw)
         groups, error = wait_for(pending_groups, on_group)
-        # All ranks give up together, or none.
-        if self._drawing.maximum(error is not None):
-            raise error or SamplerLost(NOBODY_LEFT)
-        self._fleet.restart_lost()
+        self.agree(error)
         return groups
+
+    def agree(self, lost: SamplerLost | None) -> None:
+        # All ranks give up together, or none.
+        if self._drawing.maximum(lost is not None):
+            raise lost or SamplerLost(NOBODY_LEFT)
+        self._fleet.restart_lost()
 
     def ask(self, draw: Draw) -> list[PendingGroup]:
         """Starts what `generate` does, without waiting. Not collective."""

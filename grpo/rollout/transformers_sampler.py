@@ -21,6 +21,7 @@ from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Bucket, Draw, OnGroup
 from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import sample_seed
+from grpo.rollout.turns import Turns
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
 from grpo.weight_sync.checksum import checksums
@@ -158,6 +159,24 @@ class TransformersSampler:
                     if on_group:
                         on_group(place, groups[place])
         return [groups[place] for place in range(len(prompts))]
+
+    def serve(self, turns: Turns) -> None:
+        while (new_turns := turns.take(wait=True)) is not None:
+            lengths = [len(turn.prompt.token_ids) for turn in new_turns]
+            for batch in batches(lengths, self._settings.rollout.max_concurrent, self._way):
+                asked = [new_turns[index] for index in batch]
+                # A row of fewer tokens is cut, since every row has random numbers of its own.
+                longest = max((turn.sampling for turn in asked), key=lambda sampling: sampling.max_tokens)
+                completed = self._complete([(turn.prompt, turn.sample) for turn in asked], longest)
+                for turn, completion in zip(asked, completed, strict=True):
+                    turn.completion.set_result(self._cut(completion, turn.sampling.max_tokens))
+
+    def _cut(self, completion: Completion, length: int) -> Completion:
+        if len(completion.token_ids) <= length:
+            return completion
+        tokens, logprobs = completion.token_ids[:length], completion.sampler_logprobs[:length]
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return Completion(tokens, logprobs, text, True, ((self.policy_version, length),))
 
     def _complete(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Completion]:
         seeds = [sample_seed(self._settings.seed, p.prompt_id, sample, self.policy_version) for p, sample in rows]

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -41,6 +42,7 @@ from grpo.rollout.engine_arguments import (
     sampling_arguments,
 )
 from grpo.rollout.engine_use import EngineUse, cache_key, few_at_once
+from grpo.rollout.turns import Turn, Turns
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import MERGED
@@ -128,16 +130,28 @@ class VllmSampler:
         for start in range(0, len(pooled_prompts), size):
             block = list(enumerate(pooled_prompts[start : start + size], start))
             for index, (prompt, samples) in block:
-                self._submit(index, samples[0], prompt, sampling)
+                self._submit(f"{index}/{samples[0]}", samples[0], prompt, sampling)
             # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
             if not start and any(len(samples) > 1 for _, samples in pooled_prompts):
                 advance()
             for index, (prompt, samples) in block:
                 for sample in samples[1:]:
-                    self._submit(index, sample, prompt, sampling)
+                    self._submit(f"{index}/{sample}", sample, prompt, sampling)
         while engine.has_unfinished_requests():
             advance()
         return [groups[index] for index in range(len(draw.prompts))]
+
+    def serve(self, turns: Turns) -> None:
+        engine = self._llm.llm_engine
+        under_way: dict[str, Turn] = {}
+        number = count()
+        while (new_turns := turns.take(wait=not under_way)) is not None or under_way:
+            for turn in new_turns or ():
+                under_way[name := f"turn-{next(number)}"] = turn
+                self._submit(name, turn.sample, turn.prompt, turn.sampling)
+            for output in engine.step() if under_way else ():
+                if output.finished:
+                    under_way.pop(output.request_id).completion.set_result(self._completion(output.outputs[0]))
 
     @staticmethod
     def _advance(engine, outputs: dict[str, object]) -> set[int]:
@@ -146,10 +160,10 @@ class VllmSampler:
         outputs.update({output.request_id: output.outputs[0] for output in finished_outputs})
         return {int(output.request_id.partition("/")[0]) for output in finished_outputs}
 
-    def _submit(self, index: int, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
+    def _submit(self, name: str, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._settings.seed, prompt.prompt_id, sample, self.policy_version)
         parameters = self._parameters(sampling, seed)
-        self._llm.llm_engine.add_request(f"{index}/{sample}", {"prompt_token_ids": list(prompt.token_ids)}, parameters)
+        self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt.token_ids)}, parameters)
 
     def _parameters(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
         # Only whole answers are returned. Otherwise this process would build an answer for every new token of every

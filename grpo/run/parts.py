@@ -17,14 +17,19 @@ from grpo.config.hydra import compose_suite
 from grpo.config.parts import SamplerSettings
 from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
+from grpo.episodes.processes import Processes
+from grpo.episodes.sampler import EpisodeSampler, Stage
+from grpo.episodes.template import ChatTemplate
+from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing
+from grpo.host.terminal import say
 from grpo.interfaces import Collective, Sampler
 from grpo.models.files import ModelFiles
 from grpo.rollout.checked_sampler import CheckedSampler
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
-from grpo.tasks.prompt_encoding import filled
+from grpo.tasks.prompt_encoding import PromptEncoder, filled
 from grpo.tasks.sources import load_problems
 from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
 
@@ -111,11 +116,35 @@ def build_sampler(
     device: torch.device,
     collective: Collective,
 ) -> Sampler:
-    """Builds the configured sampler, wrapped in a `CheckedSampler`. Imports only the configured engine's package."""
+    """Builds the configured sampler, wrapped in a `CheckedSampler`, or in an `EpisodeSampler` if the task has episodes.
+    Imports only the configured engine's package."""
+    stages = build_stages(config, files)
     urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
     starting = f"starting the sampler ({config.rollout.engine})"
     with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
-        return CheckedSampler(_engine(SamplerSettings.of(config), files, device, collective), files.text.vocab_size)
+        engine = _engine(SamplerSettings.of(config), files, device, collective)
+        if not stages:
+            return CheckedSampler(engine, files.text.vocab_size)
+        return EpisodeSampler(engine, files.text.vocab_size, stages, config.rollout.sampling, config.seed)
+
+
+def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
+    """Starts the processes of the task's episodes, and proves its chat template. Returns them by sources of problems.
+
+    Raises UserError if the code of an episode cannot be imported, and for a template that does not grow by appending.
+    """
+    stages: dict[str, Stage] = {}
+    for name, of_set in config.task.all_sets.items():
+        if of_set.episode:
+            encode = PromptEncoder(files.tokenizer, of_set.prompt)
+            template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
+            processes = Processes(of_set.episode, of_set.limits.memory_gib)
+            if not template.prove(processes.tools) and not ranks.rank():
+                say("grpo: earlier thoughts stay in the model's context, where its chat template would drop them")
+            stages[name] = Stage(
+                processes, template, encode.messages, of_set.answer_name, of_set.limits, config.model.max_length
+            )
+    return stages
 
 
 def _engine(

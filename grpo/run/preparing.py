@@ -137,11 +137,19 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
 
 def room_for_prompts(config: TrainConfig, files: ModelFiles) -> int:
     """Returns how many tokens a prompt may have so that a completion fits into the model behind it."""
-    return (config.model.max_length or longest_length(files)) - _longest_answer(config)
+    return (config.model.max_length or longest_length(files)) - _longest_answer(config) - _observed(config)
 
 
 def _longest_answer(config: TrainConfig) -> int:
     return max(config.rollout.sampling.max_tokens, config.evaluation.max_tokens or 0)
+
+
+def _observed(config: TrainConfig) -> int:
+    """Returns the room that tools and environments of episodes get besides prompt and completion, where
+    `model.max_length` leaves it open."""
+    if config.model.max_length:
+        return 0
+    return max((of_set.limits.observed_tokens for of_set in config.task.all_sets.values() if of_set.episode), default=0)
 
 
 def fit_lengths(
@@ -155,6 +163,7 @@ def fit_lengths(
     """
     answer, configured, room = _longest_answer(config), config.model.max_length, room_for_prompts(config, files)
     longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
+    answer += _observed(config)
     most = room + answer
 
     def fitted(of_set: TaskConfig, measured: int) -> TaskConfig:

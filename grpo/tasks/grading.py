@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from grpo.config import RewardConfig, UserError
+from grpo.config.task import EPISODE
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import UNPARSABLE, RawGrade, merged
+from grpo.tasks.grading_worker import RAISED, UNPARSABLE, RawGrade, merged
 from grpo.tasks.own_rewards import facts_of_one, reward_facts
 from grpo.tasks.remote import RemoteRewards
-from grpo.tasks.rewards import EXTRACTING
+from grpo.tasks.rewards import EXTRACTING, of_episode
 from grpo.tasks.sources import listed
 from grpo.tasks.verification import bare
 from grpo.types import Completion, Grade, RolloutGroup, ScoredGroup
@@ -39,6 +40,7 @@ class Grading:
         self._bad_rows = bad_rows
         self._warned: set[str] = set()
         self._extracts = bool(EXTRACTING & {*reward.weights})
+        self._named = [name for name in reward.weights if of_episode(name)]
 
     @property
     def together(self) -> bool:
@@ -58,7 +60,7 @@ class Grading:
         """
         # Servers are asked first, so that workers grade while the answers are on their way.
         remote = self._remote.ask(groups) if self._remote.names else None
-        raw_grades = [*self._graded_here(groups), *([remote.result()] if remote else [])]
+        raw_grades = [*self._graded_here(groups), self._of_episodes(groups), *([remote.result()] if remote else [])]
         scored = [
             self._scored(group, [*map(merged, zip(*of_group, strict=True))])
             for group, *of_group in zip(groups, *raw_grades, strict=True)
@@ -84,6 +86,19 @@ class Grading:
         alone = iter(self._pool.grade(items))
         one_by_one = [[next(alone) for _ in group.completions] for group in groups]
         return [one_by_one, self._pool.grade_groups(group_items), self._pool.grade_batch(group_items)]
+
+    def _of_episodes(self, groups: Sequence[RolloutGroup]) -> list[list[RawGrade]]:
+        """Returns what episodes themselves returned, by the names of the parts, or that they failed."""
+
+        def grade(completion: Completion) -> RawGrade:
+            facts = completion.episode
+            if facts is None:
+                return RawGrade({})
+            # An episode that was cut off has returned nothing.
+            rewards = {EPISODE if name == "reward" else f"{EPISODE}/{name}": v for name, v in facts.rewards.items()}
+            return RawGrade(dict.fromkeys(self._named, 0.0) | rewards, RAISED if facts.error else "graded")
+
+        return [[grade(completion) for completion in group.completions] for group in groups]
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
         """Warns once of each problem whose own answer cannot be parsed, or raises `UserError` to refuse it."""

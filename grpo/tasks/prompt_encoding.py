@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from grpo.config import PromptConfig, UserError
+from grpo.config.directory import config_directory
 from grpo.config.errors import first_line
 from grpo.tasks.columns import cell, whole, written
 from grpo.tasks.widest_token import widest_token
@@ -51,8 +54,14 @@ class PromptEncoder:
             raise UserError(f"task.prompt.template {config.template!r} lacks {QUESTION}, where the problem is put.")
         if any(len(example) != 2 for example in config.examples):
             raise UserError("task.prompt.examples: each example must be a [question, answer] pair.")
+        if config.chat_template:
+            tokenizer = copy.copy(tokenizer)
+            tokenizer.chat_template = _template_in(config.chat_template)
         if config.chat and not getattr(tokenizer, "chat_template", None):
-            raise UserError("this tokenizer has no chat template; set task.prompt.chat=false.")
+            raise UserError(
+                "this tokenizer has no chat template; set task.prompt.chat=false, or name a file of one in "
+                "task.prompt.chat_template."
+            )
         if config.system and not config.chat:
             raise UserError("task.prompt.system needs a chat template; put its text into task.prompt.template.")
         for option in config.chat_template_kwargs:
@@ -128,7 +137,7 @@ class PromptEncoder:
                 f"{problem.problem_id}: its prompt holds half a character, which no tokenizer reads: correct that row, "
                 "or take its column out of task.prompt.template"
             )
-        examples = [(filled(config.template, Problem("", asked, "")), answer) for asked, answer in config.examples]
+        examples = self._examples()
         if not config.chat:
             if len(problem.messages) > 1:
                 raise UserError(
@@ -136,14 +145,35 @@ class PromptEncoder:
                     "write; name a column of text with task.data.question_column."
                 )
             return "".join(f"{asked}{answer}\n\n" for asked, answer in examples) + question
+        return self.render(self._conversation(problem, examples, question))
+
+    def messages(self, problem: Problem) -> list[Mapping[str, str]]:
+        """Returns the messages that put a problem to the model."""
+        return self._conversation(problem, self._examples(), filled(self._config.template, problem))
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, add_generation_prompt: bool = True
+    ) -> str:
+        """Returns a conversation as text. With `tools`, JSON schemas, the template describes them to the model."""
+        rendered = self._render(messages, add_generation_prompt, tools)
+        return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
+
+    def _examples(self) -> list[tuple[str, str]]:
+        return [
+            (filled(self._config.template, Problem("", asked, "")), answer) for asked, answer in self._config.examples
+        ]
+
+    def _conversation(
+        self, problem: Problem, examples: Sequence[tuple[str, str]], question: str
+    ) -> list[Mapping[str, str]]:
+        system = self._config.system
         earlier = problem.messages[:-1]
         first = [message for message in earlier if message["role"] == "system"]
-        messages = first if config.system is None else [_message("system", config.system)] if config.system else []
+        messages = first if system is None else [_message("system", system)] if system else []
         for asked, answer in examples:
             messages = [*messages, _message("user", asked), _message("assistant", answer)]
         messages += [message for message in earlier if message["role"] != "system"]
-        rendered = self._render([*messages, _message("user", question)])
-        return rendered.replace(self._default_system, "", 1) if self._default_system else rendered
+        return [*messages, _message("user", question)]
 
     def _bound(self, problem: Problem) -> float:
         """Returns an upper bound of a prompt's number of tokens without tokenizing the prompt, which would be slow.
@@ -191,10 +221,13 @@ class PromptEncoder:
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))
 
-    def _render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, tools: Any = None
+    ) -> str:
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages),
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **self._config.chat_template_kwargs,
@@ -282,6 +315,18 @@ def filled(template: str, problem: Problem) -> str:
         return match[0] if value is None else written(value)
 
     return _PLACE.sub(column, template)
+
+
+def _template_in(name: str) -> str:
+    """Reads a chat template: a file, or one of those that come with grpo by its name, such as chatml_tools."""
+    shipped = config_directory() / "chat_templates" / f"{name}.jinja"
+    path = shipped if "." not in name and shipped.is_file() else Path(name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"task.prompt.chat_template={name} cannot be read ({first_line(error)}): name a file, or chatml_tools"
+        ) from error
 
 
 def _message(role: str, content: str) -> dict[str, str]:

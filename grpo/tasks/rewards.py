@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
-from grpo.config.task import REMOTE, remote_kind
+from grpo.config.task import EPISODE, REMOTE, remote_kind
 from grpo.tasks.extraction import EXTRACTORS, extract
 from grpo.tasks.judge import Judge
 from grpo.tasks.own_rewards import Part, own_reward
@@ -103,7 +103,13 @@ def build_parts(config: RewardConfig, answer_name: str = "answer", called: bool 
         raise UserError("task.reward.parts is empty; name at least one part, e.g. [{name: math}].")
     if config.extract not in EXTRACTORS:
         raise UserError(f"task.reward.extract is {config.extract!r}; choose one of {', '.join(EXTRACTORS)}.")
-    return {name: _part(name, config, answer_name, called) for name in config.weights if not remote_kind(name)}
+    here = [name for name in config.weights if not remote_kind(name) and not of_episode(name)]
+    return {name: _part(name, config, answer_name, called) for name in here}
+
+
+def of_episode(name: str) -> bool:
+    """Tells whether a reward part is a number that the episode itself returned."""
+    return name.partition("/")[0] == EPISODE and ":" not in name
 
 
 def needing_answers(config: RewardConfig, answer_name: str) -> str:
@@ -129,7 +135,7 @@ def odd_judge(config: RewardConfig, answer_name: str) -> str:
 def _needs_answers(part: RewardPartConfig, config: RewardConfig, answer_name: str) -> bool:
     if kind := remote_kind(part.name):
         return kind == "judge" and Judge(part.name, part.server or RewardServerConfig()).needs_answers
-    if part.name in REWARDS:
+    if part.name in REWARDS or of_episode(part.name):
         return part.name in EXTRACTING
     return getattr(_part(part.name, config, answer_name), "needs_answers", True)
 

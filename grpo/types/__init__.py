@@ -14,14 +14,24 @@ imported    finds functions that users wrote
 
 An axis has one meaning in every shape of the project:
     tokens      positions of one packed row, of prompts and completions alike
-    targets     completion tokens of one packed row, which are the tokens that are learned from
+    targets     completion tokens of one packed row, which are the tokens that are learned from; observed ones are none
     sequences   completions
     groups      prompts with their completions
 """
 
 from grpo.types.learning import Batch, MicroBatch, StepReport, Tree
 from grpo.types.machine import MachineConstants
-from grpo.types.rollout import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types.rollout import (
+    Completion,
+    EpisodeFacts,
+    Grade,
+    GroupWithLogprobs,
+    Observed,
+    Problem,
+    Prompt,
+    RolloutGroup,
+    ScoredGroup,
+)
 from grpo.types.rounds import (
     Collected,
     Decision,
@@ -39,6 +49,7 @@ __all__ = [
     "Collected",
     "Completion",
     "Decision",
+    "EpisodeFacts",
     "FinishedRound",
     "Grade",
     "GroupWithLogprobs",
@@ -46,6 +57,7 @@ __all__ = [
     "MachineConstants",
     "Mean",
     "MicroBatch",
+    "Observed",
     "Problem",
     "Progress",
     "Prompt",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo.types.values import alike
@@ -36,22 +36,63 @@ class Prompt:
 
     `visit` differs each time the stream gives out this problem. It is the epoch, from 0, or under a curriculum the
     prompt's position. `position` counts the prompts that all ranks were given before; held-out prompts have none.
+    `turn` counts the model's earlier turns in the same episode.
     """
 
     problem: Problem
     token_ids: tuple[int, ...]
     visit: int = 0
     position: int = 0
+    turn: int = 0
 
     @property
     def prompt_id(self) -> str:
-        """Returns the identity of this visit of the problem, for example ``"mawps-17@0"``."""
-        return f"{self.problem.problem_id}@{self.visit}"
+        """Returns the identity of this visit of the problem, for example ``"mawps-17@0"``. A later turn has its number
+        behind it."""
+        return f"{self.problem.problem_id}@{self.visit}{f'.{self.turn}' if self.turn else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Observed tokens are those that a tool or an environment wrote between the tokens of a completion.
+
+    They stand before the completion's token number `at`. The model read them and did not write them, so they are
+    inputs of the learner and never its targets. If the history of a conversation was rewritten there, only the first
+    `keep` tokens of prompt and completion are still before them; None keeps all.
+    """
+
+    at: int
+    token_ids: tuple[int, ...]
+    keep: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFacts:
+    """The facts of an episode say what happened in the turns of a completion.
+
+    `messages` is the conversation, in the words of chat templates. `rewards` are what the episode itself returned, by
+    name. `ended` is "" for an episode that came to its own end, or the limit that ended it: "turns", "tokens" or
+    "seconds". `error` says why it failed, or is "". `seconds` is the time that tools and environment took.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    turns: int = 1
+    calls: int = 0
+    failed_calls: int = 0
+    unreadable_calls: int = 0
+    branches: int = 1
+    seconds: float = 0.0
+    ended: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A completion is what the sampler wrote after a prompt. It includes the end-of-sequence token if one was written.
+
+    A completion of several turns is an episode. `token_ids` are those of all turns, and `observed` are the tokens
+    between them that the model did not write. `text` is then the last turn's, and `episode` has the facts.
 
     `sampler_logprobs` are log-probabilities of `token_ids` under the distribution that was sampled from (temperature
     applied). `truncated` says that the token limit cut the completion off. `versions` lists (policy version, number of
@@ -71,6 +112,59 @@ class Completion:
     text: str
     truncated: bool
     versions: tuple[tuple[int, int], ...] = ()
+    observed: tuple[Observed, ...] = ()
+    episode: EpisodeFacts | None = None
+
+    @property
+    def num_observed(self) -> int:
+        """Returns the number of observed tokens."""
+        return sum(len(piece.token_ids) for piece in self.observed)
+
+    def branches(self, prompt: tuple[int, ...]) -> list[tuple[tuple[int, ...], Completion]]:
+        """Splits a completion where its history was rewritten. Returns (prompt, completion) of each branch: their
+        tokens together are this completion's, and none of them has a history that was rewritten.
+
+        The first two tokens were written after the prompt (10, 11). Then only the prompt's first token was kept:
+
+        >>> rewritten = Completion((1, 2, 3), (-1.0,) * 3, "", False, observed=(Observed(2, (7, 8), keep=1),))
+        >>> [(prompt, branch.token_ids, branch.observed) for prompt, branch in rewritten.branches((10, 11))]
+        [((10, 11), (1, 2), ()), ((10, 7, 8), (3,), ())]
+        """
+        branches: list[tuple[tuple[int, ...], Completion]] = []
+        context, base, own, first, done = list(prompt), prompt, [], 0, 0
+        # The end closes the last branch, as a rewritten history would.
+        for piece in (*self.observed, Observed(len(self.token_ids), (), keep=0)):
+            context += self.token_ids[done : piece.at]
+            done = piece.at
+            if piece.keep is None:
+                own.append(replace(piece, at=piece.at - first))
+                context += piece.token_ids
+                continue
+            if first < piece.at:
+                logprobs = self.sampler_logprobs[first : piece.at]
+                tokens = self.token_ids[first : piece.at]
+                branches.append((base, replace(self, token_ids=tokens, sampler_logprobs=logprobs, observed=(*own,))))
+            context = [*context[: piece.keep], *piece.token_ids]
+            # Tokens that are kept beyond the prompt are read again. They are no targets a second time.
+            again = tuple(context[len(prompt) :]) if piece.keep >= len(prompt) else ()
+            base = prompt if again else tuple(context)
+            own, first = [Observed(0, again)] if again else [], piece.at
+        return branches
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Returns the tokens after the prompt in the order in which the model read them, observed ones too. The
+        history must not have been rewritten.
+
+        >>> Completion((1, 2, 3), (-1.0,) * 3, "", False, observed=(Observed(2, (7, 8)),)).whole
+        (1, 2, 7, 8, 3)
+        """
+        tokens: list[int] = []
+        done = 0
+        for piece in self.observed:
+            tokens += (*self.token_ids[done : piece.at], *piece.token_ids)
+            done = piece.at
+        return (*tokens, *self.token_ids[done:])
 
 
 @dataclass(frozen=True, slots=True)

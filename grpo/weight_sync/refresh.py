@@ -57,7 +57,7 @@ class Probe:
 
     def groups(self, sampler: Sampler) -> list[RolloutGroup]:
         """Samples two completions of each prompt."""
-        return sampler.generate(Draw(self.prompts, 2, self.sampling))
+        return sampler.generate(Draw(self.prompts, 2, self.sampling, single_turn=True))
 
     def mismatch(self, learner: Learner, groups: Sequence[RolloutGroup]) -> float:
         """Returns the mean |sampler − learner| over the tokens of all ranks' groups, in nats."""

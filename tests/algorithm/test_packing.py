@@ -91,11 +91,11 @@ def test_padding_adds_positions_and_no_targets():
 
 
 def test_trees_split_at_the_budget_and_repeat_their_prompt():
-    branches = [branch(1, 2, 3), branch(4, 5, 6), branch(7, 8, 9)]
-    trees = trees_of((10, 11), branches, "shared", row_tokens=6)
+    branches = [((10, 11), branch(1, 2, 3)), ((10, 11), branch(4, 5, 6)), ((10, 11), branch(7, 8, 9))]
+    trees = trees_of(branches, "shared", row_tokens=6)
     assert [len(tree.branches) for tree in trees] == [2, 1]
     assert [tree.length for tree in trees] == [6, 4]
-    assert [len(tree.branches) for tree in trees_of((10, 11), branches, "packed", row_tokens=6)] == [1, 1, 1]
+    assert [len(tree.branches) for tree in trees_of(branches, "packed", row_tokens=6)] == [1, 1, 1]
 
 
 def test_rows_are_filled_first_fit_decreasing_and_a_large_tree_stands_alone():

@@ -26,7 +26,11 @@ def ranks_trees(ranks, prompts, silent, row_tokens):
     """Returns every rank's trees after trees have moved between ranks."""
     lengths = drawn(ranks, prompts, silent, seed=0)
     trees = [
-        [tree for prompt, own in rank for tree in trees_of((1,) * prompt, list(map(branch, own)), "shared", row_tokens)]
+        [
+            tree
+            for prompt, own in rank
+            for tree in trees_of([((1,) * prompt, branch(length)) for length in own], "shared", row_tokens)
+        ]
         for rank in lengths
     ]
     costs = [

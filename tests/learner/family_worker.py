@@ -29,7 +29,7 @@ from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import Grade, RoundPlan
-from tests.learner.groups import uneven_groups
+from tests.learner.groups import OBSERVED, uneven_groups
 from tests.learner.models import files_of
 
 # As in partition_worker: with ε far above every gradient, Adam's first update is the gradient times lr/ε.
@@ -79,7 +79,7 @@ def groups_with_logprobs():
         return values + spread * (torch.rand(len(values), generator=generator) - 0.5)
 
     groups = []
-    for group in uneven_groups():
+    for group in uneven_groups(OBSERVED):
         scored = group.scored
         logprobs = [completion.sampler_logprobs for completion in scored.group.completions]
         old = tuple(near(values, 1.0) for values in logprobs)

@@ -1,9 +1,13 @@
 """This module makes uneven groups for learner tests: ragged lengths, a silent group, a masked completion, a ragged
-group."""
+group.
+
+With `OBSERVED` some completions have observed tokens, and the history of two was rewritten."""
+
+from types import MappingProxyType
 
 import torch
 
-from grpo.types import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types import Completion, Grade, GroupWithLogprobs, Observed, Problem, Prompt, RolloutGroup, ScoredGroup
 
 LEVELS = ("token_mean", "sequence_mean", "constant", "prompt_mean")
 VOCABULARY = 64
@@ -12,9 +16,16 @@ LENGTHS = [[3, 11, 1, 7], [5, 5, 2, 9], [4, 13, 6], [2, 8, 1, 10]]
 PROMPT_LENGTHS = [9, 4, 13, 10]
 REWARDS = [[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0]]
 MASKED = {(2, 1)}
+# (group, completion) → for each observed piece where it stands, its length, and how many tokens before it are kept.
+OBSERVED = {
+    (0, 1): [(4, 2, None)],
+    (0, 3): [(0, 1, None), (5, 1, None)],
+    (2, 2): [(2, 1, None), (4, 1, 14)],
+    (3, 1): [(3, 1, 3)],
+}
 
 
-def uneven_groups() -> list[GroupWithLogprobs]:
+def uneven_groups(observed=MappingProxyType({})) -> list[GroupWithLogprobs]:
     generator = torch.Generator().manual_seed(7)
 
     def draw(count: int) -> tuple[int, ...]:
@@ -29,7 +40,9 @@ def uneven_groups() -> list[GroupWithLogprobs]:
         completions = []
         for length in lengths:
             logprobs = (-4 - torch.rand(length, generator=generator)).tolist()
-            completions.append(Completion(draw(length), tuple(logprobs), "", False))
+            pieces = observed.get((index, len(completions)), ())
+            between = tuple(Observed(at, draw(count), keep) for at, count, keep in pieces)
+            completions.append(Completion(draw(length), tuple(logprobs), "", False, observed=between))
         group = RolloutGroup(prompt, tuple(completions), 0, 0)
         grades = tuple(Grade(reward, reward == 1, {}) for reward in rewards)
         included = tuple((index, position) not in MASKED for position in range(len(lengths)))

@@ -20,7 +20,7 @@ from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
-from tests.learner.groups import LEVELS, uneven_groups
+from tests.learner.groups import LEVELS, OBSERVED, uneven_groups
 from tests.learner.models import files_of
 
 # (stage, ranks that compute each row together): with two ranks also both together.
@@ -54,7 +54,7 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
     config.learner.learning_rate, config.learner.adam_epsilon = 1e-3, 1e-4
     rank, world = learner.collective.rank, learner.collective.world_size
     make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
-    [batch] = make([uneven_groups()[rank::world]], RoundPlan(4, 1, 4))
+    [batch] = make([uneven_groups(OBSERVED)[rank::world]], RoundPlan(4, 1, 4))
     if world == 1:
         learner.step(batch)
         learner.save(folder)
@@ -68,7 +68,9 @@ def resharded(learner: DeepSpeedLearner, config: TrainConfig, folder: str) -> di
 def differing(learner: DeepSpeedLearner) -> float:
     """Returns the largest difference between log-probabilities from ranks that compute rows together and from each
     alone."""
-    groups = [group.scored.group for group in uneven_groups()][learner.collective.rank :: learner.collective.world_size]
+    groups = [group.scored.group for group in uneven_groups(OBSERVED)][
+        learner.collective.rank :: learner.collective.world_size
+    ]
     policy, together = learner.policy, learner.policy._together
     joint = learner._logprobs(groups, learner._current)
     policy._together, learner.collective._together = None, None
@@ -93,7 +95,7 @@ def main(model: str, output: str) -> None:
             learner.load(folder)
             config.learner.layout, config.learner.micro_batch_tokens = layout, budget
             config.objective.aggregation.level, config.objective.aggregation.constant_length = level, 20
-            groups = uneven_groups()[rank::world]
+            groups = uneven_groups(OBSERVED)[rank::world]
             make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
             [batch] = make([groups], RoundPlan(4, 1, 4))
             loss = learner.step(batch).means["policy/loss"].value

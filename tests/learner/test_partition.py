@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from grpo.config import LearnerConfig
 from grpo.learner.engine import deepspeed_config
 from tests import warm
-from tests.learner.groups import LEVELS, MASKED, uneven_groups
+from tests.learner.groups import LEVELS, MASKED, OBSERVED, uneven_groups
 from tests.learner.models import tiny_llama
 
 TOLERANCE = 1e-5
@@ -30,12 +30,25 @@ def changes(tmp_path_factory):
     return model, changes, counts
 
 
+def alone(language_model, prompt, completion):
+    """Returns log π of each token that a completion wrote, each computed by a pass over all that stood before it."""
+    context, logprobs = [*prompt], []
+    for place, token in enumerate(completion.token_ids):
+        for piece in completion.observed:
+            if piece.at == place:
+                context = [*context[: piece.keep], *piece.token_ids]
+        logits = language_model(torch.tensor([context])).logits[0, -1]
+        logprobs.append(logits.log_softmax(-1)[token])
+        context.append(token)
+    return torch.stack(logprobs)
+
+
 def reference_step(model: str, level: str) -> tuple[dict[str, torch.Tensor], float]:
     """Returns the gradient and loss of every completion computed alone: in float64, with transformers' eager attention
     and the formulas as printed."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, **eager)
-    groups = [group.scored for group in uneven_groups()]
+    groups = [group.scored for group in uneven_groups(OBSERVED)]
     kept = [[i for i in range(len(g.grades)) if (index, i) not in MASKED] for index, g in enumerate(groups)]
     sizes = [[len(g.group.completions[i].token_ids) for i in keep] for g, keep in zip(groups, kept, strict=True)]
     tokens, sequences = sum(map(sum, sizes)), sum(map(len, sizes))
@@ -46,9 +59,7 @@ def reference_step(model: str, level: str) -> tuple[dict[str, torch.Tensor], flo
         for index, length in zip(keep, lengths, strict=True):
             advantage = (rewards[index] - rewards.mean()) / std if std > 0 else torch.tensor(0.0)
             completion, prompt = scored.group.completions[index], scored.group.prompt.token_ids
-            ids = torch.tensor([[*prompt, *completion.token_ids]])
-            logits = language_model(ids).logits[0, len(prompt) - 1 : -1]
-            logprobs = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
+            logprobs = alone(language_model, prompt, completion)
             sampler = torch.tensor(completion.sampler_logprobs, dtype=torch.float64)
             correction = (logprobs.detach() - sampler).exp().clamp(max=2.0)
             losses = -(logprobs - logprobs.detach()).exp() * advantage * correction

@@ -1,0 +1,12 @@
+"""This package runs episodes: conversations of several turns, in which a model uses tools or acts in an environment.
+
+One episode is one completion of its group, with one advantage. Its tokens are those that the model sampled, and between
+them those that tools and environment wrote, which are read and never learned from.
+
+template    messages ↔ tokens: what stands between two turns; the proof that nothing is encoded again
+recorder    the exact tokens of one episode, and its branches where a history was rewritten
+forms       what an episode may be: functions as tools, an environment class, a function that leads the conversation
+process     the program in which episodes run, each in a process of its own
+processes   starts it, speaks with the episodes, kills those that take too long
+sampler     samples episodes on top of any engine
+"""

@@ -1,0 +1,177 @@
+# Light: imported before torch, or without it.
+"""This module runs one episode in a process of its own: functions as tools, an environment class, or a function.
+
+All three talk to the model through a chat, which gives the next message of the assistant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.config.errors import UserError, first_line
+from grpo.types import Problem
+from grpo.types.imported import imported
+
+Message = dict[str, Any]
+Chat = Callable[..., Awaitable[Message]]
+"""A chat takes the messages so far, and tools as functions or as JSON schemas, and returns the assistant's message. It
+raises `EpisodeOver` once the episode has reached a limit."""
+
+TOOLS, ENVIRONMENT, FUNCTION = "tools", "an environment", "a function"
+
+
+class EpisodeOver(Exception):
+    """This error ends an episode that has reached its limit of turns or tokens. It needs no handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form is what `task.episode` names: functions that are tools, a class of environments, or a function."""
+
+    kind: str
+    functions: tuple[Callable[..., Any], ...]
+    schemas: tuple[Mapping[str, Any], ...] = ()
+
+
+def form_of(path: str) -> Form:
+    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``.
+
+    A class with a method `reset` is an environment. A function whose first parameter is `chat` leads its own
+    conversation. All other functions are tools. Raises UserError for everything else.
+    """
+    module, _, names = path.rpartition(":")
+    if not module or not names:
+        raise UserError(
+            f"task.episode={path!r} must be written as file.py:name, or file.py:name,name for several tools"
+        )
+    found = [imported(f"{module}:{name.strip()}") for name in names.split(",")]
+    if len(found) == 1 and inspect.isclass(found[0]):
+        if not callable(getattr(found[0], "reset", None)):
+            raise UserError(f"task.episode: {path} is a class without a method reset: an environment needs one")
+        return Form(ENVIRONMENT, (found[0],), tuple(map(_schema, _methods(found[0]).values())))
+    if len(found) == 1 and next(iter(inspect.signature(found[0]).parameters), "") == "chat":
+        if not inspect.iscoroutinefunction(found[0]):
+            raise UserError(f"task.episode: {path} leads a conversation, so write it as async def")
+        return Form(FUNCTION, (found[0],))
+    return Form(TOOLS, tuple(found), tuple(map(_schema, found)))
+
+
+def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
+    from transformers.utils import get_json_schema
+
+    try:
+        schema = get_json_schema(function)
+    except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks
+        raise UserError(
+            f"task.episode: the tool {function.__name__} cannot be described ({first_line(error)}): give each "
+            "parameter a type, and describe it in the docstring under Args:"
+        ) from error
+    # A method that is described before there is an object of its class.
+    parameters = schema["function"]["parameters"]
+    parameters["properties"].pop("self", None)
+    return schema
+
+
+def _methods(kind: type) -> dict[str, Callable[..., Any]]:
+    """Returns the public methods of a class of environments but `reset`. They are its tools."""
+    functions = inspect.getmembers(kind, inspect.isfunction)
+    return {name: function for name, function in functions if not name.startswith("_") and name != "reset"}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The outcome of an episode is what its own code says of it."""
+
+    rewards: dict[str, float]
+    counts: Counter[str]
+
+
+async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any]) -> Outcome:
+    """Runs one episode to its end. `row` has the problem's columns, for an environment's `reset`. Passes on what a
+    user's own code raises, but for tools."""
+    counts: Counter[str] = Counter()
+    messages = [dict(message) for message in problem.messages]
+    try:
+        if form.kind == FUNCTION:
+            return Outcome(_rewards(await form.functions[0](chat, problem)), counts)
+        if form.kind == TOOLS:
+            tools = {function.__name__: function for function in form.functions}
+            await _converse(chat, messages, form.schemas, tools, counts)
+            return Outcome({}, counts)
+        environment = form.functions[0]()
+        columns = _accepted(environment.reset, {**row, "prompt": messages})
+        observation = await _called(environment.reset, columns)
+        if observation is not None:
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{observation}"}
+        tools = {name: getattr(environment, name) for name in _methods(form.functions[0])}
+    except EpisodeOver:
+        return Outcome({}, counts)
+    with suppress(EpisodeOver):
+        await _converse(chat, messages, form.schemas, tools, counts)
+    return Outcome(_rewards(getattr(environment, "reward", None)), counts)
+
+
+async def _converse(
+    chat: Chat,
+    messages: list[Message],
+    schemas: Sequence[Mapping[str, Any]],
+    tools: Mapping[str, Callable[..., Any]],
+    counts: Counter[str],
+) -> None:
+    """Lets the model call tools until it calls none. Tools that it calls in one message run together."""
+    while calls := (message := await chat(messages, schemas)).get("tool_calls"):
+        results = await asyncio.gather(*(_result(tools, call, counts) for call in calls))
+        messages += [message, *results]
+    messages.append(message)
+
+
+async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, Any], counts: Counter[str]) -> Message:
+    """Returns the message that answers a call. A tool's exception is a message too, which the model can read."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    counts["calls"] += 1
+    try:
+        if name not in tools:
+            raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
+        content = await _called(tools[name], arguments)
+    except Exception as error:
+        counts["failed_calls"] += 1
+        content = {"error": f"{type(error).__name__}: {error}"}
+    text = content if isinstance(content, str) else json.dumps(content, default=str, ensure_ascii=False)
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
+
+
+async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a function that may be async. Several that are not run in threads beside each other."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+    return await asyncio.to_thread(function, **arguments)
+
+
+def _accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of a problem's columns that a function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(columns)
+    return {name: value for name, value in columns.items() if name in parameters}
+
+
+def _rewards(returned: Any) -> dict[str, float]:
+    """Returns an episode's rewards by name: a number is its "reward", a mapping has a "reward" or a "score" among
+    further numbers. None gives none. Raises TypeError and ValueError for anything else."""
+    if returned is None:
+        return {}
+    named = dict(returned) if isinstance(returned, Mapping) else {"reward": returned}
+    if "reward" not in named and "score" in named:
+        named["reward"] = named.pop("score")
+    rewards = {str(name): float(value) for name, value in named.items()}
+    if odd := [f"{name}={value}" for name, value in rewards.items() if not math.isfinite(value)]:
+        raise ValueError(f"the reward is not a number: {', '.join(odd)}")
+    return rewards

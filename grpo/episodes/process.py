@@ -1,0 +1,180 @@
+# Light: imported before torch, or without it.
+"""This program runs episodes, each in a process that it forks, so that one can be killed without harming another.
+
+    python -m grpo.episodes.process SOCKET MEMORY_GIB PATH
+
+It imports what `task.episode` names once, and forks when the trainer sends it a socket. The episode's process talks to
+the trainer over that socket by JSON lines, never by pickles, since what a model writes may run in it:
+
+    to the trainer      {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
+                        {"rewards": {…}, "counts": {…}}              ends the episode
+                        {"error": "…"}                               ends it as failed
+    from the trainer    {"problem": {…}, "row": {…}, "seed": n}      begins it
+                        {"chat": n, "message": {…}}                  answers
+                        {"chat": n, "over": true}                    says that a limit is reached
+
+All processes of an episode are killed with it, and all episodes end when the trainer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import random
+import resource
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from grpo.config.errors import UserError, first_line
+from grpo.episodes.forms import EpisodeOver, Form, Message, form_of, played
+from grpo.types import Problem
+
+LONGEST_LINE = 2**26
+PR_SET_PDEATHSIG = 1
+SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN")
+"""No episode needs these environment variables."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    descriptor, memory_gib, path = int(arguments[0]), float(arguments[1]), arguments[2]
+    control = socket.socket(fileno=descriptor)
+    for name in SECRETS:
+        os.environ.pop(name, None)
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    try:
+        form = form_of(path)
+        ready = {"kind": form.kind, "tools": form.schemas}
+    except UserError as error:
+        ready = {"error": str(error)}
+    except BaseException as error:
+        ready = {"error": f"task.episode={path} cannot be imported ({type(error).__name__}: {first_line(error)})"}
+    control.sendall(json.dumps(ready).encode() + b"\n")
+    if "error" in ready:
+        return 1
+    _serve(control, form, int(memory_gib * 2**30))
+    return 0
+
+
+def _serve(control: socket.socket, form: Form, memory: int) -> None:
+    """Forks a process for each socket that comes, until the trainer ends."""
+    own, children = os.getpid(), dict[int, None]()
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for child in [child for child in children if os.waitpid(child, os.WNOHANG)[0]]:
+                _kill_group(child)
+                del children[child]
+            if not selector.select(timeout=1.0):
+                continue
+            line, sockets, _, _ = socket.recv_fds(control, 64, 1)
+            if not line:
+                break
+            if not sockets:
+                # A number names the child to be killed.
+                if int(line) in children:
+                    _kill_group(int(line))
+                continue
+            child = os.fork()
+            if not child:
+                _be_child(own, control, sockets[0], form, memory)
+            os.close(sockets[0])
+            children[child] = None
+    for child in children:
+        _kill_group(child)
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    # Before it has made its group, a child is known by its number alone.
+    with suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(group) != group:
+            os.kill(group, signal.SIGKILL)
+
+
+def _be_child(parent: int, control: socket.socket, descriptor: int, form: Form, memory: int) -> None:
+    """Runs one episode and ends the process."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    control.close()
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    link = socket.socket(fileno=descriptor)
+    try:
+        asyncio.run(_episode(link, form))
+    finally:
+        # Threads of tools that hang do not hold up the end.
+        os._exit(0)
+
+
+async def _episode(link: socket.socket, form: Form) -> None:
+    reader, writer = await asyncio.open_connection(sock=link, limit=LONGEST_LINE)
+    trainer = _Trainer(reader, writer)
+    trainer.send({"pid": os.getpid()})
+    begin = json.loads(await reader.readline())
+    random.seed(begin["seed"])
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(begin["seed"] % 2**32)
+    listening = asyncio.create_task(trainer.listen())
+    try:
+        outcome = await played(form, trainer.chat, Problem(**begin["problem"]), begin["row"])
+        trainer.send({"rewards": outcome.rewards, "counts": outcome.counts})
+    except EpisodeOver:
+        trainer.send({"rewards": {}, "counts": {}})
+    except MemoryError:
+        trainer.send({"error": "it needs more memory than task.limits.memory_gib"})
+    except BaseException as error:
+        trainer.send({"error": f"{type(error).__name__}: {first_line(error)}"})
+    listening.cancel()
+    with suppress(ConnectionError):
+        await writer.drain()
+
+
+class _Trainer:
+    """This end of the socket asks the trainer for turns."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+        self._asked: list[asyncio.Future[Message]] = []
+
+    def send(self, values: Mapping[str, Any]) -> None:
+        self._writer.write(json.dumps(values, default=str).encode() + b"\n")
+
+    async def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> Message:
+        """Returns the assistant's next message. Raises EpisodeOver once the episode has reached a limit."""
+        schemas = [_described(tool) for tool in tools or ()]
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self.send({"chat": len(self._asked) - 1, "messages": list(messages), "tools": schemas})
+        return await answer
+
+    async def listen(self) -> None:
+        while line := await self._reader.readline():
+            said = json.loads(line)
+            answer = self._asked[said["chat"]]
+            if "over" in said:
+                answer.set_exception(EpisodeOver())
+            else:
+                answer.set_result(said["message"])
+        # The trainer has ended.
+        os._exit(1)
+
+
+def _described(tool: Any) -> Any:
+    if not callable(tool):
+        return tool
+    from transformers.utils import get_json_schema
+
+    return get_json_schema(tool)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

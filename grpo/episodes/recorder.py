@@ -1,0 +1,172 @@
+"""This module records the exact tokens of an episode, whoever leads the conversation.
+
+A conversation is a path of messages. A request whose messages continue a recorded path gets the ids of that path and
+the bridge to its next turn. A request that continues none, as after an agent has shortened its history, begins a
+further branch. The tokens of all branches belong to one completion, with one advantage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from grpo.episodes.template import ChatTemplate, Message, Tools
+from grpo.types import Completion, EpisodeFacts, Observed
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A branch is one path of messages. `ids` are all of its tokens, from the first message on.
+
+    `turns` are (where the turn begins in `ids`, what was sampled). `ends` maps a path of messages, as text, to the
+    number of ids up to its end and to its last message.
+    """
+
+    ids: list[int]
+    turns: list[tuple[int, Completion]] = field(default_factory=list)
+    ends: dict[str, tuple[int, Message]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place is where the next turn begins: in a branch, after its first `length` ids and then `new_ids`."""
+
+    branch: _Branch | None
+    length: int
+    new_ids: tuple[int, ...]
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return (*(self.branch.ids[: self.length] if self.branch else ()), *self.new_ids)
+
+
+class Recorder:
+    """A recorder holds the tokens of one episode while it goes on."""
+
+    def __init__(self, template: ChatTemplate):
+        self._template = template
+        self._branches: list[_Branch] = []
+        self.num_turns = 0
+        self.num_tokens = 0
+        self.unreadable = 0
+        self.last: Completion | None = None
+        self.messages: tuple[Message, ...] = ()
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """Returns the ids before the first turn."""
+        return tuple(self._branches[0].ids[: self._branches[0].turns[0][0]]) if self._branches else ()
+
+    def place(self, messages: Sequence[Message], tools: Tools | None) -> Place:
+        """Returns where the model's next turn begins, after `messages`."""
+        keys = _keys(messages, tools)
+        for count in range(len(messages), 0, -1):
+            for branch in self._branches:
+                if keys[count] in branch.ends:
+                    length, answer = branch.ends[keys[count]]
+                    bridge = self._template.bridge(answer, messages[count:], tools, branch.ids[length - 1])
+                    return Place(branch, length, bridge)
+        return Place(None, 0, self._template.opening(messages, tools))
+
+    def record(self, place: Place, messages: Sequence[Message], tools: Tools | None, turn: Completion) -> Message:
+        """Adds a turn that was sampled at `place`, and returns it as a message."""
+        branch = place.branch
+        if branch is None or place.length < len(branch.ids):
+            branch = _Branch([*place.context])
+            self._branches.append(branch)
+        else:
+            branch.ids += place.new_ids
+        branch.turns.append((len(branch.ids), turn))
+        branch.ids += turn.token_ids
+        message, readable = self._template.read(turn.token_ids, tools)
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            # Some templates want an id of nine letters and digits.
+            call["id"] = f"c{self.num_turns % 10**5:05d}{number % 1000:03d}"
+        self.num_turns += 1
+        self.num_tokens += len(turn.token_ids)
+        self.unreadable += not readable
+        self.last, self.messages = turn, (*messages, message)
+        branch.ends[_keys(self.messages, tools)[-1]] = (len(branch.ids), message)
+        return message
+
+    def completion(self, prompt: tuple[int, ...], facts: EpisodeFacts) -> Completion:
+        """Returns the episode as a completion of `prompt`."""
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        versions: list[tuple[int, int]] = []
+        observed: list[Observed] = []
+        context: list[int] = list(prompt)
+        for branch in self._branches:
+            for begin, turn in branch.turns:
+                keep = _common(context, branch.ids[:begin])
+                if len(context) < begin or keep < len(context):
+                    kept = None if keep == len(context) else keep
+                    observed.append(Observed(len(tokens), tuple(branch.ids[keep:begin]), kept))
+                tokens += turn.token_ids
+                logprobs += turn.sampler_logprobs
+                versions += turn.versions
+                context = branch.ids[: begin + len(turn.token_ids)]
+        return Completion(
+            tuple(tokens),
+            tuple(logprobs),
+            self.last.text if self.last else "",
+            bool(facts.ended),
+            _joined(versions),
+            tuple(observed),
+            facts,
+        )
+
+    @property
+    def num_branches(self) -> int:
+        return len(self._branches)
+
+
+def common_opening(openings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the ids with which all of several conversations open."""
+    first, last = min(openings), max(openings)
+    return first[: _common(first, last)]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Returns how many ids two sequences have in common at their beginning."""
+    shorter = min(len(one), len(other))
+    if tuple(one[:shorter]) == tuple(other[:shorter]):
+        return shorter
+    return next(place for place in range(shorter) if one[place] != other[place])
+
+
+def _joined(versions: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Joins neighbours of the same policy version.
+
+    >>> _joined([(3, 10), (3, 4), (5, 1)])
+    ((3, 14), (5, 1))
+    """
+    joined: list[tuple[int, int]] = []
+    for version, count in versions:
+        if joined and joined[-1][0] == version:
+            joined[-1] = (version, joined[-1][1] + count)
+        else:
+            joined.append((version, count))
+    return tuple(joined)
+
+
+def _keys(messages: Sequence[Message], tools: Tools | None) -> list[str]:
+    """Returns a digest for each beginning of a conversation: entry n stands for its first n messages.
+
+    An assistant's message is known by its text and its calls. An agent may send it back without the thoughts.
+    """
+    keys = [_digest("", tools or [])]
+    for message in messages:
+        said = {name: value for name, value in message.items() if value not in (None, "", [], ())}
+        if message["role"] == "assistant":
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            said = {"role": "assistant", "content": message.get("content") or "", "calls": calls}
+        keys.append(_digest(keys[-1], said))
+    return keys
+
+
+def _digest(before: str, value: Any) -> str:
+    return blake2b(f"{before}{json.dumps(value, sort_keys=True)}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,297 @@
+"""This module samples episodes: a sampler on top of another one, whose completions are the turns of conversations.
+
+All episodes that are asked for are under way together. Each runs in a process of its own (see `process`), and its
+requests for turns meet here, in one thread with an event loop. An engine in this process samples the turns in the
+caller's thread, as they come; servers sample them in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from grpo.config import LimitsConfig, SamplingConfig
+from grpo.config.errors import SamplerLost, UserError
+from grpo.episodes.processes import Failed, Hanging, Link, Processes
+from grpo.episodes.recorder import Recorder, common_opening
+from grpo.episodes.template import ChatTemplate, Message
+from grpo.interfaces import Draw, OnGroup
+from grpo.rollout.checked_sampler import CheckedSampler, check_groups
+from grpo.rollout.turns import Turn, Turns
+from grpo.types import Completion, EpisodeFacts, Problem, Prompt, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+AskTurn = Callable[[Turn], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage is where the episodes of one set of problems run.
+
+    `messages` returns the messages that put a problem to the model, and `answer_name` names the column of answers.
+    """
+
+    processes: Processes
+    template: ChatTemplate
+    messages: Callable[[Problem], Sequence[Message]]
+    answer_name: str
+    limits: LimitsConfig
+    max_length: int
+
+
+class EpisodeSampler(CheckedSampler):
+    """Implements `interfaces.AskableSampler`: a completion of a problem whose source has a stage is an episode.
+
+    `stages` has them by the problems' sources; "" stands for all sources.
+    """
+
+    def __init__(self, sampler: Any, vocabulary: int, stages: Mapping[str, Stage], sampling: SamplingConfig, seed: int):
+        super().__init__(sampler, vocabulary)
+        self._stages, self._sampling, self._seed = stages, sampling, seed
+        self._asks = hasattr(sampler, "ask")
+        self._warned: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._places = {source: asyncio.Semaphore(stage.limits.at_once) for source, stage in stages.items()}
+        threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
+
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        if draw.single_turn or not draw.prompts:
+            return super().generate(draw, on_group)
+        if self._asks:
+            return self._generated_by_servers(draw, on_group)
+        turns = Turns()
+        playing = self._start(self._groups(draw, turns.put, lambda call: turns.put(call), on_group), turns.close)
+        try:
+            self._sampler.serve(turns)
+        except BaseException:
+            playing.cancel()
+            raise
+        return playing.result()
+
+    def _generated_by_servers(self, draw: Draw, on_group: OnGroup | None) -> list[RolloutGroup]:
+        turns = Turns()
+        playing = self._start(self._groups(draw, self._ask_servers, turns.put, on_group), turns.close)
+        while turns.take(wait=True) is not None:
+            pass
+        lost = playing.exception() if isinstance(playing.exception(), SamplerLost) else None
+        # All ranks give up together, or none.
+        self._sampler.agree(lost)
+        return playing.result()
+
+    def ask(self, draw: Draw) -> list[PendingEpisodes]:
+        groups = (self._group(draw, place, self._ask_servers) for place in range(len(draw.prompts)))
+        return [PendingEpisodes(self._start(group)) for group in groups]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        for stage in self._stages.values():
+            stage.processes.close()
+        super().close()
+
+    # --- in the loop's thread ------------------------------------------------------------------
+
+    def _start(self, coroutine: Coroutine, at_end: Callable[[], None] = lambda: None) -> Future[Any]:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future.add_done_callback(lambda _: at_end())
+        return future
+
+    def _ask_servers(self, turn: Turn) -> None:
+        [pending] = self._sampler.ask(Draw([turn.prompt], 1, turn.sampling, turn.sample))
+
+        def settle() -> None:
+            try:
+                turn.completion.set_result(pending.result().completions[0])
+            except BaseException as error:
+                turn.completion.set_exception(error)
+
+        pending.when_done(settle)
+
+    async def _groups(
+        self, draw: Draw, ask: AskTurn, call: Callable[[Callable[[], None]], None], on_group: OnGroup | None
+    ) -> list[RolloutGroup]:
+        """Plays all episodes of a draw. `call` makes a call in the thread that has asked for them."""
+
+        async def one(place: int) -> RolloutGroup:
+            group = await self._group(draw, place, ask)
+            if on_group:
+                call(lambda: on_group(place, group))
+            return group
+
+        return await _all(one(place) for place in range(len(draw.prompts)))
+
+    async def _group(self, draw: Draw, place: int, ask: AskTurn) -> RolloutGroup:
+        prompt, samples = draw.prompts[place], draw.samples[place]
+        source = prompt.problem.source if prompt.problem.source in self._stages else ""
+        stage = self._stages.get(source)
+        sampling = draw.sampling or self._sampling
+        version = self.policy_version
+        if stage is None:
+            plain = [Turn(prompt, sample, sampling) for sample in samples]
+            for turn in plain:
+                ask(turn)
+            completions = await _all(asyncio.wrap_future(turn.completion) for turn in plain)
+        else:
+            plays = [_Play(stage, prompt, sample, sampling, ask, self._seed, self._warn) for sample in samples]
+            await _all(play.run(self._places[source]) for play in plays)
+            # Episodes of a group usually open alike. The prompt is what all of them have in common.
+            openings = [play.recorder.opening for play in plays if play.recorder.num_turns]
+            prompt = replace(prompt, token_ids=common_opening(openings or [prompt.token_ids]))
+            completions = [play.completion(prompt.token_ids) for play in plays]
+        versions = [number for completion in completions for number, _ in completion.versions] or [version]
+        group = RolloutGroup(prompt, tuple(completions), min(versions), max(versions))
+        check_groups([prompt], [group], self._vocabulary)
+        return group
+
+    def _warn(self, problem: Problem, error: str) -> None:
+        """Warns once of each kind of failure."""
+        kind = error.partition(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("an episode of problem %s failed: %s", problem.problem_id, error)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEpisodes:
+    """Implements `interfaces.Pending` for the episodes of one prompt."""
+
+    group: Future[RolloutGroup]
+
+    def result(self) -> RolloutGroup:
+        return self.group.result()
+
+    def cancel(self) -> None:
+        self.group.cancel()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        self.group.add_done_callback(lambda _: call())
+
+
+async def _all(awaitables: Iterable[Awaitable[Item]]) -> list[Item]:
+    """Waits for all and returns their results. As soon as one raises, cancels the others and raises the same."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _Play:
+    """A play is one episode under way."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        prompt: Prompt,
+        sample: int,
+        sampling: SamplingConfig,
+        ask: AskTurn,
+        seed: int,
+        warn: Callable[[Problem, str], None],
+    ):
+        self._stage, self._prompt, self._sample, self._sampling = stage, prompt, sample, sampling
+        self._ask, self._seed, self._warn = ask, seed, warn
+        self.recorder = Recorder(stage.template)
+        self._ended, self._error, self._seconds = "", "", 0.0
+        self._rewards: Mapping[str, float] = {}
+        self._counts: Mapping[str, int] = {}
+
+    async def run(self, places: asyncio.Semaphore) -> None:
+        """Plays the episode to its end, in a process of its own once there is room for one."""
+        async with places, self._stage.processes.episode() as link:
+            try:
+                await self._follow(link)
+            except Hanging:
+                self._fail("seconds", f"it took longer than task.limits.seconds={self._stage.limits.seconds:g}")
+            except Failed as error:
+                self._fail("error", str(error))
+            self._seconds = link.seconds
+
+    def _fail(self, ended: str, error: str) -> None:
+        if self._stage.limits.failed == "truncate":
+            self._ended = ended
+        else:
+            self._error = error
+        self._warn(self._prompt.problem, error)
+
+    async def _follow(self, link: Link) -> None:
+        """Answers what the episode's code asks, until it has ended."""
+        problem, metadata = self._prompt.problem, dict(self._prompt.problem.metadata)
+        messages = tuple(self._stage.messages(problem))
+        name = f"{self._seed}/{self._prompt.prompt_id}/{self._sample}"
+        link.send(
+            {
+                "problem": asdict(replace(problem, metadata=metadata, messages=messages)),
+                "row": {**metadata, self._stage.answer_name: problem.answer},
+                "seed": int.from_bytes(name.encode()[-8:], "big"),
+            }
+        )
+        answers: set[asyncio.Task[None]] = set()
+        try:
+            while "chat" in (said := await link.said(answers, self._stage.limits.seconds)):
+                answers = {task for task in answers if not task.done()} | {
+                    asyncio.create_task(self._answer(link, said))
+                }
+            self._rewards, self._counts = said["rewards"], said["counts"]
+        finally:
+            for task in answers:
+                task.cancel()
+
+    async def _answer(self, link: Link, said: Mapping[str, Any]) -> None:
+        message = await self._turn(said["messages"], said["tools"] or None)
+        link.send({"chat": said["chat"], **({"message": message} if message else {"over": True})})
+
+    async def _turn(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Message | None:
+        """Samples the model's next turn and returns it, or None if the episode has reached a limit."""
+        recorder, stage = self.recorder, self._stage
+        if recorder.num_turns >= stage.limits.turns:
+            self._ended = self._ended or "turns"
+        room = self._sampling.max_tokens - recorder.num_tokens
+        place = recorder.place(messages, tools)
+        context = place.context
+        room = min(room, stage.max_length - len(context))
+        if room <= 0:
+            if not recorder.num_turns:
+                raise UserError(
+                    f"the conversation of problem {self._prompt.problem.problem_id} opens with {len(context)} tokens, "
+                    f"tools included, and model.max_length={stage.max_length} leaves none for the model: raise it, or "
+                    "task.limits.observed_tokens"
+                )
+            self._ended = self._ended or "tokens"
+        if self._ended:
+            return None
+        prompt = replace(self._prompt, token_ids=context, turn=recorder.num_turns)
+        turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=room))
+        self._ask(turn)
+        completion: Completion = await asyncio.wrap_future(turn.completion)
+        message = recorder.record(place, messages, tools, completion)
+        if completion.truncated:
+            self._ended = "tokens"
+        return message
+
+    def completion(self, prompt: tuple[int, ...]) -> Completion:
+        """Returns the episode as a completion of the group's prompt."""
+        recorder = self.recorder
+        if not recorder.num_turns and not self._error:
+            self._error = "it ended without a turn of the model"
+            self._warn(self._prompt.problem, self._error)
+        facts = EpisodeFacts(
+            messages=recorder.messages,
+            rewards=self._rewards,
+            turns=recorder.num_turns,
+            calls=self._counts.get("calls", 0),
+            failed_calls=self._counts.get("failed_calls", 0),
+            unreadable_calls=recorder.unreadable,
+            branches=recorder.num_branches,
+            seconds=self._seconds,
+            ended=self._ended,
+            error=self._error,
+        )
+        return recorder.completion(prompt, facts)

@@ -1,0 +1,245 @@
+"""This module is the border between messages and tokens: a chat template that never encodes what the model wrote.
+
+A conversation grows by appending. The model's turn is kept as the ids that it sampled. The *bridge* follows: the ids
+that the template writes after the end of an assistant's turn, such as a tool's answer and the beginning of the next
+turn. `prove` shows before a run that both together are what the template writes for the whole conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from grpo.config.errors import require
+
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+HERMES = {
+    "start_anchor": "\0",
+    "defaults": {"role": "assistant", "content": ""},
+    "fields": {
+        "content": {"content": "text", "content_args": {"strip": False}, "repeats": True, "join": ""},
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    },
+}
+"""This response template of transformers reads the calls of Qwen 2.5 and 3, SmolLM3, Hermes and others: a JSON object
+in a `<tool_call>` tag."""
+
+_MARK = "THE-TURN-ENDS-BEHIND-THIS"
+_THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*|<think>\s*$", re.DOTALL)
+_WAY_OUT = "use a model whose template has tools, or give a template in task.prompt.chat_template=FILE"
+
+
+class ChatTemplate:
+    """A chat template renders messages as token ids, and reads messages out of the ids that a model wrote.
+
+    Raises UserError for a tokenizer that cannot say where in a text its tokens stand.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        render: Callable[..., str],
+        ends: Sequence[int],
+    ):
+        """`render(messages, tools, add_generation_prompt)` returns text, as `PromptEncoder.render` does. `ends` are the
+        tokens that end a turn."""
+        require(
+            tokenizer.is_fast,
+            "task.episode needs a fast tokenizer, which says where in a text its tokens stand: save the model with its "
+            "tokenizer.json",
+        )
+        self._tokenizer, self._render, self._ends = tokenizer, render, frozenset(ends)
+        self._reads = getattr(tokenizer, "response_template", None)
+
+    def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[int, ...]:
+        """Returns the ids of a conversation up to where the model's turn begins."""
+        return self._ids(self._text(messages, tools))
+
+    def bridge(
+        self, answer: Message, new: Sequence[Message], tools: Tools | None, last_token: int | None
+    ) -> tuple[int, ...]:
+        """Returns the ids between the model's turn `answer`, whose last token is `last_token`, and its next turn.
+
+        They are cut out of a rendering of that turn alone, in which a mark stands at its end. So nothing depends on
+        what the template does to earlier turns. An end of turn that the model has not written is part of the bridge.
+        """
+        calls = [dict(call) for call in answer.get("tool_calls") or ()]
+        if calls:
+            calls[-1] = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {"mark": _MARK}}}
+        marked = {"role": "assistant", "content": "" if calls else _MARK, **({"tool_calls": calls} if calls else {})}
+        text = self._text([{"role": "user", "content": "."}, marked, *new], tools)
+        behind = text.rfind(_MARK) + len(_MARK)
+        require(_MARK in text, f"the chat template leaves out an assistant's calls of tools: {_WAY_OUT}")
+        ids, begins = self._placed(text)
+        cut = next((at for at, token in enumerate(ids) if token in self._ends and begins[at] >= behind), None)
+        require(
+            cut is not None,
+            "the chat template does not end an assistant's turn with a token that ends completions: correct "
+            f"eos_token_id in the model's generation_config.json, or {_WAY_OUT}",
+        )
+        return ids[cut + 1 :] if last_token in self._ends else ids[cut:]
+
+    def read(self, token_ids: Sequence[int], tools: Tools | None = None) -> tuple[dict[str, Any], bool]:
+        """Returns the message that the model wrote, and whether it can be read. A message with calls that cannot be
+        read is returned as plain text."""
+        own = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
+        reads = self.reads(tools)
+        if reads is not None:
+            text = self._tokenizer.decode(own, skip_special_tokens=False)
+            try:
+                message = self._tokenizer.parse_response(
+                    text, reads, prefix=self._begun(tools), tools=list(tools or ())
+                )
+                if all(map(_is_call, message.get("tool_calls") or ())):
+                    return message | {"content": (message.get("content") or "").strip()}, True
+            except (ValueError, TypeError, KeyError):
+                pass
+        return {"role": "assistant", "content": self._tokenizer.decode(own, skip_special_tokens=True)}, reads is None
+
+    def reads(self, tools: Tools | None) -> Mapping[str, Any] | None:
+        """Returns the response template by which messages are read: the tokenizer's own, or `HERMES` if the chat
+        template writes calls in that form. It is None where a message is its text."""
+        if self._reads is None and tools:
+            written = self._text([{"role": "user", "content": "."}, _made_up_call(tools[0])], tools, False)
+            if re.search(r"<tool_call>\s*\{\"name\"", written):
+                self._reads = HERMES
+        return self._reads
+
+    def prove(self, tools: Tools | None = None) -> bool:
+        """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
+
+        Returns whether both are equal. They may differ in earlier thoughts, which templates drop and a growing
+        conversation keeps. Raises UserError for every other difference, for a template that shows no tools, and for
+        calls that are read otherwise than they were written.
+        """
+        self._prove_tools(tools)
+        asked, question = {"role": "user", "content": "What is 2 + 3?"}, {"role": "user", "content": "And 7 + 8?"}
+        messages, exact = [asked], self._keeps_thoughts(tools)
+        turns: list[tuple[dict[str, Any], list[Message]]] = []
+        if tools:
+            call = _made_up_call(tools[0])
+            answer = {"role": "tool", "name": tools[0]["function"]["name"], "content": "five"}
+            turns.append((call, [answer | {"tool_call_id": call["tool_calls"][0]["id"]}]))
+        turns += [({"role": "assistant", "content": "It is 5."}, [question])]
+        grown = self._text(messages, tools)
+        for turn, new in turns:
+            grown, body = self._grown(grown, [*messages, turn], tools)
+            grown += self._tokenizer.decode(self.bridge(turn, new, tools, min(self._ends)), skip_special_tokens=False)
+            if turn.get("tool_calls"):
+                self._prove_reading(body, turn, tools)
+            messages += [turn, *new]
+            whole = self._text(messages, tools)
+            exact = exact and whole == grown
+            require(
+                _bare(whole) == _bare(grown),
+                "the chat template writes earlier messages otherwise once a conversation goes on, so that tokens "
+                f"would have to be encoded again: {_first_difference(_bare(whole), _bare(grown))}; {_WAY_OUT}",
+            )
+        return exact
+
+    def _keeps_thoughts(self, tools: Tools | None) -> bool:
+        """Tells whether the template shows what a model thought in an earlier turn."""
+        thought = {"role": "assistant", "content": f"<think>\n{_MARK}\n</think>\n\n5"}
+        return _MARK in self._text([{"role": "user", "content": "."}, thought, {"role": "user", "content": "."}], tools)
+
+    def _prove_tools(self, tools: Tools | None) -> None:
+        if not tools:
+            return
+        asked = [{"role": "user", "content": "."}]
+        require(
+            self._text(asked, tools) != self._text(asked, None),
+            f"the chat template of {self._tokenizer.name_or_path} shows no tools to the model: {_WAY_OUT}",
+        )
+        require(
+            self.reads(tools) is not None,
+            f"the tokenizer of {self._tokenizer.name_or_path} has no response_template, which says how calls of tools "
+            f"are read, and its calls are in no <tool_call> tag: add one to its tokenizer_config.json, or {_WAY_OUT}",
+        )
+
+    def _prove_reading(self, body: str, turn: Message, tools: Tools | None) -> None:
+        message, readable = self.read(self._ids(body), tools)
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        require(
+            readable and calls == [call["function"] for call in turn["tool_calls"]],
+            f"a call of a tool is read otherwise than the chat template writes it ({body!r:.80}): {_WAY_OUT}",
+        )
+
+    def _grown(self, grown: str, messages: Sequence[Message], tools: Tools | None) -> tuple[str, str]:
+        """Returns the text of a conversation that grew by the last of `messages`, an assistant's turn, and the turn's
+        own text, up to the token that ends it."""
+        whole = self._text(messages, tools, False)
+        before, text = _bare(grown), _bare(whole)
+        require(
+            text.startswith(before),
+            "the chat template writes earlier messages otherwise once they are answered: "
+            f"{_first_difference(text, before)}; {_WAY_OUT}",
+        )
+        body = text[len(before) :]
+        ids, begins = self._placed(body)
+        cut = next((at for at, token in enumerate(ids) if token in self._ends), None)
+        require(cut is not None, f"the chat template does not end an assistant's turn: {_WAY_OUT}")
+        end = self._tokenizer.decode(ids[cut : cut + 1], skip_special_tokens=False)
+        return grown + body[: begins[cut]] + end, body[: begins[cut]]
+
+    def _begun(self, tools: Tools | None) -> str:
+        """Returns what the template writes for the model at the beginning of its turn, such as an opening `<think>`."""
+        asked = [{"role": "user", "content": "."}]
+        answered = self._text([*asked, {"role": "assistant", "content": _MARK}], tools, False)
+        return self._text(asked, tools).removeprefix(_bare(answered.partition(_MARK)[0]))
+
+    def _text(self, messages: Sequence[Message], tools: Tools | None, begins_turn: bool = True) -> str:
+        return self._render([*messages], tools=list(tools) if tools else None, add_generation_prompt=begins_turn)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _placed(self, text: str) -> tuple[tuple[int, ...], list[int]]:
+        """Returns the ids of a text, and at which character each begins."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return (
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), Mapping)
+    )
+
+
+def _made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message that calls a tool with made-up arguments of the right types."""
+    kinds = {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}
+    properties = tool["function"].get("parameters", {}).get("properties", {})
+    arguments = {name: kinds.get(schema.get("type"), "2 + 3") for name, schema in properties.items()}
+    function = {"name": tool["function"]["name"], "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+    }
+
+
+def _bare(text: str) -> str:
+    """Returns a conversation without thoughts, which templates drop from earlier turns."""
+    return _THOUGHT.sub("", text)
+
+
+def _first_difference(one: str, other: str) -> str:
+    """Shows where two texts begin to differ."""
+    place = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    begin = max(0, place - 20)
+    return f"{one[begin : place + 20]!r} in place of {other[begin : place + 20]!r}"

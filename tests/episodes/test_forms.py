@@ -1,0 +1,96 @@
+"""These tests play the forms of an episode with a scripted chat."""
+
+import asyncio
+import json
+
+import pytest
+
+from grpo.config.errors import UserError
+from grpo.episodes.forms import EpisodeOver, form_of, played
+from grpo.episodes.processes import Processes
+from grpo.types import Problem
+
+ACTS = "tests.episodes.acts"
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+
+
+def play(act, *answers, row=None):
+    """Plays an episode in which the model gives these answers. Returns its outcome, and what was shown to the model."""
+    shown, answers = [], iter(answers)
+
+    async def chat(messages, tools=None):
+        shown.append([dict(message) for message in messages])
+        if (answer := next(answers, None)) is None:
+            raise EpisodeOver
+        return answer
+
+    problem = Problem("p", "How many?", "3", messages=({"role": "user", "content": "How many?"},))
+    return asyncio.run(played(form_of(f"{ACTS}:{act}"), chat, problem, row or {})), shown
+
+
+def test_the_answers_of_tools_are_messages_until_the_model_calls_none():
+    outcome, shown = play("add", call("add", a=2, b=3), {"role": "assistant", "content": "5"})
+    assert shown[1][-1] == {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "5"}
+    assert (outcome.rewards, outcome.counts) == ({}, {"calls": 1})
+
+
+@pytest.mark.parametrize(
+    ("made", "error"),
+    [
+        (call("add", a=2), "TypeError"),
+        (call("subtract"), "LookupError: there is no tool 'subtract', only add"),
+        (call("add", a="x", b=1), "TypeError"),
+    ],
+)
+def test_a_call_that_fails_is_a_message_too(made, error):
+    outcome, shown = play("add", made)
+    assert json.loads(shown[1][-1]["content"])["error"].startswith(error)
+    assert outcome.counts == {"calls": 1, "failed_calls": 1}
+
+
+def test_several_calls_of_one_message_run_beside_each_other():
+    both = call("wait", seconds=0.0)
+    both["tool_calls"] *= 2
+    outcome, shown = play("wait", both)
+    assert [message["content"] for message in shown[1][-2:]] == ["done", "done"]
+    assert outcome.counts["calls"] == 2
+
+
+def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
+    outcome, shown = play("Counter", call("count", step=2), call("count", step=3), row={"start": 4, "other": "x"})
+    assert shown[0][-1]["content"] == "How many? It stands at 4."
+    assert shown[2][-1]["content"] == "It stands at 9."
+    assert outcome.rewards == {"reward": 9.0}
+
+
+def test_an_environment_describes_its_methods_without_self():
+    [schema] = form_of(f"{ACTS}:Counter").schemas
+    assert schema["function"]["name"] == "count"
+    assert list(schema["function"]["parameters"]["properties"]) == ["step"]
+
+
+def test_a_function_leads_its_own_conversation():
+    answers = [{"role": "assistant", "content": str(number)} for number in range(3)]
+    outcome, shown = play("three_turns", *answers)
+    assert (outcome.rewards, len(shown)) == ({"reward": 3.0, "questions": 3.0}, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        (f"{ACTS}:NoEnvironment", "without a method reset"),
+        (f"{ACTS}:blocking", "write it as async def"),
+        (f"{ACTS}:undescribed", "give each parameter a type"),
+        (f"{ACTS}:add,undescribed", "give each parameter a type"),
+        ("nothing", "must be written as file.py:name"),
+        (f"{ACTS}:nobody", "cannot be imported"),
+        ("nowhere.py:solve", "cannot be imported"),
+    ],
+)
+def test_processes_refuse_whatever_is_no_episode(path, complaint):
+    with pytest.raises(UserError, match=complaint):
+        Processes(path, 4.0)

@@ -1,0 +1,203 @@
+"""These tests play episodes on real engines, and compare their tokens with one forward pass over all of them."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpo.config import LimitsConfig, PromptConfig, SamplingConfig, TrainConfig
+from grpo.config.errors import UserError
+from grpo.config.parts import SamplerSettings
+from grpo.episodes.processes import Processes
+from grpo.episodes.sampler import EpisodeSampler, Stage
+from grpo.episodes.template import ChatTemplate
+from grpo.interfaces import Draw
+from grpo.models.tiny import build_tiny, character_tokenizer
+from grpo.tasks.prompt_encoding import PromptEncoder
+from grpo.types import Problem, Prompt
+from tests.learner.models import files_of
+
+ACTS = "tests.episodes.acts"
+SAMPLING = SamplingConfig(temperature=1.0, max_tokens=40)
+DEVICE = torch.device("cpu")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    build_tiny(folder, [("1 + 1 =", "2"), ("1 + 2 =", "3")], num_steps=30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(model):
+    """Builds each engine once."""
+    config = TrainConfig()
+    config.rollout.precision, config.model.max_length, config.rollout.kv_cache_gib = "float32", 512, 0.0625
+    config.rollout.sampling = SAMPLING
+
+    def transformers():
+        from grpo.rollout.transformers_sampler import TransformersSampler
+
+        return TransformersSampler(SamplerSettings.of(config), files_of(model, character_tokenizer()), DEVICE)
+
+    def vllm():
+        from grpo.rollout.vllm_sampler import VllmSampler
+
+        return VllmSampler(SamplerSettings.of(config), files_of(model, character_tokenizer()), DEVICE)
+
+    built = {}
+
+    def engine(name):
+        if name not in built:
+            built[name] = {"transformers": transformers, "vllm": vllm}[name]()
+        return built[name]
+
+    return engine
+
+
+@pytest.fixture
+def episodes(engines, request):
+    """Returns a function that makes samplers of episodes. Their processes end with the test."""
+    started = []
+
+    def make(act, engine="transformers", max_length=512, **limits):
+        tokenizer = character_tokenizer()
+        encode = PromptEncoder(tokenizer, PromptConfig())
+        template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
+        processes = Processes(f"{ACTS}:{act}", 4.0)
+        started.append(processes)
+        stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(**limits), max_length)
+        return EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0)
+
+    yield make
+    for processes in started:
+        processes.close()
+
+
+def prompts(count=2):
+    encode = PromptEncoder(character_tokenizer(), PromptConfig())
+    problems = [Problem(f"p{number}", f"{number} + 1 =", str(number + 1)) for number in range(count)]
+    return [Prompt(problem, encode(problem)) for problem in problems]
+
+
+def contexts(prompt, completion):
+    """Yields all that stood before each token that the model wrote."""
+    context = [*prompt.token_ids]
+    for place, token in enumerate(completion.token_ids):
+        for piece in completion.observed:
+            if piece.at == place:
+                context = [*context[: piece.keep], *piece.token_ids]
+        yield context, token
+        context = [*context, token]
+
+
+def off_by(model, groups):
+    """Returns how far log-probabilities of episodes are from a float64 pass over all that stood before each token."""
+    exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    gaps = []
+    for group in groups:
+        for completion in group.completions:
+            pairs = zip(contexts(group.prompt, completion), completion.sampler_logprobs, strict=True)
+            for (context, token), logprob in pairs:
+                with torch.no_grad():
+                    logits = exact(torch.tensor([context])).logits[0, -1]
+                gaps.append(abs(float(logits.log_softmax(-1)[token]) - logprob))
+    return max(gaps)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+@pytest.mark.parametrize("act", ["three_turns", "rewrites", "beside"])
+def test_episodes_have_the_log_probabilities_of_one_forward_pass(episodes, model, act, engine):
+    groups = episodes(act, engine).generate(Draw(prompts(), 3))
+    assert off_by(model, groups) < 1e-4
+    facts = [completion.episode for group in groups for completion in group.completions]
+    assert not any(fact.error for fact in facts)
+    assert any(fact.turns > 1 for fact in facts)
+
+
+def test_an_episode_is_one_completion_with_what_its_code_returned(episodes):
+    [group] = episodes("three_turns").generate(Draw(prompts(1), 8))
+    whole = [completion for completion in group.completions if not completion.truncated]
+    assert whole and all(completion.episode.turns == 3 for completion in whole)
+    assert {completion.episode.rewards["questions"] for completion in whole} == {3.0}
+    for completion in whole:
+        tokenizer = character_tokenizer()
+        ids = completion.whole
+        text = tokenizer.decode(ids)
+        assert text.count("<|eos|>") == 3
+        between = [tokenizer.decode(piece.token_ids) for piece in completion.observed]
+        assert between == ["<|user|>Go on (0).<|assistant|>", "<|user|>Go on (1).<|assistant|>"]
+        assert [message["role"] for message in completion.episode.messages] == [
+            "user",
+            *["assistant", "user"] * 2,
+            "assistant",
+        ]
+        assert completion.text == completion.episode.messages[-1]["content"]
+
+
+def test_a_rewritten_history_is_a_branch_that_is_never_encoded_again(episodes):
+    [group] = episodes("rewrites", turns=9).generate(Draw(prompts(1), 8))
+    whole = [completion for completion in group.completions if not completion.truncated]
+    assert {completion.episode.branches for completion in whole} == {2}
+    for completion in whole:
+        branches = completion.branches(group.prompt.token_ids)
+        assert sum(len(branch.token_ids) for _, branch in branches) == len(completion.token_ids)
+        # The last turn goes on where the first two ended, so the rewritten turn stands behind it.
+        assert character_tokenizer().decode(branches[0][1].whole).endswith("<|eos|>")
+        assert "<|user|>Last.<|assistant|>" in character_tokenizer().decode(branches[0][1].whole)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_episodes_are_the_same_in_a_run_repeated(episodes, engine):
+    first, second = (episodes("three_turns", engine).generate(Draw(prompts(), 2)) for _ in range(2))
+    assert [[c.token_ids for c in group.completions] for group in first] == [
+        [c.token_ids for c in group.completions] for group in second
+    ]
+
+
+def test_limits_of_turns_and_tokens_end_an_episode_and_cut_it_off(episodes):
+    [group] = episodes("three_turns", turns=2).generate(Draw(prompts(1), 8))
+    ended = {completion.episode.ended for completion in group.completions}
+    assert ended <= {"turns", "tokens"} and "turns" in ended
+    assert all(completion.truncated for completion in group.completions)
+    assert all(len(completion.token_ids) <= SAMPLING.max_tokens for completion in group.completions)
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        ("raises", "KeyError: 'gone'"),
+        ("hangs", "it took longer than task.limits.seconds=1"),
+        ("ends", "its process ended"),
+        ("silent", "it ended without a turn of the model"),
+    ],
+)
+def test_an_episode_that_fails_says_why_and_the_others_go_on(episodes, act, error):
+    groups = episodes(act, seconds=1.0).generate(Draw(prompts(), 2))
+    assert {completion.episode.error for group in groups for completion in group.completions} == {error}
+
+
+def test_an_episode_that_fails_may_count_as_cut_off(episodes):
+    [group] = episodes("hangs", seconds=1.0, failed="truncate").generate(Draw(prompts(1), 2))
+    assert {(completion.episode.ended, completion.episode.error) for completion in group.completions} == {
+        ("seconds", "")
+    }
+    assert all(completion.truncated for completion in group.completions)
+
+
+def test_groups_are_passed_on_as_soon_as_they_are_complete(episodes):
+    arrived = []
+    groups = episodes("three_turns").generate(Draw(prompts(3), 2), lambda place, group: arrived.append((place, group)))
+    assert sorted(place for place, _ in arrived) == [0, 1, 2]
+    assert [group for _, group in sorted(arrived, key=lambda pair: pair[0])] == groups
+
+
+def test_a_probe_is_a_single_turn(episodes):
+    [group] = episodes("three_turns").generate(Draw(prompts(1), 2, single_turn=True))
+    assert [completion.episode for completion in group.completions] == [None, None]
+
+
+def test_a_conversation_without_room_for_the_model_ends_the_run(episodes):
+    with pytest.raises(UserError, match=r"opens with 9 tokens.*task.limits.observed_tokens"):
+        episodes("three_turns", max_length=9).generate(Draw(prompts(1), 1))

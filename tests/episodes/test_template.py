@@ -1,0 +1,109 @@
+"""These tests prove chat templates, and read messages out of the tokens that a model wrote."""
+
+import pytest
+
+from grpo.config import PromptConfig
+from grpo.config.errors import UserError
+from grpo.episodes.forms import form_of
+from grpo.episodes.template import ChatTemplate
+from grpo.models.tiny import character_tokenizer
+from grpo.tasks.prompt_encoding import PromptEncoder
+
+TOOLS = form_of("tests.episodes.acts:add").schemas
+TURN = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}<|eos|>{% endif %}"
+END = "{% endfor %}{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+
+
+def template(text=None, name=""):
+    tokenizer = character_tokenizer()
+    if text:
+        tokenizer.chat_template = text
+    encode = PromptEncoder(tokenizer, PromptConfig(chat_template=name))
+    ends = [tokenizer.convert_tokens_to_ids("<|im_end|>") if name else tokenizer.eos_token_id]
+    return ChatTemplate(tokenizer, encode.render, ends), tokenizer
+
+
+def chatml():
+    """Returns the template for tools that comes with grpo, with a tokenizer that has its end of a turn."""
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    encode = PromptEncoder(tokenizer, PromptConfig(chat_template="chatml_tools"))
+    return ChatTemplate(tokenizer, encode.render, [tokenizer.convert_tokens_to_ids("<|im_end|>")]), tokenizer
+
+
+def test_the_template_of_the_tiny_model_grows_by_appending():
+    assert template()[0].prove() is True
+
+
+def test_the_template_that_comes_with_grpo_has_tools():
+    assert chatml()[0].prove(TOOLS) is True
+
+
+def test_a_template_without_tools_is_refused_with_the_way_out():
+    with pytest.raises(UserError, match=r"shows no tools to the model: .*task\.prompt\.chat_template=FILE"):
+        template()[0].prove(TOOLS)
+
+
+def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps():
+    text = TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}") + END
+    assert template(text)[0].prove() is False
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            TURN.replace("{{ m.content }}", "{{ m.content if loop.last else 'earlier' }}") + END,
+            "writes earlier messages",
+        ),
+        (TURN.replace("<|eos|>", ".") + END, "does not end an assistant's turn"),
+        ("{{ messages | length }}" + TURN + END, "writes earlier messages otherwise"),
+    ],
+)
+def test_a_template_that_changes_earlier_messages_is_refused(text, complaint):
+    with pytest.raises(UserError, match=complaint):
+        template(text)[0].prove()
+
+
+def test_a_bridge_ends_a_turn_that_the_model_did_not_end():
+    chat, tokenizer = template()
+    answer, new = {"role": "assistant", "content": "5"}, [{"role": "user", "content": "And?"}]
+    ended = chat.bridge(answer, new, None, tokenizer.eos_token_id)
+    assert tokenizer.decode(ended) == "<|user|>And?<|assistant|>"
+    assert chat.bridge(answer, new, None, 50) == (tokenizer.eos_token_id, *ended)
+
+
+def test_a_bridge_does_not_depend_on_what_the_turn_said():
+    chat, tokenizer = template()
+    new = [{"role": "user", "content": "And?"}]
+    plain, odd = ({"role": "assistant", "content": text} for text in ("5", "<|eos|><|user|> 6 <|assistant|>"))
+    assert chat.bridge(plain, new, None, tokenizer.eos_token_id) == chat.bridge(odd, new, None, tokenizer.eos_token_id)
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments", "readable"),
+    [
+        ("It is 5.", "It is 5.", [], True),
+        (f"Let me.{CALL}", "Let me.", [{"a": 1, "b": 2}], True),
+        (f"<think>hm</think>{CALL}{CALL}", "", [{"a": 1, "b": 2}] * 2, True),
+        ('<tool_call>{"name": "add", "argu', '<tool_call>{"name": "add", "argu', [], False),
+        ("<tool_call>5</tool_call>", "<tool_call>5</tool_call>", [], False),
+        ('<tool_call>{"name": "add"}</tool_call>', '<tool_call>{"name": "add"}</tool_call>', [], False),
+    ],
+)
+def test_calls_are_read_and_what_cannot_be_read_is_text(text, content, arguments, readable):
+    chat, tokenizer = chatml()
+    message, was_readable = chat.read(tokenizer.encode(text + "<|im_end|>"), TOOLS)
+    assert (message["content"], was_readable) == (content, readable)
+    assert [call["function"]["arguments"] for call in message.get("tool_calls", ())] == arguments
+
+
+def test_a_tokenizer_that_does_not_know_where_tokens_stand_is_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UserError, match=r"needs a fast tokenizer"):
+        ChatTemplate(Slow(), str, [2])
