@@ -114,9 +114,10 @@ def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_l
     collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     assert "completions/no_answer_fraction" not in sampling_means(collected)
     scored = collected.sampled[0]
-    grades = tuple(replace(grade, answered=grade.correct) for grade in scored.grades)
-    looked = replace(collected, sampled=[replace(scored, grades=grades), *collected.sampled[1:]])
-    assert sampling_means(looked)["completions/no_answer_fraction"] == Mean(1.0, 2)
+    for answered, without in ((True, 0.0), (False, 2.0)):
+        grades = tuple(replace(grade, answered=answered) for grade in scored.grades)
+        looked = replace(collected, sampled=[replace(scored, grades=grades), *collected.sampled[1:]])
+        assert sampling_means(looked)["completions/no_answer_fraction"] == Mean(without, 2)
 
 
 def test_seconds_are_the_mean_over_ranks():
@@ -181,7 +182,7 @@ def test_facts_of_a_round_by_hand():
     assert metrics["mismatch/ess_fraction"] == 0.8
     assert metrics["learner/gradient_norm"] == 3.0
     # Steps 7 and 8 learned from the policy of step 6.
-    assert metrics["staleness/mean"] == 0.5
+    assert metrics["staleness/mean"] == 0.5 and metrics["staleness/max"] == 1.0
     assert metrics["throughput/sample_tokens_per_second"] == 8.0
 
 

@@ -142,6 +142,13 @@ def test_products_come_before_sums_and_sums_go_left_to_right():
     assert answers["2 * 3 - 4 ="] == "2"
 
 
+def test_a_questions_number_has_its_operators_and_then_its_operands_as_digits():
+    drawn = arithmetic_problems({"min": 2, "max": 4, "operators": ["+", "-", "*"], "num_terms": 3}, size=0, seed=0)
+    numbers = {problem.question: problem.problem_id for problem in drawn}
+    # Operators 1 and 2 of three, operands 0, 1 and 2 of three: ((((1·3 + 2)·3 + 0)·3 + 1)·3 + 2).
+    assert numbers["2 - 3 * 4 ="] == "arithmetic-140"
+
+
 @pytest.mark.parametrize(
     ("options", "size", "message"),
     [
