@@ -3,6 +3,7 @@ orders test files."""
 
 import gc
 import os
+import sys
 
 from grpo.host import environment
 
@@ -50,6 +51,7 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
+    assert "vllm" not in sys.modules, "a test file imports vLLM when it is collected, which takes each worker seconds"
     gc.freeze()
     gc.enable()
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))

@@ -1,4 +1,4 @@
-"""These tests run a model by vLLM's transformers backend beside a learner's model of its class, and its pooling."""
+"""These tests run a model by vLLM's transformers backend beside a learner's model of the same class, in one process."""
 
 import pytest
 import torch
@@ -8,8 +8,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.runs import SMALL as SMALL_RUN
 from benchmarks.runs import rows
 from benchmarks.small_models import ARCHITECTURES, SMALL, tiny_tokenizer
-from grpo.rollout.vllm_sampler import ModelClasses, pooled
-from tests.fakes import on_ranks
 from tests.runs import grpo
 
 TOKENS = {"input_ids": torch.tensor([[3, 4, 5]]), "use_cache": False}
@@ -29,6 +27,8 @@ def test_a_class_that_vllm_changes_is_as_before_and_the_engines_model_keeps_the_
     ours = smollm3()
     cls = type(ours.model)
     bases, attributes, expected = cls.__bases__, dict(vars(cls)), ours(**TOKENS).logits
+    from grpo.rollout.vllm_sampler import ModelClasses
+
     classes = ModelClasses()
     # As vLLM's Transformers backend does it, before it makes its model.
     decorators.support_torch_compile(dynamic_arg_dims={"input_ids": 1})(cls)
@@ -64,26 +64,3 @@ def test_a_model_that_vllm_has_no_code_for_is_trained(tmp_path, rollout):
     steps = rows(run / "metrics.jsonl")
     assert len(steps) == 2 and all(row["learner/gradient_norm"] > 0 for row in steps)
     assert max(row["mismatch/mean_abs"] for row in steps) < 1e-5
-
-
-# Ranks do not have equally many prompts.
-ITEMS = [["a", "b"], [], ["c"], ["d", "e", "f"]]
-
-
-def test_the_ranks_of_an_engine_have_the_same_list_in_the_same_order_and_know_their_place():
-    answers = on_ranks(4, lambda ranks: pooled(ranks, 2, ITEMS[ranks.rank]))
-    # Ranks take turns. Otherwise the last one's groups would all come last, and an evaluation's deadline might end it.
-    assert [items for items, _ in answers] == [["a", "b"], ["a", "b"], [*"cdef"], [*"cdef"]]
-    assert [[items[place] for place in own] for items, own in answers] == ITEMS
-    both = on_ranks(2, lambda ranks: pooled(ranks, 2, [["a", "b", "c"], ["d", "e"]][ranks.rank]))
-    assert both == [([*"adbec"], [0, 2, 4]), ([*"adbec"], [1, 3])]
-
-
-@pytest.mark.parametrize(("together", "expected"), [(4, ITEMS), (1, ITEMS)])
-def test_one_engine_may_have_all_ranks_or_one(together, expected):
-    answers = on_ranks(4, lambda ranks: pooled(ranks, together, ITEMS[ranks.rank]))
-    assert [[items[place] for place in own] for items, own in answers] == expected
-
-
-def test_a_rank_with_an_engine_of_its_own_asks_nobody():
-    assert pooled(None, 1, ["a"]) == (["a"], [0])

@@ -14,9 +14,9 @@ from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.parts import SamplerSettings
 from grpo.interfaces import Draw
 from grpo.rollout.engine_arguments import colocated_arguments
-from grpo.rollout.vllm_sampler import pooled
 from grpo.types import Problem, Prompt
 from grpo.weight_sync.refresh import CheckedSync
+from tests.fakes import on_ranks
 from tests.learner.models import files_of, tiny_llama
 
 # vLLM takes six seconds to load.
@@ -235,6 +235,14 @@ def test_an_engine_that_lacks_memory_names_the_keys_of_a_run():
 
 
 @pytest.fixture
+def pooled():
+    """Imports it only where it is used, since every test run collects this file."""
+    from grpo.rollout.vllm_sampler import pooled
+
+    return pooled
+
+
+@pytest.fixture
 def sampler():
     """Makes a sampler on a GPU whose engine is `Recorded`."""
     from grpo.rollout.vllm_sampler import VllmSampler
@@ -278,7 +286,7 @@ class InTurn:
 
 
 @pytest.mark.parametrize("num_prompts", [2, 9, 60])
-def test_an_engine_completes_groups_all_along_however_many_prompts_it_is_asked(num_prompts, sampler):
+def test_an_engine_completes_groups_all_along_however_many_prompts_it_is_asked(num_prompts, sampler, pooled):
     """The deadline of an evaluation begins anew with each completed group."""
     sampler._pool, sampler._stop_token_ids, sampler.policy_version = partial(pooled, None, 1), [2], 5
     sampler._tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: "")
@@ -342,3 +350,26 @@ def test_the_cache_gets_its_memory_after_the_weights_have_come(sampler):
         ("sleep", 2),
     ]
     assert sampler.policy_version == 4
+
+
+# Ranks do not have equally many prompts.
+ITEMS = [["a", "b"], [], ["c"], ["d", "e", "f"]]
+
+
+def test_the_ranks_of_an_engine_have_the_same_list_in_the_same_order_and_know_their_place(pooled):
+    answers = on_ranks(4, lambda ranks: pooled(ranks, 2, ITEMS[ranks.rank]))
+    # Ranks take turns. Otherwise the last one's groups would all come last, and an evaluation's deadline might end it.
+    assert [items for items, _ in answers] == [["a", "b"], ["a", "b"], [*"cdef"], [*"cdef"]]
+    assert [[items[place] for place in own] for items, own in answers] == ITEMS
+    both = on_ranks(2, lambda ranks: pooled(ranks, 2, [["a", "b", "c"], ["d", "e"]][ranks.rank]))
+    assert both == [([*"adbec"], [0, 2, 4]), ([*"adbec"], [1, 3])]
+
+
+@pytest.mark.parametrize(("together", "expected"), [(4, ITEMS), (1, ITEMS)])
+def test_one_engine_may_have_all_ranks_or_one(together, expected, pooled):
+    answers = on_ranks(4, lambda ranks: pooled(ranks, together, ITEMS[ranks.rank]))
+    assert [[items[place] for place in own] for items, own in answers] == expected
+
+
+def test_a_rank_with_an_engine_of_its_own_asks_nobody(pooled):
+    assert pooled(None, 1, ["a"]) == (["a"], [0])
