@@ -95,7 +95,7 @@ def folder_name(arm: str) -> str:
 
 
 def train(output: Path, overrides: list[str], seed: int) -> None:
-    if (output / "report.md").exists():
+    if (output / "report.html").exists():
         return
     done = grpo("train", *overrides, f"seed={seed}", f"output_dir={output}", timeout=3600)
     assert done.returncode == 0, f"{output}: {done.stderr[-2000:]}"

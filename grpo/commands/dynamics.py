@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 
-  fit       writes forecast and diagnosis as a table, picture and page
+  fit       writes forecast and diagnosis as a page, and prints them
   forecast  predicts the reward curve
   diagnose  says what is wrong with a run, by which evidence, and what helps
   replay    shows what dynamics=adaptive would have decided
             grpo dynamics replay runs/x dynamics.adaptive.smallest_group=8
   whatif    predicts the run under another group size, batch, refresh interval or dial
             grpo dynamics whatif runs/x dynamics.group_size=4,16 normalization=dr_grpo
-  plan      proposes G and steps from pass rates, before a run, as a table, picture and page
+  plan      proposes G and steps from pass rates, before a run, as a page and a table
             grpo dynamics plan rates.jsonl completion_tokens=600
 
 PATH is a run's folder, TRL's trainer_state.json, verl's file log, TensorBoard's event files, what Weights & Biases
@@ -41,10 +41,10 @@ folder only. For plan, it is a file of pass rates.
 fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs,
 and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
 whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run), and
-output=DIR for picture and page (default: the run's folder).
+output=DIR for the page (default: the run's folder).
 plan takes column=NAME of the pass rates (default: that of `grpo solve-rates`, or else Big-Math's), tried=N samples
 behind each (default: what the file says, or else 64), machine=FILE, the prove.json that `grpo prove` has written,
-output=DIR for picture and page (default: beside PATH), and the following. Where the file of `grpo solve-rates` says how
+output=DIR for the page (default: beside PATH), and the following. Where the file of `grpo solve-rates` says how
 long prompts and completions are, these are the defaults.
 """ + "\n".join(f"  {field.name}={field.default:g}" for field in fields(PlanRequest))
 

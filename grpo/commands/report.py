@@ -25,21 +25,22 @@ from grpo.telemetry.ending import read_ending
 if TYPE_CHECKING:
     from grpo.insight.logs.finished_runs import Run
 
-USAGE = """usage: grpo report RUN
-       grpo report LOG
-       grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS]
+USAGE = """usage: grpo report RUN [also=FORMATS]
+       grpo report LOG [also=FORMATS]
+       grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS] [also=FORMATS]
 
 With one run, it writes report.html into the run's folder: whether the model learned, charts, a diagnosis and some
-completions. It also prints the comparison of the first evaluation with the last one, and draws curves.png. The run may
-be interrupted, failed or still going on, and the report says so.
+completions. It also prints the verdict, and the comparison of the first evaluation with the last one. The run may be
+interrupted, failed or still going on, and the report says so.
 
-With one log of another framework, such as TRL's trainer_state.json, it writes the table, picture and page of `grpo
-dynamics fit`: the curve, where it goes, and a diagnosis.
+With one log of another framework, such as TRL's trainer_state.json, it writes the page of `grpo dynamics fit`: the
+curve, where it goes, and a diagnosis.
 
 With a sweep or several runs, it compares the variants of the sweep, or the runs. Runs whose names differ only by -seedN
-are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html, report.png
-and report.md into the sweep's folder, or into DIR. watch=60 writes them again every minute until all runs of the sweep
-are done."""
+are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html
+into the sweep's folder, or into DIR. watch=60 writes it again every minute until all runs of the sweep are done.
+
+also=png also writes the charts as a picture beside the page, also=md the page as Markdown, and also=png,md both."""
 
 
 _NAMED_SEED = re.compile(r"seed\d+$")
@@ -54,12 +55,13 @@ def run(words: Sequence[str]) -> int:
         return _of_log(paths[0], [word for word in words if "=" in word])
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
-    settings = typed([word for word in words if "=" in word], output=Path, watch=seconds)
+    settings = typed([word for word in words if "=" in word], output=Path, watch=seconds, also=formats)
+    also = settings.pop("also", ())
     twice = [path for index, path in enumerate(paths) if path.resolve() in map(Path.resolve, paths[:index])]
     require(not twice, f"{', '.join(map(str, twice))} is given twice: name each run once")
     is_sweep = len(paths) == 1 and (paths[0] / SWEEP_FILE).exists()
     if not is_sweep and len(paths) < 2:
-        return _of_run(paths[0], settings)
+        return _of_run(paths[0], settings, also)
     output = settings.get("output", paths[0] if is_sweep else Path("."))
     require_writable(output, "output=")
     output.mkdir(parents=True, exist_ok=True)
@@ -68,13 +70,13 @@ def run(words: Sequence[str]) -> int:
         from grpo.insight.pages.contrast_page import write_contrast
     if not is_sweep:
         with working("comparing the runs"):
-            write_contrast(contrast(_loaded(paths)), output)
+            write_contrast(contrast(_loaded(paths)), output, also=also)
         return 0
     while True:
         runs, notes, unfinished = of_sweep(paths[0])
         if runs:
             with working("comparing the runs"):
-                write_contrast(contrast(runs), output, notes)
+                write_contrast(contrast(runs), output, notes, also)
         elif "watch" not in settings:
             raise UserError(f"{paths[0]}: no run is done yet; {' '.join(notes)}")
         if "watch" not in settings or not unfinished:
@@ -82,17 +84,30 @@ def run(words: Sequence[str]) -> int:
         time.sleep(settings["watch"])
 
 
-def _of_log(log: Path, settings: Sequence[str]) -> int:
+def formats(word: str) -> list[str]:
+    """Reads the formats in which a page is written beside HTML."""
+    names = word.split(",")
+    if not {*names} <= {"png", "md"}:
+        raise ValueError(word)
+    return names
+
+
+formats.__name__ = "png, md, or png,md"
+
+
+def _of_log(log: Path, words: Sequence[str]) -> int:
     """Writes the page of another framework's log beside it."""
-    require(not settings, f"grpo report takes no settings for a log: grpo dynamics fit {log} {' '.join(settings)}")
+    others = " ".join(word for word in words if not word.startswith("also="))
+    require(not others, f"grpo report takes only also= for a log: grpo dynamics fit {log} {others}")
+    settings = typed(words, also=formats)
     with working("analysing the log"):
         from grpo.insight.pages.dynamics import write_fit
 
-        write_fit(log)
+        write_fit(log, **settings)
     return 0
 
 
-def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
+def _of_run(folder: Path, settings: Mapping[str, Any], also: Sequence[str]) -> int:
     """Writes the report of one run into its folder."""
     require(not settings, f"a run's report is written into its own folder: leave out {', '.join(settings)}=")
     refuse_several(folder, f"; `grpo report {folder}/*` compares them")
@@ -107,7 +122,7 @@ def _of_run(folder: Path, settings: Mapping[str, Any]) -> int:
         from grpo.insight.pages.run_page import write_report
     model, console = folder / MODEL_FOLDER, Terminal()
     with console.at_once(), working("drawing the report"):
-        write_report(folder, model if model.is_dir() else None, console)
+        write_report(folder, model if model.is_dir() else None, console, also)
     return 0
 
 

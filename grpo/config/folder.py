@@ -24,16 +24,13 @@ COMPLETIONS_FOLDER = "completions"
 # Traces of the rounds in tracking.profile_rounds lie here.
 PROFILE_FOLDER = "profile"
 # A finished run leaves these.
-CURVES_FILE, REPORT_FILE, MODEL_FOLDER = "curves.png", "report.md", "model"
-DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE = "dynamics.png", "dynamics.html"
-WHATIF_PLOT_FILE, WHATIF_PAGE_FILE = "whatif.png", "whatif.html"
+MODEL_FOLDER, PAGE_FILE, DYNAMICS_PAGE_FILE, WHATIF_PAGE_FILE = "model", "report.html", "dynamics.html", "whatif.html"
+# A page is also written in these formats on request, as is a comparison of runs.
+REPORT_FILE, PICTURE_FILE = "report.md", "report.png"
 # A plan is made before a run, and written beside the file of pass rates.
-PLAN_PLOT_FILE, PLAN_PAGE_FILE = "plan.png", "plan.html"
+PLAN_PAGE_FILE = "plan.html"
 # checkpoint.export_every leaves models here while the run goes on.
 MODELS_FOLDER = "models"
-PAGE_FILE = "report.html"
-# A comparison of runs leaves this picture beside a REPORT_FILE and a PAGE_FILE.
-COMPARISON_PLOT_FILE = "report.png"
 # Problems that a program gave as objects are kept here, and every rank reads them.
 DATA_FILE = "data.jsonl"
 # A resumed run goes on under the identity that a tracker gave it.
@@ -60,8 +57,7 @@ FOLDERS = (
 EARLIER = "earlier-"
 LEFT_BEHIND = (
     *(CONFIG_FILE, CODE_FILE, PATCH_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, END_FILE),
-    *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, CURVES_FILE, REPORT_FILE, PAGE_FILE),
-    *(DYNAMICS_PLOT_FILE, DYNAMICS_PAGE_FILE),
+    *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, PICTURE_FILE, REPORT_FILE, PAGE_FILE, DYNAMICS_PAGE_FILE),
 )
 
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.

@@ -107,7 +107,7 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
 
 def sampled_tokens(statistics: RoundStatistics) -> float:
     """Returns the prompt and completion tokens of a round. A prompt counts once for its whole group."""
-    return sum(statistics.means[f"{kind}/length_mean"].total for kind in ("prompts", "completions"))
+    return sum(statistics.means[name].total for name in (m.PROMPT_LENGTH, m.LENGTH))
 
 
 def curve_of(rounds: Sequence[PastRound]) -> History:

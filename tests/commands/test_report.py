@@ -18,9 +18,8 @@ from tests.insight.runs import write_run
 def test_an_interrupted_run_is_reported_on_in_its_own_folder(tmp_path, capsys):
     write_run(tmp_path / "x", rounds=3)
     assert main(["report", str(tmp_path / "x")]) == 0
-    assert (tmp_path / "x" / "curves.png").stat().st_size > 0
-    assert not (tmp_path / "x" / "dynamics.html").exists()
-    assert "curves " in capsys.readouterr().out
+    assert not (tmp_path / "x" / "dynamics.html").exists() and not (tmp_path / "x" / "report.png").exists()
+    assert "report.html  (opens in a browser)" in capsys.readouterr().out
 
 
 def test_findings_of_a_run_are_printed_without_markup(tmp_path, capsys, monkeypatch):
@@ -79,7 +78,7 @@ def test_signs_of_life_come_before_the_report_and_not_within_it(tmp_path, capsys
     lines = capsys.readouterr().out.splitlines()
     signs = [line.startswith("grpo: ") for line in lines]
     assert signs.index(False) == signs.count(True) >= 4
-    assert lines[signs.count(True)].startswith("x: ") and lines[-2].startswith("curves ")
+    assert lines[signs.count(True)].startswith("x: ") and lines[-1].startswith("report ")
 
 
 @pytest.mark.parametrize("pause", ["0", "-1", "nan", "inf"])

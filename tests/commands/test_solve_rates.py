@@ -194,7 +194,7 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
     write_solve_rates(table, path, "solve_rate", 1.0)
     printed = capsys.readouterr().out
     assert "50 problems × 8 samples: mean pass rate 47.5%, 20.0% never and 10.0% always solved" in printed
-    assert "recommended: dynamics.group_size=" in printed
+    assert "recommended settings: dynamics.group_size=" in printed
     page = (tmp_path / "solve_rates.html").read_text()
     assert page.count("<svg") == 4 and "q 3" in page and "http" not in page.replace("http://www.w3.org", "")
     assert_well_made(page)

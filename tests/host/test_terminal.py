@@ -11,7 +11,7 @@ from rich.text import Text
 
 from grpo.host.terminal import Terminal, clean, facts_table, say, wrapped
 from grpo.host.why_ended import last_word
-from grpo.insight.pages.page import write_page
+from grpo.insight.pages.page import Page, write_html
 from grpo.telemetry.console import RunDisplay
 
 OWNED = "p1\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202e \ud800 [/b]\n\ttail"
@@ -104,10 +104,7 @@ def test_the_last_word_of_a_log_is_no_sign_of_life_and_a_log_may_be_gone(tmp_pat
 
 
 def test_a_lone_surrogate_does_not_make_a_page_fail(tmp_path):
-    samples = [{"question": "\ud800", "answer": "1", "completions": []}]
-    values = {"name": "x", "verdict": ["\ud800 said"], "mood": "good", "numbers": [], "notes": [], "tables": {}}
-    values |= {"pictures": [], "samples": samples, "meanings": {}, "compared": "two variants", "run_links": []}
-    write_page("contrast.html", tmp_path / "page.html", **values)
+    write_html(Page("Run", "x", ["\ud800 said"], "good", []), tmp_path / "page.html")
     assert r"\ud800 said" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

@@ -19,7 +19,6 @@ from grpo.evaluation.pass_rates import crossed_difference
 from grpo.insight.logs.finished_runs import load
 from grpo.insight.pages.contrast import _level, contrast, not_below, over_seeds
 from grpo.insight.pages.contrast_page import (
-    SHEET_INCHES,
     conclusion,
     courses,
     differently_asked,
@@ -29,7 +28,8 @@ from grpo.insight.pages.contrast_page import (
 )
 from grpo.insight.pages.contrast_panels import PANELS, differences, learning
 from grpo.insight.pages.contrast_tables import CAPTIONS, by_quarter, health, results, settings
-from grpo.insight.pages.page import picture
+from grpo.insight.pages.page import SHEET_INCHES
+from grpo.insight.pages.pictures import picture
 from grpo.insight.pages.style import STYLE
 from grpo.insight.pages.yardstick import PASS_RATE
 from grpo.sweep.cells import Cell
@@ -137,7 +137,7 @@ def test_every_table_says_what_its_columns_mean(compared, tmp_path):
     write_contrast(compared, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert all(caption.split(".")[0] in page for caption in CAPTIONS.values())
-    assert "Variants compared · base, same, better, worse" in page
+    assert "Variants compared<br>base, same, better, worse" in page
     assert_well_made(page)
 
 
@@ -263,7 +263,8 @@ def test_results_have_a_row_a_variant_and_samples_each_ones_text(compared):
     assert [row[0] for row in rows] == ["base", "same", "better", "worse"]
     assert len(set(map(len, [header, *rows]))) == 1
     for sample in samples(compared):
-        assert [text["who"] for text in sample["completions"]] == ["before training", "base", "same", "better", "worse"]
+        writers = [text["facts"].partition(":")[0] for text in sample["rows"]]
+        assert writers == ["before training", "base", "same", "better", "worse"]
 
 
 def test_runs_on_other_problems_are_not_compared(runs, tmp_path):
@@ -292,7 +293,7 @@ def test_variants_without_a_common_seed_are_not_paired(runs, tmp_path):
 
 def test_the_command_compares_folders_and_names_variants_by_them(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in runs if run.variant in ("base", "better") and run.seed < 2]
-    assert main(["report", *folders, f"output={tmp_path}/out"]) == 0
+    assert main(["report", *folders, f"output={tmp_path}/out", "also=png,md"]) == 0
     assert "better" in capsys.readouterr().out
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| better | 2 |" in text
@@ -310,7 +311,7 @@ def test_a_sweep_names_its_variants_without_what_they_share(tmp_path, capsys, mo
         ledger.path(cell).rmdir()
         write_run(ledger.path(cell), final, 0)
         ledger.record(cell, State(DONE))
-    assert main(["report", str(tmp_path / "dial")]) == 0
+    assert main(["report", str(tmp_path / "dial"), "also=md"]) == 0
     printed = capsys.readouterr().out
     assert "dr_grpo" in printed and "normalization" not in printed
     text = (tmp_path / "dial" / "report.md").read_text()
@@ -327,7 +328,7 @@ def test_runs_in_folders_of_their_start_are_seeds_of_the_folder_around_them_or_v
     changed = [
         write_run(tmp_path / "changed" / f"2026-11-23_19-02-1{index}-4711", 0.5, 0, exponent=index) for index in (0, 1)
     ]
-    assert main(["report", *map(str, folders + changed), f"output={tmp_path}/out"]) == 0
+    assert main(["report", *map(str, folders + changed), f"output={tmp_path}/out", "also=md"]) == 0
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| base | 2 |" in text and "| better | 2 |" in text
     assert all(f"| changed/{folder.name} | 1 |" in text for folder in changed)
@@ -338,7 +339,7 @@ def test_runs_in_folders_of_their_start_are_seeds_of_the_folder_around_them_or_v
 def test_runs_whose_names_end_in_numbers_are_seeds_only_if_nothing_but_the_seed_differs(tmp_path):
     other = [write_run(tmp_path / f"tau{value}", 0.5, 0, exponent=value) for value in (1, 4)]
     alike = [write_run(tmp_path / f"same{seed}", 0.5, seed) for seed in (0, 1)]
-    assert main(["report", *map(str, other + alike), f"output={tmp_path}/out"]) == 0
+    assert main(["report", *map(str, other + alike), f"output={tmp_path}/out", "also=md"]) == 0
     text = (tmp_path / "out" / "report.md").read_text()
     assert "| tau1 | 1 |" in text and "| tau4 | 1 |" in text and "| same | 2 |" in text
 
@@ -508,7 +509,7 @@ def test_runs_whose_rewards_do_not_say_which_completions_are_right_are_compared_
         "These variants end clearly higher than base: better by +2.5 [+2.38, +2.62] of reward (3 of 3 seeds, "
         "p = 0.00013)."
     )
-    assert samples(compared)[0]["completions"][1]["score"] == "mean reward -2.02"
+    assert "mean reward -2.02" in samples(compared)[0]["rows"][1]["facts"]
     write_contrast(compared, tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "Held-out mean reward over" in page and "pass@1" not in page

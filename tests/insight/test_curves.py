@@ -6,8 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from grpo.config import UserError
-from grpo.insight.pages import page
+from grpo.insight.pages import pictures
 from grpo.insight.pages.curves import (
     Curves,
     draw_cache,
@@ -16,10 +15,9 @@ from grpo.insight.pages.curves import (
     draw_sources,
     draw_time,
     panels_of,
-    plot_run,
 )
 from grpo.insight.pages.small_charts import small_charts
-from grpo.insight.pages.style import drawn, smooth
+from grpo.insight.pages.style import drawn, sheet, smooth
 
 ROUNDS = [
     {"step": step, "reward/mean": step / 20, "pass_rate": step / 25, "policy/entropy": 1 / step}
@@ -27,6 +25,10 @@ ROUNDS = [
 ]
 EVALUATION = {"step": 0, "problems": 8, "pass@1": {"value": 0.5, "low": 0.25, "high": 0.75}}
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
+
+
+def plot_run(rounds, evaluations, path):
+    sheet([partial(draw_pass_rate, run=Curves(rounds, evaluations))], path, (10.0, 3.0), 1, first_wide=True)
 
 
 def num_pixels(path, color) -> int:
@@ -75,7 +77,7 @@ def test_a_run_of_one_round_can_be_drawn(tmp_path):
 
 
 def marks(panel, metrics, evaluations=()):
-    values = json.loads(page.picture(partial(panel, run=Curves(metrics, evaluations)))["values"])
+    values = json.loads(pictures.picture(partial(panel, run=Curves(metrics, evaluations)))["values"])
     return {one["name"]: [point[2:] for point in one["points"]] for one in values["series"]}
 
 
@@ -109,11 +111,6 @@ def test_a_cache_that_sufficed_is_said_to_have():
     rounds = [{"step": 1, "rollout/cache_peak_fraction": 0.5, "rollout/preemptions": 0.0}]
     axes = Figure().add_subplot()
     assert draw_cache(axes, Curves(rounds, [])) == "The cache had room for all completions, so none was interrupted."
-
-
-def test_a_run_without_rounds_says_so(tmp_path):
-    with pytest.raises(UserError, match="first round"):
-        plot_run([], [EVALUATION], tmp_path / "run.png")
 
 
 def test_a_round_tells_its_own_value_beside_the_mean_of_its_neighbours():
@@ -153,10 +150,10 @@ def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass
     parts = {"reward/part/math": 0.5, "reward/part/rewards.py:short": 0.2}
     run = Curves([{"step": step, **numbers, **parts} for step in (1, 2)], [])
     panels, notes = small_charts(run)
-    pictures = [page.picture(partial(panel, run=run), page.SMALL_INCHES) for panel in panels]
-    assert [picture["title"] for picture in pictures] == ["Reward: short", "Loss", "Learning rate"]
+    charts = [pictures.picture(partial(panel, run=run), pictures.SMALL_INCHES) for panel in panels]
+    assert [chart["title"] for chart in charts] == ["Reward: short", "Loss", "Learning rate"]
     assert notes == ["The part math of the reward is the pass rate.", "Always 0 was: KL to the reference."]
-    [rate] = json.loads(pictures[2]["values"])["series"]
+    [rate] = json.loads(charts[2]["values"])["series"]
     assert rate["points"][0][2:] == ["1", "3·10⁻⁷"]
 
 
@@ -167,7 +164,7 @@ def test_a_last_chart_without_a_neighbour_has_a_row_of_its_own():
         return ""
 
     shapes = {
-        (number, first): [one["only"] for one in page.pictures([panel] * number, first)]
+        (number, first): [one["only"] for one in pictures.pictures([panel] * number, first)]
         for number, first in ((1, False), (2, True), (3, True), (3, False))
     }
     assert shapes == {

@@ -2,22 +2,17 @@
 
 import re
 
-from grpo.insight.pages import page
 from grpo.insight.pages.links import links_of, links_to
-
-VALUES = {
-    **{"name": "x", "verdict": [], "mood": "good", "numbers": [], "meanings": {}, "rows": [["G"], ["4"]]},
-    **{"settings": "", "columns": {}, "reasons": [], "pictures": []},
-}
+from grpo.insight.pages.page import Block, Kind, Page, write_html
 
 
 def addresses(path):
     return re.findall(r'href="([^"]*)"', path.read_text())
 
 
-def write(path, **values):
+def write(path, *blocks, runs=()):
     path.parent.mkdir(parents=True, exist_ok=True)
-    page.write_page("plan.html", path, **VALUES, **values)
+    write_html(Page("Plan", "x", [], "good", blocks), path, runs)
 
 
 def test_pages_of_a_folder_link_to_each_other_whichever_was_written_first(tmp_path):
@@ -35,11 +30,8 @@ def test_a_comparison_and_its_runs_link_to_each_other(tmp_path):
     run, sweep = tmp_path / "cells" / "a seed#0", tmp_path
     write(run / "report.html")
     assert not links_of(run / "report.html")
-    page.write_page(
-        *("contrast.html", sweep / "report.html", [run]),
-        **VALUES, compared="", notes=[], tables={}, captions={}, samples=[],
-        run_links=links_to([run, tmp_path / "not yet"], sweep),
-    )  # fmt: skip
+    links = Block(Kind.LINKS, links_to([run, tmp_path / "not yet"], sweep), "Runs")
+    write(sweep / "report.html", links, runs=[run])
     assert addresses(sweep / "report.html") == ["cells/a%20seed%230/report.html"]
     assert addresses(run / "report.html") == ["../../report.html"]
     # A comparison that does not show the run is none of its business.

@@ -83,6 +83,8 @@ def test_how_a_run_ended_in_words_of_a_later_version_is_no_error():
 ROUND = {
     "step": 5,
     "pass_rate": 0.5,
+    "prompts/length_mean": 9.0,
+    "completions/length_mean": 9.0,
     "groups/counts": [[1, 2, 3]],
     "plan/group_size": 2.0,
     "plan/refresh_interval": 1.0,

@@ -1,7 +1,9 @@
 """These tests check charts in pages: inline, in the page's colours, with their values beside them."""
 
+import io
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,8 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import grpo.insight.pages
-from grpo.insight.pages import page
-from grpo.insight.pages.curves import plot_run
+from grpo.host.terminal import Terminal
+from grpo.insight.diagnosis.findings import Finding
+from grpo.insight.pages import pictures
+from grpo.insight.pages.curves import Curves, panels_of
+from grpo.insight.pages.page import PAGE, Block, Kind, Page, publish, write_html
 from grpo.insight.pages.style import legend_below, plain, sheet, tell
 from tests.insight.structure import assert_well_made
 
@@ -27,7 +32,7 @@ def bars_and_line(axes):
 
 
 def test_a_chart_takes_the_colours_of_the_page_and_leaves_title_and_caption_to_it():
-    drawn = page.picture(bars_and_line)
+    drawn = pictures.picture(bars_and_line)
     assert (drawn["title"], drawn["caption"]) == ("How <hard>", "It shows bars.")
     assert "var(--orange)" in drawn["svg"] and "#d55e00" not in drawn["svg"].lower()
     assert "How" not in drawn["svg"] and "<b>" not in drawn["svg"] and "<g id" not in drawn["svg"]
@@ -35,7 +40,7 @@ def test_a_chart_takes_the_colours_of_the_page_and_leaves_title_and_caption_to_i
 
 
 def test_the_values_of_a_chart_are_written_as_its_axes_do():
-    values = json.loads(page.picture(bars_and_line)["values"])
+    values = json.loads(pictures.picture(bars_and_line)["values"])
     assert values["x"] == "difficulty"
     series = {one["name"]: one for one in values["series"]}
     assert [point[2:] for point in series["<b>bars</b>"]["points"]] == [["hard", "0.25"], ["easy", "0.5"]]
@@ -47,7 +52,7 @@ def test_the_values_of_a_chart_are_written_as_its_axes_do():
 
 
 def test_a_wide_chart_is_drawn_once_more_for_a_phone():
-    wide, narrow = page.wide_picture(bars_and_line)
+    wide, narrow = pictures.wide_picture(bars_and_line)
     sizes = [
         [float(number) for number in re.search(r'viewBox="([^"]*)"', one["svg"])[1].split()] for one in (wide, narrow)
     ]
@@ -63,9 +68,9 @@ def test_a_chart_with_many_names_is_higher_and_cuts_nothing():
             legend_below(axes)
             return ""
 
-        return float(re.search(r'viewBox="\S+ \S+ \S+ (\S+)"', page.picture(panel)["svg"])[1])
+        return float(re.search(r'viewBox="\S+ \S+ \S+ (\S+)"', pictures.picture(panel)["svg"])[1])
 
-    assert draw(2) == pytest.approx(72 * page.PANEL_INCHES[1], abs=1)
+    assert draw(2) == pytest.approx(72 * pictures.PANEL_INCHES[1], abs=1)
     assert draw(8) > draw(2) + 50
 
 
@@ -73,27 +78,20 @@ def test_a_completion_cannot_break_out_of_the_page(tmp_path):
     attack = "</pre></details><script>alert(1)</script>"
     row = {"graded": True, "judged": True, "correct": False, "facts": attack, "text": attack}
     groups = [{"score": "0 of 1", "question": attack, "answer": attack, "about": attack, "rows": [row]}]
-    values = {
-        "name": attack,
-        "verdict": [attack],
-        "mood": "bad",
-        "numbers": [],
-        "state": attack,
-        "about": attack,
-        "findings": [],
-        "nothing": "",
-    }
-    values |= {"pictures": [page.picture(bars_and_line)], "small_pictures": [], "facts": [("what", "value")],
-               "tables": {}, "groups": groups, "about_groups": "",
-               "settings": [("key", "value"), (attack, attack)], "meanings": {}}  # fmt: skip
-    page.write_page("run.html", tmp_path / "page.html", **values)
+    blocks = [
+        Block(Kind.DIAGNOSIS, [Finding("no signal", "note", attack, attack)], "Diagnosis"),
+        Block(Kind.CHARTS, [bars_and_line], "Charts", attack),
+        Block(Kind.COMPLETIONS, groups, "Completions"),
+        Block(Kind.TABLE, [("key", "value"), (attack, attack)], "Settings", legend=attack),
+    ]
+    write_html(Page("Run", attack, [attack], "bad", blocks, state=attack, about=attack), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert text.count("<script>") == 1 and "alert(1)</script>" not in text
     tags = []
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(text)
-    assert tags.count("details") == 1 and tags.count("script") == 1
+    assert tags.count("details") == 2 and tags.count("script") == 1
     assert_well_made(text)
     assert "http" not in text.replace("http://www.w3.org", "")
 
@@ -104,7 +102,7 @@ def test_the_script_stays_small():
 
 def test_the_drawings_of_a_page_share_no_names():
     """A part that refers to a hidden drawing is not drawn, and the wide or the narrow chart is always hidden."""
-    names = [set(re.findall(r' id="([^"]*)"', one["svg"])) for one in page.wide_picture(bars_and_line)]
+    names = [set(re.findall(r' id="([^"]*)"', one["svg"])) for one in pictures.wide_picture(bars_and_line)]
     assert names[0] and names[1] and not names[0] & names[1]
 
 
@@ -116,7 +114,7 @@ def test_a_panel_can_say_what_its_points_tell_and_guides_tell_nothing():
         axes.set_title("Told")
         return ""
 
-    [line] = json.loads(page.picture(draw)["values"])["series"]
+    [line] = json.loads(pictures.picture(draw)["values"])["series"]
     assert [point[2:] for point in line["points"]] == [["one", "3 of 4"], ["two", "4 of 4"]]
 
 
@@ -127,7 +125,7 @@ def test_the_axes_of_a_logarithm_write_plain_numbers_under_the_pointer():
         axes.yaxis.set_major_formatter(lambda value, _: plain(value))
         return ""
 
-    [line] = json.loads(page.picture(draw)["values"])["series"]
+    [line] = json.loads(pictures.picture(draw)["values"])["series"]
     assert [point[2:] for point in line["points"]] == [["1", "0.001"], ["1,000", "10,000"]]
 
 
@@ -146,7 +144,8 @@ def test_titles_and_labels_of_a_sheet_are_not_cut(tmp_path, monkeypatch):
         | {"completions/wrong/length_mean": 9.5, "completions/length_p90": 20.0}
         for step in range(1, 9)
     ]
-    plot_run(rounds, [], tmp_path / "run.png")
+    run = Curves(rounds, [])
+    sheet([partial(panel, run=run) for panel in panels_of(run)], tmp_path / "run.png", (10.0, 3.3), 2, first_wide=True)
     [figure] = drawn
     figure.draw_without_rendering()
     for axes in figure.axes:
@@ -162,6 +161,32 @@ def test_dollar_signs_in_a_name_begin_no_formula(tmp_path):
         axes.set_title("a$^{$")
         axes.legend()
 
-    assert "lr $^{$ 3" in page.picture(draw)["svg"]
+    assert "lr $^{$ 3" in pictures.picture(draw)["svg"]
     sheet([draw], tmp_path / "sheet.png", (4, 3), 1, first_wide=False)
     assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_a_page_says_the_same_on_the_terminal_in_html_and_as_markdown(tmp_path):
+    blocks = [
+        Block(Kind.LINES, ["it was measured twice"], "How"),
+        Block(Kind.TABLE, [("name", "value"), ("a|b", "1")], "Numbers", "All."),
+        Block(Kind.TABLE, [("key", "value"), ("k", "v")], "Settings", only=PAGE),
+        Block(Kind.DIAGNOSIS, [Finding("no signal", "note", "it fell", "wait")], "Diagnosis"),
+        Block(Kind.CHARTS, [bars_and_line], "Charts"),
+    ]
+    output = io.StringIO()
+    shown = Page("Kind", "x", ["all is well"], "good", blocks, state="finished", words=["seed"])
+    publish(shown, tmp_path / "report.html", Terminal(file=output, width=100), also=("png", "md"), more=["the end"])
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert lines[:2] == ["x: finished", "Numbers: All"] and "Settings" not in output.getvalue()
+    assert lines.index("all is well") > lines.index("│ a|b  │     1 │") and lines[-1] == "the end"
+    assert lines.index("it was measured twice") > lines.index("all is well")
+    assert any("no signal" in line and "wait" in line for line in lines)
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("# x\n\nAll is well.\n\n## How\n\nIt was measured twice.\n\n## Numbers\n\nAll.\n\n| name |")
+    assert "| a\\|b | 1 |" in text and "**note: no signal**" in text
+    page = (tmp_path / "report.html").read_text()
+    assert "<p>All is well.</p>" in page and "<h2>Settings</h2>" in page and "helps: wait." in page
+    assert '<a href="report.md">' in page and '<a href="report.png">' in page
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert_well_made(page)

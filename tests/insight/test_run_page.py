@@ -218,7 +218,7 @@ RATE = ("learner.learning_rate", 0.0003, 0.0002)
 
 
 def test_a_page_says_where_its_run_was_resumed_and_how_it_had_ended_before(tmp_path):
-    assert how_often(read_resumptions(tmp_path)) == [] and resumptions_table([]) == {}
+    assert how_often(read_resumptions(tmp_path)) == [] and resumptions_table([]) == []
     add_resumption(tmp_path, Resumption(10, "step-00000010", 13, KILLED, changed=[RATE]))
     killed = "The run was resumed after step 10: it had been killed, or its machine was lost, at step 13."
     assert how_often(read_resumptions(tmp_path)) == [killed]
@@ -227,8 +227,8 @@ def test_a_page_says_where_its_run_was_resumed_and_how_it_had_ended_before(tmp_p
         file.write('{"step": 20, "checkp')
     add_resumption(tmp_path, Resumption(1020, "step-00001020", 1020, FAILED, "the disk is full."))
     assert how_often(read_resumptions(tmp_path)) == ["The run was resumed 2 times, after steps 10 and 1,020."]
-    [table] = resumptions_table(read_resumptions(tmp_path)).values()
-    assert table["rows"][1:] == [
+    [table] = resumptions_table(read_resumptions(tmp_path))
+    assert table.content[1:] == [
         ["10", "step-00000010", "it had been killed, or its machine was lost, at step 13", "3",
          "learner.learning_rate: 0.0003 → 0.0002"],
         ["1,020", "step-00001020", "it had failed at step 1,020: the disk is full.", "0", "none"],
@@ -283,7 +283,7 @@ def test_long_completions_lose_their_middle_and_control_characters_their_power()
 def test_each_source_of_problems_has_a_line_with_its_share_length_and_truncation():
     numbers = {"share": 0.25, "length_mean": 8.0, "truncated_fraction": 0.5, "reward_mean": 1.0, "pass_rate": 0.75}
     rounds = [{"step": 1, **{f"source/words/{name}": value for name, value in numbers.items()}}]
-    table = run_tables(rounds, [])["Completions by source"]["rows"]
+    table = run_tables(rounds)[-1].content
     assert table == [["source", "share of completions", "right", "mean reward", "mean length, tokens", "cut off"],
                      ["words", "25.0%", "75.0%", "1.000", "8.0", "50.0%"]]  # fmt: skip
 

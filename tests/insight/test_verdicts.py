@@ -94,7 +94,7 @@ def with_cosines(log, mean):
     """Returns the log with cosines of this mean, in units of their standard deviation, from round 100 on."""
     steps = log["pass_rate"].steps
     cosines = 0.035 * (mean * (steps > 100) + np.random.default_rng(0).standard_normal(len(steps)))
-    return replace(log, series={**log.series, step_signs.COSINE: Series(steps, cosines)})
+    return replace(log, series={**log.series, "step/cosine": Series(steps, cosines)})
 
 
 def losses_found(log):

@@ -322,7 +322,7 @@ def test_real_runs_of_two_variants_end_in_a_report(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (output / "cells" / "grpo-seed0" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4, "64 samples are four steps of 4 × 4"
-    reported = grpo("report", str(output))
+    reported = grpo("report", str(output), "also=md")
     assert reported.returncode == 0, reported.stderr
     text = (output / "report.md").read_text()
     assert "| normalization.exponent | 1.0 | 0.0 |" in text

@@ -101,9 +101,10 @@ def read_evaluations(folder: Path) -> list[Row]:
 
 
 def read_plans(folder: Path) -> list[Row]:
-    """Reads the rows of `read_run` for a replay. Raises `UserError` for one that does not hold its whole plan."""
+    """Reads the rows of `read_run` for a replay. Raises `UserError` for one that does not hold its whole plan and
+    the lengths that decisions need."""
     rows = read_run(folder)
-    _require_all(rows, PLAN, folder / METRICS_FILE)
+    _require_all(rows, (*PLAN, m.PROMPT_LENGTH, m.LENGTH), folder / METRICS_FILE)
     return rows
 
 

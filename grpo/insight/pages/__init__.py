@@ -1,7 +1,7 @@
 """This package shows runs to people: curves as pictures, evaluations as tables, and comparisons as web pages.
 
 One run:
-run_page      the whole report at a run's end, and its page
+run_page      the report at a run's end
 curves, small_charts, verdict, summary   its charts, judgement, and evaluations before and after
 run_facts     how it was started
 course        how it ended, and where it was resumed
@@ -20,5 +20,6 @@ solve_rates   `grpo solve-rates`
 trial         the table of `grpo check-reward`
 
 Shared by all pages:
-page, links, style, glossary     HTML; links between pages; colours and sheets; explained words
+page          what a page is; the terminal, HTML, Markdown and pictures show it
+pictures, links, style, glossary     charts of HTML; links between pages; colours and sheets; explained words
 """

@@ -1,30 +1,25 @@
-"""This module writes a comparison of variants as a web page, a picture, Markdown and a table on the terminal."""
+"""This module makes the page of a comparison of variants."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from grpo.config.folder import COMPARISON_PLOT_FILE, PAGE_FILE, REPORT_FILE
+from grpo.config.folder import PAGE_FILE
 from grpo.config.start import run_name
 from grpo.evaluation.pass_rates import FEWEST_SEEDS
-from grpo.host.disk import write_whole
 from grpo.host.terminal import Terminal, clean
 from grpo.insight.logs.finished_runs import Run
-from grpo.insight.pages import page
 from grpo.insight.pages.contrast import SURE, Contrast, Variant
 from grpo.insight.pages.contrast_panels import PANELS
 from grpo.insight.pages.contrast_tables import CAPTIONS, by_quarter, health, ratio, results, settings
 from grpo.insight.pages.course import describe_state, unfinished, where
-from grpo.insight.pages.glossary import meanings
 from grpo.insight.pages.links import links_to
-from grpo.insight.pages.style import sheet
+from grpo.insight.pages.page import PAGE, PAIRS, TERMINAL, Block, Kind, Number, Page, publish
 from grpo.insight.pages.summary import unlike
-from grpo.insight.pages.verdict import GOOD, UNSURE, Number, probability
+from grpo.insight.pages.verdict import GOOD, UNSURE, probability
 from grpo.insight.pages.yardstick import Yardstick
 from grpo.telemetry.json_lines import Row
 
@@ -32,62 +27,53 @@ NUM_SAMPLES = 3
 # The head of the page names at most this many variants.
 MOST_LISTED = 6
 EXCERPT = 400
-# The width of the picture, and the height of each of its rows.
-SHEET_INCHES = (10.0, 3.6)
+ABOUT_SAMPLES = "These are the problems on which the variants differ most, with completions of the first seed."
 # The columns of the results that fit on a terminal: variant, after, difference, seeds higher, p, tokens.
 NARROW = (0, 3, 4, 5, 6, -1)
 
 
-def write_contrast(
-    contrast: Contrast, folder: Path, notes: Sequence[str] = (), console: Terminal | None = None
-) -> None:
-    """Writes a comparison as page, picture and Markdown into `folder`, and prints its table and conclusion.
+def write_contrast(contrast: Contrast, folder: Path, notes: Sequence[str] = (), also: Collection[str] = ()) -> None:
+    """Prints a comparison, and writes it into `folder` as a page and in the formats of `also`.
 
     `notes` are sentences to add to the conclusion, for example about runs that failed.
     """
-    console = console or Terminal()
-    tables = {
-        "Results": results(contrast),
-        "Learned, by difficulty before training": by_quarter(contrast),
-        "How the runs went": health(contrast),
-        "Settings that differ": settings(contrast),
-    }
-    unlike_asked = differently_asked(contrast)
-    lines_said = [*unlike_asked, *conclusion(contrast), *courses(contrast), *notes]
-    panels = [partial(panel, contrast=contrast) for panel in PANELS]
     folders = [run.folder for variant in contrast.variants for run in variant.runs]
-    sheet(panels[:4], folder / COMPARISON_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=False)
-    lines = [f"# {run_name(folder)}", *lines_said, f"![curves]({COMPARISON_PLOT_FILE})"]
-    lines += ["\n".join([f"## {title}\n", f"{CAPTIONS[title]}\n", *_markdown(rows)]) for title, rows in tables.items()]
-    write_whole(folder / REPORT_FILE, "\n\n".join(lines) + "\n", "backslashreplace")
-    page.write_page(
-        "contrast.html",
-        folder / PAGE_FILE,
-        name=run_name(folder),
-        compared=_listed([variant.name for variant in contrast.variants]),
-        verdict=lines_said[:1],
+    publish(contrast_page(contrast, folder, notes), folder / PAGE_FILE, Terminal(), also, folders)
+
+
+def contrast_page(contrast: Contrast, folder: Path, notes: Sequence[str] = ()) -> Page:
+    """Returns the page of a comparison, which links to those of its runs relative to `folder`."""
+    unlike_asked, outcome = differently_asked(contrast), results(contrast)
+    lines = [*unlike_asked, *conclusion(contrast), *courses(contrast), *notes]
+    links = links_to([run.folder for variant in contrast.variants for run in variant.runs], folder)
+    tables = [
+        Block(Kind.TABLE, rows, title, only=PAGE, legend=CAPTIONS[title])
+        for title, rows in (
+            ("Results", outcome),
+            ("Learned, by difficulty before training", by_quarter(contrast)),
+            ("How the runs went", health(contrast)),
+            ("Settings that differ", settings(contrast)),
+        )
+    ]
+    return Page(
+        *("Variants compared", run_name(folder), lines[:1]),
         mood=GOOD if not unlike_asked and any(_is_clear(variant) for variant in contrast.variants) else UNSURE,
+        blocks=[
+            Block(Kind.TABLE, [[row[at] for at in NARROW] for row in outcome], only=TERMINAL, texts=range(len(NARROW))),
+            Block(Kind.LINES, lines[1:], "What to know first"),
+            Block(Kind.LINKS, links, "Runs"),
+            tables[0],
+            Block(Kind.CHARTS, [partial(panel, contrast=contrast) for panel in PANELS], "Charts", layout=PAIRS),
+            *tables[1:],
+            Block(Kind.COMPLETIONS, samples(contrast), "Completions", ABOUT_SAMPLES),
+        ],
         numbers=numbers(contrast),
-        notes=lines_said[1:],
-        tables=tables,
-        captions=CAPTIONS,
-        pictures=page.pictures(panels, first_wide=False),
-        runs=folders,
-        run_links=links_to(folders, folder),
-        samples=samples(contrast),
-        meanings=meanings(
+        about=_listed([variant.name for variant in contrast.variants]),
+        words=(
             *(("pass@1", "percentage point") if contrast.yardstick.in_percent else ()),
             *("held-out problems", "seed", "95 % interval", "p", "group", "silent group", "entropy"),
         ),
     )
-    header, *rows = ([row[index] for index in NARROW] for row in tables["Results"])
-    table = Table(*header)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    for line in lines_said:
-        console.print(line, soft_wrap=True, highlight=False)
-    console.print(f"page    {folder / PAGE_FILE}\npicture {folder / COMPARISON_PLOT_FILE}", soft_wrap=True)
 
 
 def _is_clear(variant: Variant) -> bool:
@@ -298,12 +284,14 @@ def _sample(contrast: Contrast, name: str) -> dict[str, Any]:
     named_rows = [("before training", row_before)]
     named_rows += [(variant.name, row(variant.runs[0], -1)) for variant in contrast.variants]
     return {
+        "score": "",
         "question": row_before["question"],
         "answer": row_before["answer"],
-        "completions": [
+        "about": "",
+        "rows": [
             {
-                "who": writer,
-                "score": _score(row, contrast.yardstick),
+                **{"graded": True, "judged": False, "correct": False},
+                "facts": f"{writer}: {_score(row, contrast.yardstick)}; the first of them",
                 "text": clean(row["completion"][:EXCERPT]),
             }
             for writer, row in named_rows
@@ -315,8 +303,3 @@ def _score(row: Row, yardstick: Yardstick) -> str:
     if not yardstick.in_percent:
         return f"mean reward {yardstick.value(row['reward'])}"
     return f"{row['correct']} of {row['total']} right"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    header, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return [header, "|" + "---|" * len(rows[0]), *body]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from grpo.host.folder_lock import is_locked
 from grpo.host.terminal import clean
 from grpo.insight.pages.glossary import setting
+from grpo.insight.pages.page import PAGE, Block, Kind
 from grpo.telemetry.ending import FAILED, FINISHED, INTERRUPTED, KILLED, Resumption, read_ending
 from grpo.telemetry.json_lines import Row
 
@@ -72,12 +72,11 @@ def before(resumption: Resumption) -> str:
     return f"{how_ended}: {clean(resumption.why)}" if resumption.why else how_ended
 
 
-def resumptions_table(resumptions: Sequence[Resumption]) -> dict[str, dict[str, Any]]:
-    """Returns the table of a run's resumptions under its title. Returns no table for a run that was never resumed."""
-    if not resumptions:
-        return {}
+def resumptions_table(resumptions: Sequence[Resumption]) -> list[Block]:
+    """Returns the table of a run's resumptions, and no table for a run that was never resumed."""
     header = ["resumed after step", "from the checkpoint", "before that", "steps taken again", "settings changed"]
-    return {"Where the run was resumed": {"caption": CAPTION, "rows": [header, *map(_row, resumptions)]}}
+    rows = [header, *map(_row, resumptions)]
+    return [Block(Kind.TABLE, rows, "Where the run was resumed", CAPTION, PAGE)] if resumptions else []
 
 
 def _row(resumption: Resumption) -> list[str]:

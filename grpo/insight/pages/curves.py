@@ -1,16 +1,13 @@
-"""This module draws a run's curves, one function per panel. The page shows all panels, `curves.png` a few of them."""
+"""This module draws a run's curves, one function per panel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo.config import UserError
 from grpo.evaluation.held_out import is_unjudged
 from grpo.insight.pages.glossary import PHASES
 from grpo.insight.pages.style import (
@@ -24,7 +21,6 @@ from grpo.insight.pages.style import (
     over_optimizer_steps,
     plain,
     share_from_zero,
-    sheet,
     smooth,
     tell,
     tell_rounds,
@@ -36,7 +32,6 @@ from grpo.types import metrics as m
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SHEET_INCHES, _SHEET_COLUMNS = (10.5, 3.0), 3
 # Two series that differ by no more than this are drawn as one line.
 SAME = 1e-6
 # Colours of the sources of problems. Pass rates by source are drawn for at most as many sources.
@@ -76,21 +71,6 @@ class Curves:
 
 
 Panel = Callable[["Axes", Curves], str]
-
-
-def plot_run(metrics: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Draws reward and pass rate over optimizer steps, with the held-out evaluations, into the PNG `path`.
-
-    Small panels below show silent groups, entropy and length. `metrics` and `evaluations` are the rows of
-    metrics.jsonl and evaluations.jsonl. Dots are rounds; lines are centred means over a tenth of the rounds. Metrics
-    that were not measured are left out. Raises `UserError` when the run has no finished round.
-    """
-    if not metrics:
-        raise UserError("there is nothing to plot, because the run has not finished its first round")
-    run = Curves(metrics, evaluations)
-    small = [panel for panel in panels_of(run) if panel in (draw_equal_groups, draw_entropy, draw_length)]
-    sheet_panels = [partial(panel, run=run) for panel in (draw_pass_rate, *small)]
-    sheet(sheet_panels, Path(path), _SHEET_INCHES, _SHEET_COLUMNS, first_wide=True)
 
 
 def panels_of(run: Curves) -> list[Panel]:

@@ -1,15 +1,15 @@
-"""This module writes what `grpo dynamics fit|forecast|diagnose|replay` shows, in the terminal and as a page."""
+"""This module makes what `grpo dynamics fit|forecast|diagnose|replay` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import DYNAMICS_PAGE_FILE, DYNAMICS_PLOT_FILE
+from grpo.config.folder import DYNAMICS_PAGE_FILE
 from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
 from grpo.config.start import run_name
@@ -24,62 +24,60 @@ from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.logs import counts_of, read_log, read_plans, run_config
 from grpo.insight.logs.run_log import RunLog
-from grpo.insight.pages import page
 from grpo.insight.pages.dynamics_panels import Dynamics, panels
 from grpo.insight.pages.dynamics_tables import (
-    decisions_table,
-    findings_table,
+    decisions_rows,
     forecast_line,
     forecast_numbers,
     held_out_lines,
-    way_table,
+    way_rows,
 )
-from grpo.insight.pages.glossary import meanings
-from grpo.insight.pages.style import sheet
-from grpo.insight.pages.verdict import nothing_found, outlook_lines, unchecked_lines, verdict_lines
+from grpo.insight.pages.page import PAGE, TERMINAL, Block, Kind, Page, publish, show
+from grpo.insight.pages.verdict import UNSURE, nothing_found, outlook_lines, unchecked_lines, verdict_lines
 from grpo.types import metrics as m
 
-# A replay of the scheduler needs these metrics of each round.
-NEEDED_MEANS = (m.PROMPT_LENGTH, m.LENGTH)
 # No forecast reaches further ahead than this many lengths of its log, since it takes time in proportion.
 MOST_LENGTHS = 1000
-# The width of the picture, and the height of each of its rows.
-SHEET_INCHES = (9.0, 3.1)
 
 
-def write_fit(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
+def write_fit(
+    path: Path,
+    last_step: int | None = None,
+    column: str | None = None,
+    scale: float = 1.0,
+    also: Collection[str] = (),
+) -> None:
     """Reports the forecast and the diagnosis of the log at `path`.
 
     The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written beside the
-    log as a picture and a page. `column` and `scale` are explained at `logs.read_log`.
+    log as a page and in the formats of `also`. `column` and `scale` are explained at `logs.read_log`.
     """
-    console = Terminal()
     analysis = analysed(read_log(path, column, scale), path, last_step)
-    findings = advised(analysis.log)
-    for line in (*analysis.log.notes, forecast_line(analysis.ahead)):
-        console.print(line, soft_wrap=True)
-    print_findings(findings, analysis.log, console)
-    write_page(analysis, findings, path if path.is_dir() else path.parent, console)
+    folder = path if path.is_dir() else path.parent
+    fit = dynamics_page(analysis, advised(analysis.log), folder)
+    publish(fit, folder / DYNAMICS_PAGE_FILE, Terminal(), also)
 
 
 def write_forecast(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
     """Prints the forecast of the reward curve, in words and a table, and that of held-out evaluations if possible."""
-    console = Terminal()
     analysis = analysed(read_log(path, column, scale), path, last_step)
     held_out = held_out_lines(analysis.log, analysis.ahead.steps[-1])
-    for line in (*analysis.log.notes, forecast_line(analysis.ahead), *held_out):
-        console.print(line, soft_wrap=True)
-    console.print(way_table(analysis.ahead))
+    lines = [*analysis.log.notes, forecast_line(analysis.ahead), *held_out]
+    _print(Block(Kind.TABLE, way_rows(analysis.ahead), "Forecast (90 % intervals)", texts=()), Block(Kind.LINES, lines))
 
 
 def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -> None:
     """Prints the diagnosis: where the run stands, each finding with evidence and remedy, and what was not checked."""
-    console, log = Terminal(), read_log(path, column, scale)
-    for line in (*log.notes, *outlook_lines(log)):
-        console.print(line, soft_wrap=True)
-    print_findings(advised(log), log, console)
-    for line in unchecked_lines(unchecked(log)):
-        console.print(line, soft_wrap=True)
+    log = read_log(path, column, scale)
+    _print(
+        Block(Kind.LINES, [*log.notes, *outlook_lines(log)]),
+        Block(Kind.DIAGNOSIS, advised(log), "Diagnosis", nothing=nothing_found(log)),
+        Block(Kind.LINES, unchecked_lines(unchecked(log))),
+    )
+
+
+def _print(*blocks: Block) -> None:
+    show(Page("", "", [], UNSURE, blocks), Terminal())
 
 
 def write_replay(folder: Path, overrides: Sequence[str]) -> None:
@@ -87,37 +85,26 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
 
     `overrides` change the scheduler's settings. It decides for the number of learner ranks in the run's `hardware`.
     """
-    console = Terminal()
     config = from_dict(run_config(folder), overrides)
     check_values(config, "dynamics.")
     ranks = config.hardware.ranks
     check_batch(config, ranks)
     was_adaptive = config.dynamics.name == "adaptive" and not overrides
     rows = read_plans(folder)
-    missing_means = [name for name in NEEDED_MEANS if name not in rows[0]]
-    if missing_means:
-        raise UserError(
-            f"the metrics of {folder} lack {missing_means[0]}, which the decisions need: they were written by an "
-            "earlier version, so a replay is not possible"
-        )
     rounds = [
         statistics_of(row, counts_of(row), counts_of(row, m.FIRST_COUNTS), index) for index, row in enumerate(rows)
     ]
     decisions = replay(SCHEDULERS["adaptive"](config, ranks), rounds)
-    console.print(decisions_table(decisions))
+    lines = [] if any(one.changes for one in decisions) else ["after no round would the plan have been changed"]
     if ranks > 1:
-        console.print(f"decided for {ranks} learner ranks, among which the prompts of a step are shared out evenly")
-    if was_adaptive:
-        num_same, total = agreement(decisions)
-        console.print(
-            f"the run's own scheduler was replayed: {num_same} of {total} plans are those that the run followed",
-            soft_wrap=True,
-        )
-    else:
-        console.print(
-            "each decision is made on what the run measured, so no round shows the effect of an earlier decision",
-            soft_wrap=True,
-        )
+        lines.append(f"decided for {ranks} learner ranks, among which the prompts of a step are shared out evenly")
+    same, total = agreement(decisions)
+    lines.append(
+        f"the run's own scheduler was replayed: {same} of {total} plans are those that the run followed"
+        if was_adaptive
+        else "each decision is made on what the run measured, so no round shows the effect of an earlier decision"
+    )
+    _print(Block(Kind.TABLE, decisions_rows(decisions), "Decisions", texts=(5,)), Block(Kind.LINES, lines))
 
 
 def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
@@ -163,35 +150,23 @@ def advised(log: RunLog) -> list[Finding]:
     return [translated(finding) for finding in diagnose(log)]
 
 
-def write_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path, console: Terminal) -> None:
-    """Writes the picture and the page into `folder`, and prints their paths."""
-    drawings = [partial(panel, analysis=analysis) for panel in panels(analysis)]
-    sheet(drawings, folder / DYNAMICS_PLOT_FILE, SHEET_INCHES, columns=2, first_wide=True)
-    lines, mood = verdict_lines(analysis.log)
-    page.write_page(
-        "dynamics.html",
-        folder / DYNAMICS_PAGE_FILE,
-        name=run_name(folder),
-        verdict=[*map(page.sentence, lines)],
-        mood=mood,
+def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path) -> Page:
+    """Returns the page of a log's forecast and diagnosis. `folder` is that of the log."""
+    log, held_out = analysis.log, held_out_lines(analysis.log, analysis.ahead.steps[-1])
+    lines, mood = verdict_lines(log)
+    planned = f" of a run of {log.num_steps:,} optimizer steps" if log.num_steps else ""
+    decisions = [("after step", "why"), *log.decisions]
+    return Page(
+        *("Training dynamics", run_name(folder), lines, mood),
+        blocks=[
+            Block(Kind.LINES, log.notes, "How the log was read"),
+            Block(Kind.LINES, [forecast_line(analysis.ahead)], only=TERMINAL),
+            Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing_found(log)),
+            Block(Kind.CHARTS, [partial(panel, analysis=analysis) for panel in panels(analysis)], "Charts"),
+            Block(Kind.LINES, held_out, "Held-out problems"),
+            Block(Kind.TABLE, decisions if log.decisions else (), "Decisions of the scheduler", only=PAGE),
+        ],
         numbers=forecast_numbers(analysis.ahead),
-        log=analysis.log,
-        notes=[*map(page.sentence, analysis.log.notes)],
-        rounds=f"{len(analysis.log.history):,}",
-        summary=[*map(page.sentence, held_out_lines(analysis.log, analysis.ahead.steps[-1]))],
-        findings=findings,
-        nothing=page.sentence(nothing_found(analysis.log)),
-        pictures=page.pictures(drawings),
-        meanings=meanings(
-            *("pass rate", "percentage point", "round", "group", "silent group", "τ", "entropy"),
-        ),
+        state=f"{len(log.history):,} rounds{planned}",
+        words=("pass rate", "percentage point", "round", "group", "silent group", "τ", "entropy"),
     )
-    console.print(f"picture {folder / DYNAMICS_PLOT_FILE}\npage    {folder / DYNAMICS_PAGE_FILE}", soft_wrap=True)
-
-
-def print_findings(findings: Sequence[Finding], log: RunLog, console: Terminal) -> None:
-    """Prints the table of findings, or a line that there are none."""
-    if findings:
-        console.print(findings_table(findings))
-    else:
-        console.print(f"diagnosis: {nothing_found(log)}", soft_wrap=True)

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from rich.table import Table
-from rich.text import Text
 
 from grpo.dynamics.forecast import Forecast, forecast_held_out
 from grpo.dynamics.replay import Proposal
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, paired
-from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.insight.pages.glossary import signed
-from grpo.insight.pages.verdict import Number, guess
+from grpo.insight.pages.page import Number
+from grpo.insight.pages.verdict import guess
 
 # A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
-COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
 def forecast_line(ahead: Forecast) -> str:
@@ -77,46 +74,32 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
     return lines
 
 
-def way_table(ahead: Forecast) -> Table:
+def way_rows(ahead: Forecast) -> list[tuple[str, str, str]]:
     """Returns a table of the forecast pass rate at up to five evenly spread whole steps."""
-    table = Table(title="Forecast (90 % intervals)", title_justify="left")
-    for name in ("step", "pass rate", "interval"):
-        table.add_column(name, justify="right")
+    rows = [("step", "pass rate", "interval")]
     for step in np.unique(np.linspace(ahead.steps[0], ahead.steps[-1], 5).round()):
-        index = np.abs(ahead.steps - step).argmin()
-        interval = f"[{ahead.low[index]:.2f}, {ahead.high[index]:.2f}]"
-        table.add_row(f"{step:.0f}", f"{ahead.value[index]:.2f}", interval)
-    return table
+        at = np.abs(ahead.steps - step).argmin()
+        rows.append((f"{step:.0f}", f"{ahead.value[at]:.2f}", f"[{ahead.low[at]:.2f}, {ahead.high[at]:.2f}]"))
+    return rows
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """Returns a table with a row per finding: severity, name, evidence and remedy."""
-    table = Table(title="Diagnosis", title_justify="left")
-    for name in ("", "finding", "evidence", "what to do"):
-        table.add_column(name, overflow="fold")
-    for finding in findings:
-        severity = Text(finding.severity, style=COLORS[finding.severity])
-        table.add_row(severity, finding.name, f"{finding.meaning}\n{finding.evidence}", finding.remedy)
-    return table
-
-
-def decisions_table(proposals: Sequence[Proposal]) -> Table:
+def decisions_rows(proposals: Sequence[Proposal]) -> list[tuple[str, ...]]:
     """Returns a table of the rounds after which the scheduler proposed another plan, with old and new values."""
-    table = Table(title="Decisions", title_justify="left")
-    for name in ("after step", "G", "τ", "prompts", "rate ×", "why"):
-        table.add_column(name, justify="left" if name == "why" else "right", overflow="fold")
-    for proposal in proposals:
-        if proposal.changes:
-            plan_followed, plan_proposed = proposal.done, proposal.proposed
-            table.add_row(
+    return [
+        ("after step", "G", "τ", "prompts", "rate ×", "why"),
+        *(
+            (
                 str(proposal.step),
-                _arrow(plan_followed.group_size, plan_proposed.group_size),
-                _arrow(plan_followed.refresh_interval, plan_proposed.refresh_interval),
-                _arrow(plan_followed.prompts_per_step, plan_proposed.prompts_per_step),
-                _arrow(plan_followed.learning_rate_factor, plan_proposed.learning_rate_factor),
+                _arrow(proposal.done.group_size, proposal.proposed.group_size),
+                _arrow(proposal.done.refresh_interval, proposal.proposed.refresh_interval),
+                _arrow(proposal.done.prompts_per_step, proposal.proposed.prompts_per_step),
+                _arrow(proposal.done.learning_rate_factor, proposal.proposed.learning_rate_factor),
                 proposal.verdict.reason,
             )
-    return table
+            for proposal in proposals
+            if proposal.changes
+        ),
+    ]
 
 
 def _arrow(before: float, after: float) -> str:

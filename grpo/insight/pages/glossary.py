@@ -47,11 +47,6 @@ PHASES = {
 """The phases of a round in their order, each with what happens in it."""
 
 
-def meanings(*words: str) -> dict[str, str]:
-    """Returns these words with their meanings, in the order given."""
-    return {word: MEANINGS[word] for word in words}
-
-
 def duration(seconds: float) -> str:
     """Formats seconds as seconds, minutes or hours, whichever suits. "–" stands for 0, as of logs without times.
 

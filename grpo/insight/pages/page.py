@@ -1,223 +1,240 @@
-"""This module writes web pages, each a single HTML file that needs no other file and no network.
+"""This module shows a page: on the terminal, as a web page, and on request as a picture and as Markdown.
 
-Charts are inline SVG, so that they take the page's colours, in dark mode too. Each chart comes with a list of its
-points and their values, which the page's script shows under the pointer.
+A page is computed once. A web page is a single HTML file that needs no other file and no network.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 import grpo
 from grpo.host.disk import write_whole
+from grpo.host.terminal import Terminal, clean
+from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING
+from grpo.insight.pages.glossary import MEANINGS
 from grpo.insight.pages.links import linked_with, links_of, renew
-from grpo.insight.pages.style import STYLE, plain, with_mean
+from grpo.insight.pages.pictures import SMALL_INCHES, picture, pictures
+from grpo.insight.pages.style import sheet
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-PANEL_INCHES, WIDE_INCHES, SMALL_INCHES = (4.8, 3.3), (9.4, 3.9), (3.4, 2.4)
-# The height of a legend of two lines, for which every chart has room.
-LEGEND_INCHES = 0.45
-# The words of a chart are set by the browser, in the page's font.
-_PAGE_STYLE = STYLE | {
-    "font.size": 9.5,
-    "svg.fonttype": "none",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.titlesize": 0.01,
-}
-_VARIABLES = {
-    "#0072b2": "blue", "#d55e00": "orange", "#009e73": "green", "#000000": "ink", "#cc79a7": "pink",
-    "#e69f00": "yellow", "#56b4e9": "sky",
-}  # fmt: skip
-"""A chart's colours and the page's CSS variables that replace them, since they differ between light and dark mode."""
-# The page's script gets the values of at most about this many points of each series.
-_MOST_VALUES = 240
+SMALL, PAIRS = "small", "pairs"
+# A block that only the terminal shows, or only the page.
+TERMINAL, PAGE = "terminal", "page"
+PICTURE, MARKDOWN = "png", "md"
+FORMATS = (PICTURE, MARKDOWN)
+# The width of a picture, and the height of each of its rows.
+SHEET_INCHES = (10.0, 3.3)
+COLORS = {CRITICAL: "bold red", WARNING: "yellow", NOTE: "cyan"}
 
 
-def picture(draw: Callable[[Axes], str], inches: tuple[float, float] = PANEL_INCHES) -> dict[str, str]:
-    """Draws a panel of a size for a page, and returns its title, caption, SVG, and the values of its points as JSON."""
-    import matplotlib
-    from matplotlib.figure import Figure
+class Number(NamedTuple):
+    """A number to show on top of a page, with its name, its value as text, and a remark."""
 
-    with matplotlib.rc_context(_PAGE_STYLE):
-        # The SVG's unit is a point, a 72nd of an inch. With 72 dots an inch, matplotlib's pixels are the same.
-        figure = Figure(figsize=inches, dpi=72, layout="constrained")
-        axes = figure.add_subplot()
-        caption = draw(axes) or ""
-        _make_room(figure, axes)
-        title = axes.get_title(loc="left")
-        axes.set_title("", loc="left")
-        drawing = io.StringIO()
-        # The salt determines the ids within an SVG. Two charts of a page need different ids: a reference to the id of a
-        # hidden chart, such as the one for phones, would find nothing.
-        with matplotlib.rc_context({"svg.hashsalt": f"{title} {inches}"}):
-            figure.savefig(drawing, format="svg", metadata={"Date": None})
-        values = {"x": axes.get_xlabel(), "series": list(_series(axes))}
-    return {
-        "title": title,
-        "caption": caption,
-        "only": "",
-        "svg": _inline(drawing.getvalue()),
-        "values": json.dumps(values, ensure_ascii=False),
-    }
+    name: str
+    value: str
+    note: str = ""
 
 
-def _make_room(figure: Figure, axes: Axes) -> None:
-    """Makes a chart higher by what its legend needs beyond two lines, so that the curves keep their height."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+class Kind(StrEnum):
+    """A block is of one of these kinds, which say what its content is."""
 
-    if legend := axes.get_legend():
-        inches = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height / figure.dpi
-        figure.set_figheight(figure.get_figheight() + max(0.0, inches - LEGEND_INCHES))
-
-
-def pictures(draws: Sequence[Callable[[Axes], str]], first_wide: bool = True) -> list[dict[str, str]]:
-    """Draws panels for a page, two in a row. With `first_wide` the first one has a row of its own, and so has a last
-    one that would have no neighbour."""
-    alone = {0} if first_wide else set()
-    if (len(draws) - len(alone)) % 2:
-        alone.add(len(draws) - 1)
-    drawn = [wide_picture(draw) if index in alone else [picture(draw)] for index, draw in enumerate(draws)]
-    return [one for several in drawn for one in several]
+    LINES = auto()
+    COMMAND = auto()
+    TABLE = auto()
+    CHARTS = auto()
+    DIAGNOSIS = auto()
+    COMPLETIONS = auto()
+    LINKS = auto()
 
 
-def wide_picture(draw: Callable[[Axes], str]) -> list[dict[str, str]]:
-    """Draws a panel over the page's whole width, and once more for a phone. The page shows the one that fits."""
-    return [picture(draw, WIDE_INCHES) | {"only": "wide"}, picture(draw) | {"only": "narrow"}]
+@dataclass(frozen=True)
+class Block:
+    """A block is a part of a page below a title, with a note that explains it. A macro of its kind draws it on a web
+    page.
 
-
-def _inline(svg: str) -> str:
-    """Turns matplotlib's SVG into a part of a page: without prologue, group ids or fixed size, in its colours."""
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r'<g id="[^"]*"', "<g", body)
-    body = re.sub(r' width="[\d.]+pt"| height="[\d.]+pt"', "", body, count=2)
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
-    body = re.sub(r"'DejaVu Sans'[^;\"]*", "inherit", body).replace("px inherit", "px system-ui, sans-serif")
-    return re.sub(r"#[0-9a-f]{6}\b", lambda match: _variable(match[0]), body)
-
-
-def _variable(color: str) -> str:
-    """Returns the page's CSS variable for a colour of `_VARIABLES` or a grey, or `color` itself for any other."""
-    if color in _VARIABLES:
-        return f"var(--{_VARIABLES[color]})"
-    parts = {color[index : index + 2] for index in (1, 3, 5)}
-    if len(parts) > 1:
-        return color
-    brightness = int(parts.pop(), 16) / 255
-    return f"var(--{'line' if brightness > 0.85 else 'pale' if brightness > 0.65 else 'faint'})"
-
-
-def _series(axes: Axes) -> Iterator[dict[str, Any]]:
-    """Yields name, colour and points of each series in a chart's legend.
-
-    A point is [x, y, text of x, text of y], with x and y in the SVG's units.
+    content   lines, words of a command, rows of a table with the header first, functions that draw charts, findings,
+              groups of completions, or links. A block without content is left out, or says `nothing`
+    legend    what the columns of a table mean
+    texts     the columns of a table that hold texts and not numbers
+    layout    of charts: `SMALL`, in `PAIRS`, or the first one as wide as the page
     """
-    height = axes.figure.bbox.height
-    for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-        points = _points(handle, axes)
-        if points is None or not len(points):
-            continue
-        point_texts = getattr(handle, "point_texts", None) or _texts_of(points, handle, axes)
-        stride = -(-len(points) // _MOST_VALUES)
-        rows = []
-        for point, texts in zip(points[::stride], point_texts[::stride], strict=True):
-            if np.isfinite(point).all():
-                x, y = axes.transData.transform(point)
-                rows.append([round(float(x), 1), round(float(height - y), 1), *texts])
-        yield {"name": name, "color": _color(handle), "points": rows}
+
+    kind: Kind
+    content: Sequence[Any]
+    title: str = ""
+    note: str = ""
+    only: str = ""
+    nothing: str = ""
+    legend: str = ""
+    texts: Collection[int] = (0,)
+    layout: str = ""
+
+    @property
+    def pictures(self) -> list[dict[str, str]]:
+        """Draws the charts for a web page."""
+        if self.layout == SMALL:
+            return [picture(draw, SMALL_INCHES) for draw in self.content]
+        return pictures(self.content, first_wide=self.layout != PAIRS)
 
 
-def _texts_of(points: np.ndarray, handle: Any, axes: Axes) -> list[tuple[str, str]]:
-    """Returns the texts (of x, of y) of points as their axes write them, with the values of single rounds if known."""
-    is_finite = np.isfinite(points).all(axis=1)
-    texts = [
-        (_text(axes.xaxis, x), _text(axes.yaxis, y)) if finite else ("", "")
-        for (x, y), finite in zip(points, is_finite, strict=True)
-    ]
-    rounds = getattr(handle, "round_values", None)
-    if rounds is None:
-        return texts
-    return [(x, with_mean(_text(axes.yaxis, own), mean)) for (x, mean), own in zip(texts, rounds, strict=True)]
+@dataclass(frozen=True)
+class Page:
+    """A page has a kind, the name of its run or problems, a verdict in lines with a mood, blocks, the numbers that
+    matter most, the state of its run, a line about it, and the words that it explains."""
+
+    kind: str
+    name: str
+    verdict: Sequence[str]
+    mood: str
+    blocks: Sequence[Block]
+    numbers: Sequence[Number] = ()
+    state: str = ""
+    about: str = ""
+    words: Sequence[str] = ()
+
+    def blocks_of(self, side: str) -> list[Block]:
+        """Returns the blocks that the terminal or the page shows."""
+        return [block for block in self.blocks if block.only in ("", side) and (block.content or block.nothing)]
 
 
-def _points(handle: Any, axes: Axes) -> np.ndarray | None:
-    """Returns the points of a line, error bars or bars, in the chart's units.
+def publish(
+    page: Page,
+    path: Path,
+    console: Terminal,
+    also: Collection[str] = (),
+    runs: Sequence[Path] = (),
+    more: Sequence[str] = (),
+) -> None:
+    """Shows a page on the terminal, and writes it to `path` and beside it in the other formats that `also` names.
 
-    Returns None for areas, and for guide lines from one side of the chart to the other.
+    `runs` are the folders of the runs that it compares, and `more` are lines to print below its path.
     """
-    if hasattr(handle, "get_xydata"):
-        guide = handle.get_transform() != axes.transData
-        return None if guide else np.asarray(handle.get_xydata(), float)
-    if hasattr(handle, "patches"):
-        return np.array([(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in handle.patches])
-    if hasattr(handle, "lines"):
-        return np.asarray(handle.lines[0].get_xydata(), float)
-    return None
+    show(page, console)
+    written = [f"report  {path}  (opens in a browser)"]
+    if PICTURE in also:
+        charts = [block for block in page.blocks if block.kind == Kind.CHARTS and block.layout != SMALL]
+        draws = [draw for block in charts for draw in block.content]
+        sheet(draws, path.with_suffix(".png"), SHEET_INCHES, columns=2, first_wide=len(draws) % 2 == 1)
+        written.append(f"picture {path.with_suffix('.png')}")
+    if MARKDOWN in also:
+        write_whole(path.with_suffix(".md"), "\n\n".join(_markdown(page)) + "\n", "backslashreplace")
+        written.append(f"text    {path.with_suffix('.md')}")
+    write_html(page, path, runs)
+    console.print("\n".join([*written, *more]), soft_wrap=True)
 
 
-def _color(handle: Any) -> str:
-    from matplotlib.colors import to_hex
-
-    artist = handle.patches[0] if hasattr(handle, "patches") else handle
-    artist = artist.lines[0] if hasattr(artist, "lines") and not hasattr(artist, "get_xydata") else artist
-    color = artist.get_color() if hasattr(artist, "get_color") else artist.get_facecolor()
-    return _variable(to_hex(color))
-
-
-def _text(axis: Axis, value: float) -> str:
-    """Formats a value as its axis does, but numbers by `plain` and percents with one decimal."""
-    from matplotlib.ticker import PercentFormatter, ScalarFormatter
-
-    formatter = axis.get_major_formatter()
-    if isinstance(formatter, PercentFormatter):
-        return f"{value:.1%}"
-    if isinstance(formatter, ScalarFormatter):
-        return plain(value)
-    # Neighbouring bars of one category share the nearest tick, whose label is the category.
-    ticks = np.asarray(axis.get_majorticklocs())
-    return formatter(value) or formatter(ticks[np.argmin(np.abs(ticks - value))])
+def show(page: Page, console: Terminal) -> None:
+    """Shows a page on the terminal: tables first, since people begin at its last lines."""
+    blocks = sorted(page.blocks_of(TERMINAL), key=lambda block: block.kind != Kind.TABLE)
+    number = sum(block.kind == Kind.TABLE for block in blocks)
+    if page.state:
+        console.print(f"{page.name}: {page.state}", soft_wrap=True)
+    verdict = [line for line in page.verdict if not page.state or page.state not in line]
+    for block in (*blocks[:number], Block(Kind.LINES, verdict), *blocks[number:]):
+        for part in _on_terminal(block):
+            console.print(part, soft_wrap=isinstance(part, str), highlight=False)
 
 
-def sentence(text: str) -> str:
-    """Turns a line of the terminal into a sentence. A first word that is a key of the settings keeps its case.
+def write_html(page: Page, path: Path, runs: Sequence[Path] = ()) -> None:
+    """Writes a page to `path`.
 
-    >>> sentence("every reward is 0"), sentence("task.reward.extract=final helps.")
-    ('Every reward is 0.', 'task.reward.extract=final helps.')
-    """
-    first = text.partition(" ")[0]
-    capitalized_text = text if re.search(r"[._=]", first.rstrip(".")) else text[:1].upper() + text[1:]
-    return capitalized_text if capitalized_text.endswith((".", "!", "?")) else f"{capitalized_text}."
-
-
-def write_page(template: str, path: Path, runs: Sequence[Path] = (), **values: Any) -> None:
-    """Fills a template of `templates/` with `values`, and writes the page to `path`.
-
-    The page links to the other files of its folder. Other pages that link to it get their links anew: those of its
-    folder, and those of the folders `runs` that it compares.
+    It links to the other files of its folder. Other pages that link to it get their links anew: those of its folder,
+    and those of the folders `runs` that it compares.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("grpo.insight.pages"), autoescape=True, undefined=StrictUndefined)
     environment.filters["sentence"] = sentence
     navigation = environment.get_template("navigation.html")
-    version_and_time = f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    text = environment.get_template(template).render(
-        made=version_and_time, navigation=navigation.render(kinds=links_of(path)), **values
+    text = environment.get_template("page.html").render(
+        page=page,
+        blocks=page.blocks_of(PAGE),
+        made=f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        navigation=navigation.render(kinds=links_of(path)),
+        meanings={word: MEANINGS[word] for word in page.words},
     )
     # A line never ends between a number and its percent sign.
     text = re.sub(r"(?<=\d) %", "\u00a0%", text)
     write_whole(path, text, "backslashreplace")
     for other in linked_with(path, runs):
         renew(other, navigation.render(kinds=links_of(other)))
+
+
+def sentence(text: str) -> str:
+    """Turns a line of the terminal into a sentence. A first word that is no plain word, such as a key, keeps its case.
+
+    >>> sentence("every reward is 0"), sentence("task.reward.extract=final helps"), sentence("base-seed0 ended.")
+    ('Every reward is 0.', 'task.reward.extract=final helps.', 'base-seed0 ended.')
+    """
+    if text.endswith((".", "!", "?")):
+        return text
+    return f"{text[0].upper()}{text[1:]}." if re.match(r"[a-z]+[,:]?( |$)", text) else f"{text}."
+
+
+def _on_terminal(block: Block) -> Iterator[RenderableType]:
+    """Yields the lines and tables of a block."""
+    if block.kind == Kind.LINES:
+        yield from block.content
+    elif block.kind == Kind.COMMAND:
+        yield f"{block.title[0].lower()}{block.title[1:]}: {' '.join(block.content)}"
+    elif block.kind == Kind.TABLE and len(block.content) > 1:
+        yield _table(": ".join(filter(None, (block.title, block.note.rstrip(".")))), block.content, block.texts)
+    elif block.kind == Kind.DIAGNOSIS and block.content:
+        rows = [
+            (Text(one.severity, COLORS[one.severity]), one.name, f"{one.meaning}\n{one.evidence}", one.remedy)
+            for one in block.content
+        ]
+        yield _table(block.title, [("", "finding", "evidence", "what to do"), *rows], range(4))
+    elif block.kind == Kind.DIAGNOSIS:
+        yield f"diagnosis: {block.nothing}"
+
+
+def _table(title: str, rows: Sequence[Sequence[Any]], texts: Collection[int]) -> Table:
+    """Returns a table for the terminal. Rows with cells of several lines stand between lines."""
+    lines = any("\n" in str(cell) for row in rows[1:] for cell in row)
+    table = Table(title=title or None, title_justify="left", show_lines=lines)
+    for index, name in enumerate(rows[0]):
+        table.add_column(name, justify="left" if index in texts else "right", overflow="fold")
+    for row in rows[1:]:
+        # A str would be read as rich's markup, but the square brackets of a completion are none.
+        table.add_row(*(cell if isinstance(cell, Text) else Text(clean(str(cell))) for cell in row))
+    return table
+
+
+def _markdown(page: Page) -> Iterator[str]:
+    """Yields the paragraphs of a page in Markdown."""
+    yield f"# {page.name}"
+    yield from map(sentence, page.verdict)
+    for block in page.blocks_of(PAGE):
+        yield from filter(None, (f"## {block.title}" if block.title else "", block.note, block.legend))
+        if block.kind == Kind.TABLE:
+            header, *rows = ("| " + " | ".join(map(_cell, row)) + " |" for row in block.content)
+            yield "\n".join([header, "|" + "---|" * len(block.content[0]), *rows])
+        elif block.kind == Kind.DIAGNOSIS:
+            for one in block.content:
+                yield f"**{one.severity}: {one.name}**. {one.meaning} {sentence(one.evidence)} Remedy: {one.remedy}."
+        elif block.kind == Kind.COMPLETIONS:
+            for group in block.content:
+                yield f"### {' '.join(group['question'].split())}"
+                yield from (f"{row['facts']}:\n\n{_indented(row['text'])}" for row in group["rows"])
+        elif block.kind in (Kind.LINES, Kind.COMMAND):
+            yield from map(sentence if block.kind == Kind.LINES else _indented, block.content)
+        yield from (sentence(block.nothing),) if not block.content else ()
+
+
+def _indented(text: str) -> str:
+    """Indents a text, since a fence around it could be ended by a completion."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+def _cell(cell: Any) -> str:
+    return str(cell).replace("|", "\\|").replace("\n", "<br>")

@@ -1,4 +1,4 @@
-"""This module writes what `grpo dynamics plan` proposes, in the terminal, as a picture and as a page."""
+"""This module makes the page of what `grpo dynamics plan` proposes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from grpo.config import UserError
-from grpo.config.folder import PLAN_PAGE_FILE, PLAN_PLOT_FILE
+from grpo.config.folder import PLAN_PAGE_FILE
 from grpo.dynamics.difficulty import fit_difficulty
 from grpo.host.terminal import Terminal
-from grpo.insight.pages import page
-from grpo.insight.pages.glossary import compact, duration, meanings
-from grpo.insight.pages.style import BLUE, ORANGE, in_percent, legend_below, sheet
-from grpo.insight.pages.verdict import UNSURE, Number
+from grpo.insight.pages.glossary import compact, duration
+from grpo.insight.pages.page import Block, Kind, Number, Page, publish
+from grpo.insight.pages.style import BLUE, ORANGE, in_percent, legend_below
+from grpo.insight.pages.verdict import UNSURE
 from grpo.insight.plans.planning import USUAL_SIZE, PlanRequest, RunProposal, propose
 from grpo.types import MachineConstants
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHEET_INCHES = (8.0, 4.6)
 # Meaning of the columns of the table of group sizes.
 COLUMNS = {
     "G": "The completions of each prompt.",
@@ -46,11 +43,10 @@ def write_plan(
 ) -> None:
     """Proposes group size, refresh interval and steps for problems with the pass rates `rates`.
 
-    The proposal is printed, and written as a picture and a page into `folder`. Each rate was measured with `tried`
+    The proposal is printed, and written as a page into `folder`. Each rate was measured with `tried`
     samples. `missing` counts the problems without a pass rate. `machine` holds the measurements of `grpo prove`, if
     any. Raises `UserError` when the tokens do not suffice for one step.
     """
-    console = Terminal()
     counts = Counter((round(rate * tried), tried) for rate in rates)
     difficulty = fit_difficulty(counts)
     proposal = propose(difficulty, request, machine)
@@ -68,33 +64,26 @@ def write_plan(
         f"dynamics.prompts_per_step={request.prompts_per_step}"
         + (f" num_steps={size.steps}" if size.steps is not None else "")
     )
-    reasons = plan_lines(proposal, machine)
     rows = size_rows(proposal)
-    console.print(problems, soft_wrap=True)
-    console.print(size_table(rows))
-    for line in (f"proposed: {settings}", *reasons):
-        console.print(line, soft_wrap=True)
-    draw = partial(draw_sizes, proposal=proposal)
+    legend = " ".join(f"{name}: {COLUMNS[name]}" for name in rows[0])
     folder.mkdir(parents=True, exist_ok=True)
-    sheet([draw], folder / PLAN_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
-    page.write_page(
-        "plan.html",
-        folder / PLAN_PAGE_FILE,
-        name=f"{len(rates):,} problems",
+    plan = Page(
+        *("Plan of a run", f"{len(rates):,} problems"),
         verdict=[
             f"Proposed: G = {size.size} completions of each prompt, and τ = {_steps(proposal.interval)} on them.",
             f"Measured were {problems}.",
         ],
         mood=UNSURE,
+        blocks=[
+            Block(Kind.COMMAND, [settings], "Proposed settings", "Append them to the command of a run."),
+            Block(Kind.LINES, plan_lines(proposal, machine)),
+            Block(Kind.CHARTS, [partial(draw_sizes, proposal=proposal)], "Group sizes compared"),
+            Block(Kind.TABLE, rows, "Group size G", legend=legend, texts=()),
+        ],
         numbers=_numbers(proposal, request),
-        settings=settings,
-        reasons=[f"{line}." for line in reasons if not line.startswith("progress: ")],
-        rows=_page_rows(rows),
-        columns={name: COLUMNS[name] for name in rows[0] if name},
-        pictures=page.wide_picture(draw),
-        meanings=meanings("pass rate", "group", "silent group", "optimizer step", "round", "τ"),
+        words=("pass rate", "group", "silent group", "optimizer step", "round", "τ"),
     )
-    console.print(f"picture {folder / PLAN_PLOT_FILE}\npage    {folder / PLAN_PAGE_FILE}", soft_wrap=True)
+    publish(plan, folder / PLAN_PAGE_FILE, Terminal())
 
 
 def size_rows(proposal: RunProposal) -> list[list[str]]:
@@ -107,42 +96,25 @@ def size_rows(proposal: RunProposal) -> list[list[str]]:
         *(["steps"] if limited else []),
         *(["seconds a step"] if timed else []),
         "progress",
-        "",
     ]
     return [
         names,
         *(
             [
-                str(option.size),
+                f"{option.size} (proposed)" if option == proposal.size else f"{option.size}",
                 f"{option.silent:.0%}",
                 f"{option.fidelity:.1%}",
                 *([f"{option.steps:,}"] if option.steps is not None else []),
                 *([f"{option.seconds:.3g}"] if option.seconds is not None else []),
                 f"{option.progress:.0%}",
-                "← proposed" if option == proposal.size else "",
             ]
             for option in proposal.sizes
         ),
     ]
 
 
-def _page_rows(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Returns the rows of `size_rows` without their last column. The first one names the proposed size instead."""
-    return [[f"{first} (proposed)" if mark else first, *cells] for first, *cells, mark in rows]
-
-
 def _steps(number: int) -> str:
     return f"{number} step{'s' * (number > 1)}"
-
-
-def size_table(rows: Sequence[Sequence[str]]) -> Table:
-    """Returns the rows of `size_rows` as a table for the terminal."""
-    table = Table(title="Group size G", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, justify="right")
-    for row in rows[1:]:
-        table.add_row(*row)
-    return table
 
 
 def plan_lines(proposal: RunProposal, machine: MachineConstants | None) -> list[str]:

@@ -1,54 +1,48 @@
-"""This module writes the page of one run, which may be finished, interrupted, failed or still going on.
-
-`write_report` adds tables and the paths of the files on the terminal, and curves as a picture.
-"""
+"""This module makes the page of one run, which may be finished, interrupted, failed or still going on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from grpo.config import TrainConfig
-from grpo.config.errors import require
-from grpo.config.folder import CONFIG_FILE, CURVES_FILE, METRICS_FILE, PAGE_FILE, REPORT_FILE, SAMPLES_FILE
+from grpo.config import TrainConfig, UserError
+from grpo.config.folder import CONFIG_FILE, DYNAMICS_PAGE_FILE, METRICS_FILE, PAGE_FILE, SAMPLES_FILE
 from grpo.config.leaves import leaves
 from grpo.config.start import run_name
 from grpo.dynamics.history import FEWEST_POINTS
-from grpo.evaluation.held_out import both_unjudged
 from grpo.host.environment import hidden_command
 from grpo.host.terminal import Terminal, clean
 from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_evaluations, read_log, run_config
-from grpo.insight.pages import page
+from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table, unfinished
-from grpo.insight.pages.curves import Curves, panels_of, plot_run
-from grpo.insight.pages.dynamics import analysed, print_findings, write_page
-from grpo.insight.pages.glossary import meanings, setting
+from grpo.insight.pages.curves import Curves, panels_of
+from grpo.insight.pages.dynamics import analysed, dynamics_page
+from grpo.insight.pages.glossary import setting
+from grpo.insight.pages.page import PAGE, SMALL, Block, Kind, Page, publish, write_html
 from grpo.insight.pages.run_facts import about, run_facts
 from grpo.insight.pages.small_charts import small_charts
-from grpo.insight.pages.summary import (
-    comparable,
-    conditions,
-    samples_table,
-    summary_rows,
-    summary_table,
-    write_markdown,
-)
-from grpo.insight.pages.verdict import BAD, judge
+from grpo.insight.pages.summary import before_and_after, comparable
+from grpo.insight.pages.verdict import BAD, judge, nothing_found
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.ending import FAILED, read_ending, read_resumptions
 from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import metrics as m
 
-NOTHING_FOUND = "The checks found no problem."
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
+ABOUT_GROUPS = (
+    "These are whole groups of the last rounds: all completions of one prompt, some of each kind. grpo samples shows "
+    "more of them."
+)
+ABOUT_SETTINGS = "These settings differ from the defaults. config.json holds all of them."
+NO_COMPLETIONS = "The run kept no completions."
 # The words that the page explains.
 WORDS = (
     *("pass rate", "pass@1", "maj@k", "greedy", "held-out problems", "95 % interval", "percentage point", "p"),
@@ -63,17 +57,17 @@ EACH_SIDE, EXCERPT = 4, 2000
 SCORES = {m.PASS_RATE: ("right", "{:.1%}"), "reward_mean": ("mean reward", "{:.3f}")}
 SIZES = {"length_mean": ("mean length, tokens", "{:,.1f}"), "truncated_fraction": ("cut off", "{:.1%}")}
 BANDS = {"none": "none right", "some": "below half right", "most": "half or more right", "all": "all right"}
-NUM_SAMPLES = 4
 
 
-def write_run_page(
+def run_page(
     output: Path,
     metrics: Sequence[Row],
     evaluations: Sequence[Row],
+    log: RunLog,
     findings: Sequence[Finding],
     left_out: Sequence[str] = (),
-) -> Path:
-    """Writes the page of the run in `output`, and returns its path.
+) -> Page:
+    """Returns the page of the run in `output`.
 
     `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl, and `left_out` says which of these
     evaluations are missing, in sentences.
@@ -82,39 +76,37 @@ def write_run_page(
     verdict, curves = judge(metrics, evaluations, findings), Curves(metrics, evaluations, resumed_at(resumptions))
     config = run_config(output) if (output / CONFIG_FILE).exists() else {}
     groups = shown_groups(whole_completions(output)) if (output / SAMPLES_FILE).exists() else []
-    state, ending, path = describe_state(output, metrics, config), read_ending(output), output / PAGE_FILE
+    state, ending = describe_state(output, metrics, config), read_ending(output)
     failed = ending is not None and ending.state == FAILED
     beginning, _, reason = state.partition(": ")
-    verdict_lines = [f"The run {beginning}.", page.sentence(reason), *verdict.lines] if failed else [*verdict.lines]
-    if not failed:
-        verdict_lines += unfinished("The run", state)
-    verdict_lines += [*how_often(resumptions), *left_out]
+    ended = [f"The run {beginning}.", reason] if failed else []
+    # After only a few rounds, "no problem" would prove nothing.
+    nothing = (BEFORE_THE_END if failed else nothing_found(log)) if len(metrics) >= FEWEST_POINTS else TOO_FEW
     small_panels, small_notes = small_charts(curves)
-    page.write_page(
-        "run.html",
-        path,
-        name=run_name(output),
-        verdict=verdict_lines,
+    small_panels = [partial(panel, run=curves) for panel in small_panels]
+    return Page(
+        *("Training run", run_name(output)),
+        verdict=[
+            *(*ended, *verdict.lines, *([] if failed else unfinished("The run", state))),
+            *(*how_often(resumptions), *left_out),
+        ],
         mood=BAD if failed else verdict.mood,
+        blocks=[
+            *before_and_after(evaluations),
+            Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing),
+            Block(Kind.CHARTS, [partial(panel, run=curves) for panel in panels_of(curves)], "Charts"),
+            Block(Kind.CHARTS, small_panels, "Numbers of training", " ".join(small_notes), layout=SMALL),
+            *resumptions_table(resumptions),
+            *run_tables(metrics),
+            Block(Kind.COMPLETIONS, groups, "Completions", ABOUT_GROUPS if groups else "", nothing=NO_COMPLETIONS),
+            Block(Kind.TABLE, run_facts(output, config), "How it was run", only=PAGE),
+            Block(Kind.TABLE, settings(config), "Settings", ABOUT_SETTINGS, PAGE),
+        ],
         numbers=verdict.numbers,
         state=beginning if failed else state,
         about=about(config),
-        findings=findings,
-        nothing=(BEFORE_THE_END if failed else NOTHING_FOUND) if len(metrics) >= FEWEST_POINTS else TOO_FEW,
-        pictures=page.pictures([partial(panel, run=curves) for panel in panels_of(curves)]),
-        small_pictures=[page.picture(partial(panel, run=curves), page.SMALL_INCHES) for panel in small_panels],
-        small_notes=small_notes,
-        facts=run_facts(output, config),
-        tables=resumptions_table(resumptions) | run_tables(metrics, evaluations),
-        groups=groups,
-        about_groups=(
-            "These are whole groups of the last rounds: all completions of one prompt, some of each kind. "
-            "grpo samples shows more of them."
-        ),
-        settings=settings(config),
-        meanings=meanings(*WORDS),
+        words=WORDS,
     )
-    return path
 
 
 def settings(config: Row) -> list[tuple[str, str]]:
@@ -183,33 +175,20 @@ def _cut(text: str) -> str:
     return f"{text[: EXCERPT // 2]}\n… {len(text) - EXCERPT:,} characters left out …\n{text[-EXCERPT // 2 :]}"
 
 
-def run_tables(metrics: Sequence[Row], evaluations: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Returns a run's tables with captions: held-out problems, completions by difficulty, completions by source.
-
-    Tables without rows are left out.
-    """
+def run_tables(metrics: Sequence[Row]) -> list[Block]:
+    """Returns tables of the completions of a run by difficulty and by source, without tables that have no rows."""
     last_rows = metrics[-max(1, len(metrics) // 4) :]
     rounds = f"Means over the last {len(last_rows):,} of {len(metrics):,} rounds."
-    tables: dict[str, dict[str, Any]] = {}
-    if len(evaluations) > 1:
-        before, after = evaluations[0], evaluations[-1]
-        tables["Held-out problems"] = {"caption": conditions(before, after) + ".", "rows": summary_rows(before, after)}
-    names = {name: f"{m.BY_PASS_RATE}{name}" for name in BANDS}
-    tables["Completions by difficulty"] = {
-        "caption": f"{rounds} A prompt is hard where few of its completions are right.",
-        "rows": _parts(
-            "of the prompt's completions", {BANDS[name]: prefix for name, prefix in names.items()}, last_rows
-        ),
-    }
-    prefix = m.SOURCE
-    sources = sorted(
-        {name.removeprefix(prefix).rpartition("/")[0] for row in last_rows for name in row if name.startswith(prefix)}
+    bands = {words: f"{m.BY_PASS_RATE}{name}" for name, words in BANDS.items()}
+    names = {name.removeprefix(m.SOURCE) for row in last_rows for name in row if name.startswith(m.SOURCE)}
+    sources = {name: f"{m.SOURCE}{name}" for name in sorted({name.rpartition("/")[0] for name in names})}
+    hard = f"{rounds} A prompt is hard where few of its completions are right."
+    by_difficulty, by_source = (
+        _parts("of the prompt's completions", bands, last_rows),
+        _parts("source", sources, last_rows, SCORES),
     )
-    tables["Completions by source"] = {
-        "caption": rounds,
-        "rows": _parts("source", {name: prefix + name for name in sources}, last_rows, SCORES),
-    }
-    return {title: part for title, part in tables.items() if len(part["rows"]) > 1}
+    tables = [("Completions by difficulty", hard, by_difficulty), ("Completions by source", rounds, by_source)]
+    return [Block(Kind.TABLE, rows, title, note, PAGE) for title, note, rows in tables if len(rows) > 1]
 
 
 def _parts(
@@ -235,41 +214,27 @@ def _parts(
     return [[heading, "share of completions", *(title for title, _ in columns.values())], *lines]
 
 
-def write_report(output: Path, model_folder: Path | None, console: Terminal | None = None) -> None:
-    """Reports on the run in `output`: draws its curves, compares its first and last evaluation, and diagnoses it.
+def write_report(
+    output: Path, model_folder: Path | None, console: Terminal | None = None, also: Collection[str] = ()
+) -> None:
+    """Reports on the run in `output`: compares its first and last evaluation, diagnoses it, and draws its curves.
 
-    The report is printed, and written into `output`. `model_folder` is the folder of the exported model, if any.
+    The report is printed, and written into `output` as a page and in the formats of `also`. `model_folder` is the
+    folder of the exported model, if any.
     """
-    console = console or Terminal()
-    metrics = read_metrics(output / METRICS_FILE)
+    console, metrics = console or Terminal(), read_metrics(output / METRICS_FILE)
+    if not metrics:
+        config = run_config(output) if (output / CONFIG_FILE).exists() else {}
+        state = describe_state(output, metrics, config)
+        raise UserError(f"{run_name(output)}: {state}; it has finished no round, so there is nothing to report on")
     evaluations, left_out = comparable(read_evaluations(output))
-    config = run_config(output) if (output / CONFIG_FILE).exists() else {}
-    heading = f"{run_name(output)}: {describe_state(output, metrics, config)}"
-    require(bool(metrics), f"{heading}; it has finished no round, so there is nothing to report on")
-    console.print(heading, soft_wrap=True)
-    for line in (*how_often(read_resumptions(output)), *left_out):
-        console.print(line, soft_wrap=True)
-    plot_run(metrics, evaluations, output / CURVES_FILE)
-    written_files = []
-    if len(evaluations) > 1:
-        before, after = evaluations[0], evaluations[-1]
-        rows = before["per_problem"], after["per_problem"]
-        console.print(samples_table(*rows, NUM_SAMPLES, both_unjudged(before, after)))
-        console.print(summary_table(before, after))
-        write_markdown(output / REPORT_FILE, before, after, output / CURVES_FILE, NUM_SAMPLES)
-        written_files.append(f"text    {output / REPORT_FILE}")
-    log = read_log(output)
+    log, more = read_log(output), []
     findings = diagnose(log)
-    for line in judge(metrics, evaluations, findings).lines:
-        console.print(line, soft_wrap=True)
-    # After only a few rounds, "no finding" would prove nothing, so it is not printed.
-    if findings or len(metrics) >= FEWEST_POINTS:
-        print_findings(findings, log, console)
     # The curve may be shorter than the run, since it begins anew after the run went back to an earlier policy.
     if len(log.history) >= FEWEST_POINTS:
-        write_page(analysed(log, output), findings, output, console)
-    page = write_run_page(output, metrics, evaluations, findings, left_out)
-    written_files += [f"curves  {output / CURVES_FILE}", f"report  {page}  (opens in a browser)"]
-    written_files += [f"model   {model_folder}  (loads in transformers and in vLLM)"] if model_folder else []
-    written_files += [f"command {command}" for command in [hidden_command()] if command]
-    console.print("\n".join(written_files), soft_wrap=True)
+        write_html(dynamics_page(analysed(log, output), findings, output), output / DYNAMICS_PAGE_FILE)
+        more.append(f"report  {output / DYNAMICS_PAGE_FILE}")
+    more += [f"model   {model_folder}  (loads in transformers and in vLLM)"] if model_folder else []
+    more += [f"command {command}" for command in [hidden_command()] if command]
+    run = run_page(output, metrics, evaluations, log, findings, left_out)
+    publish(run, output / PAGE_FILE, console, also, more=more)

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from grpo.config.errors import require
 from grpo.config.folder import RATES_PAGE_FILE
@@ -23,10 +22,9 @@ from grpo.config.start import run_name
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.host.terminal import Terminal, clean
-from grpo.insight.pages import page
-from grpo.insight.pages.glossary import meanings
+from grpo.insight.pages.page import PAGE, PAIRS, TERMINAL, Block, Kind, Number, Page, publish
 from grpo.insight.pages.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, plain
-from grpo.insight.pages.verdict import GOOD, UNSURE, Number
+from grpo.insight.pages.verdict import GOOD, UNSURE
 from grpo.insight.plans.planning import EXPONENTS, FAIR_SHARE, balanced_exponent, propose, speaking_band
 from grpo.insight.plans.request import PlanRequest
 
@@ -106,16 +104,11 @@ def mass(analysis: SolveRates, exponent: float, size: int, mean_exponent: float 
     return gradient_mass(rates, shares, BINS, exponent, size, mean_exponent=mean_exponent)
 
 
-def summary(analysis: SolveRates, column: str) -> list[str]:
-    """Summarizes the solve rates in sentences, with the recommended settings to be copied. `column` names the rates."""
-    rates, too_few = analysis.correct / analysis.tried, few_samples(analysis)
+def measured(analysis: SolveRates) -> str:
+    """Says how hard the problems are."""
+    rates = analysis.correct / analysis.tried
     never, always = float(np.mean(rates == 0)), float(np.mean(rates == 1))
-    what_was_measured = (
-        f"{_asked(analysis)}: mean pass rate {rates.mean():.1%}, {never:.1%} never and {always:.1%} always solved"
-    )
-    if too_few:
-        return [what_was_measured, too_few]
-    return [what_was_measured, "recommended: " + " ".join(recommended(analysis, column)), *reasons(analysis)]
+    return f"{_asked(analysis)}: mean pass rate {rates.mean():.1%}, {never:.1%} never and {always:.1%} always solved"
 
 
 def few_samples(analysis: SolveRates) -> str:
@@ -177,26 +170,26 @@ def _samples(analysis: SolveRates) -> str:
     return f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
 
 
-def silence_table(analysis: SolveRates) -> Table:
+def silence_rows(analysis: SolveRates) -> list[tuple[str, str]]:
     """Returns a table of the expected share of silent groups at each group size."""
-    table = Table("G", "silent groups, all problems", title="Silent groups by group size", title_justify="left")
-    for size in SIZES:
-        table.add_row(str(size), f"{silent_share(analysis, size):.1%}")
-    return table
+    return [
+        ("G", "silent groups, all problems"),
+        *((str(size), f"{silent_share(analysis, size):.1%}") for size in SIZES),
+    ]
 
 
-def mass_table(analysis: SolveRates) -> Table:
+def mass_rows(analysis: SolveRates) -> list[tuple[str, ...]]:
     """Returns a table of the share of the gradient by pass rate, for each exponent α of the normalization, and for
     MaxRL, which has α = 0 and β = 1."""
-    title = f"Share of the gradient by pass rate, G = {analysis.group_size}"
-    headings = (f"α = {exponent:g}" for exponent in EXPONENTS)
-    table = Table("pass rate", "problems", *headings, "MaxRL", title=title, title_justify="left")
     columns = [mass(analysis, exponent, analysis.group_size) for exponent in EXPONENTS]
     columns.append(mass(analysis, 0.0, analysis.group_size, mean_exponent=1.0))
-    for index, (low, high) in enumerate(bins()):
-        cells = [f"{column[index]:.1%}" for column in columns]
-        table.add_row(f"{low:g} – {high:g}", f"{_share(analysis, index):.1%}", *cells)
-    return table
+    return [
+        ("pass rate", "problems", *(f"α = {exponent:g}" for exponent in EXPONENTS), "MaxRL"),
+        *(
+            (f"{low:g} – {high:g}", f"{_share(analysis, index):.1%}", *(f"{column[index]:.1%}" for column in columns))
+            for index, (low, high) in enumerate(bins())
+        ),
+    ]
 
 
 def bins() -> list[tuple[float, float]]:
@@ -225,26 +218,29 @@ def write_solve_rates(
     }
     tokens = {name: fmean(found) for name, found in lengths.items() if found}
     analysis = analysed(pairs, exponent, mean_exponent, tokens)
-    console, too_few = Terminal(), few_samples(analysis)
+    too_few = few_samples(analysis)
     # Rates from too few samples recommend nothing, so only their histogram is shown.
-    tables = () if too_few else (silence_table(analysis), mass_table(analysis))
     charts = (_rates(analysis),) if too_few else (_rates(analysis), _silence(analysis), _mass(analysis))
-    for table_or_line in (*tables, *summary(analysis, column)):
-        console.print(table_or_line, soft_wrap=isinstance(table_or_line, str), highlight=False)
-    page.write_page(
-        "solve_rates.html",
-        path.with_name(RATES_PAGE_FILE),
-        name=run_name(path.parent),
-        verdict=[too_few or WORTH.format(analysis.within)],
+    title = f"Share of the gradient by pass rate, G = {analysis.group_size}"
+    advice = [
+        Block(Kind.TABLE, silence_rows(analysis), "Silent groups by group size", only=TERMINAL),
+        Block(Kind.TABLE, mass_rows(analysis), title, only=TERMINAL),
+        Block(Kind.COMMAND, recommended(analysis, column), "Recommended settings"),
+        Block(Kind.LINES, reasons(analysis)),
+    ]
+    shown = Page(
+        *("Solve rates", run_name(path.parent), [too_few or WORTH.format(analysis.within)]),
         mood=GOOD if analysis.within > ENOUGH and not too_few else UNSURE,
+        blocks=[
+            Block(Kind.LINES, [measured(analysis)], only=TERMINAL),
+            *([] if too_few else advice),
+            Block(Kind.CHARTS, charts, "Charts", layout=PAIRS),
+            Block(Kind.TABLE, _examples(rated_rows, column), "Examples from hard to easy", only=PAGE, texts=range(3)),
+        ],
         numbers=numbers(analysis),
-        settings="" if too_few else "\n".join(recommended(analysis, column)),
-        reasons=reasons(analysis),
-        meanings=meanings("solve rate", "pass rate", "group", "silent group", "α, β"),
-        pictures=page.pictures(charts, first_wide=False),
-        examples=_examples(rated_rows, column),
+        words=("solve rate", "pass rate", "group", "silent group", "α, β"),
     )
-    console.print(f"rates   {path}\npage    {path.with_name(RATES_PAGE_FILE)}", soft_wrap=True)
+    publish(shown, path.with_name(RATES_PAGE_FILE), Terminal(), more=[f"rates   {path}"])
 
 
 def _rates(analysis: SolveRates) -> Draw:
@@ -332,7 +328,7 @@ def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str,
     example_cells = [
         (f"{row[column]:.0%}", clean(_question(row)), clean(str(row.get("answer", "")))) for row in example_rows
     ]
-    return [("solve rate", "problem", "answer"), *example_cells]
+    return [("solve rate", "problem", "answer"), *example_cells] if example_cells else []
 
 
 def _question(row: Mapping[str, Any]) -> str:

@@ -1,101 +1,69 @@
-"""This module compares the evaluations before and after training, in tables for the terminal and for Markdown.
+"""This module compares the evaluations before and after training, in tables.
 
 An evaluation is one row of evaluations.jsonl: its step, and the result of `grpo.evaluation.held_out.evaluate`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
-
-from rich.table import Table
-from rich.text import Text
 
 from grpo.config import UserError
 from grpo.evaluation.held_out import both_unjudged
 from grpo.evaluation.pass_rates import Interval, paired_change, pass_at_k
-from grpo.host.disk import write_whole
 from grpo.insight.pages.glossary import signed
+from grpo.insight.pages.page import Block, Kind
 from grpo.telemetry.json_lines import Row
 
 Evaluation = Mapping[str, Any]
 
 # A long completion is shown by this many characters of its head and tail, since the answer stands at the end.
 _HEAD, _TAIL = 240, 160
+# Completions of this many problems are shown.
+NUM_SAMPLES = 4
 # Two evaluations can be compared only when they have the same values of these.
 _CONDITIONS = ("problems", "samples_per_problem", "temperature", "top_p", "top_k", "max_tokens")
 
 
-def summary_table(before: Evaluation, after: Evaluation) -> Table:
-    """Returns a table of pass@k before and after with 95 % intervals, and of the paired change in percentage points.
+def before_and_after(evaluations: Sequence[Evaluation]) -> list[Block]:
+    """Returns tables of the first and the last evaluation of a run: completions, and pass@k with paired changes.
 
-    Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
+    Returns none of fewer than two. Raises `UserError` when they are not comparable, see `check_comparable`.
     """
-    table = Table(title=conditions(before, after), title_justify="left")
-    header, *rows = summary_rows(before, after)
-    table.add_column(header[0])
-    for name in header[1:]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    if len(evaluations) < 2:
+        return []
+    before, after = evaluations[0], evaluations[-1]
+    samples = samples_rows(before["per_problem"], after["per_problem"], NUM_SAMPLES, both_unjudged(before, after))
+    return [
+        Block(Kind.TABLE, samples, "Completions before and after", texts=range(3)),
+        Block(Kind.TABLE, summary_rows(before, after), "Held-out problems", f"{conditions(before, after)}."),
+    ]
 
 
-def samples_table(
+def samples_rows(
     rows_before: Sequence[Row], rows_after: Sequence[Row], limit: int | None = None, unjudged: bool = False
-) -> Table:
+) -> list[list[str]]:
     """Returns a table of each problem's first completion before and after, in the order of `rows_before`.
 
     `rows_before` and `rows_after` are rows of `per_problem`. Problems in only one of them are left out, and the first
     `limit` others are shown. Long texts are shown without their middle. Above each completion stands how many samples
     of the problem were correct, or their mean reward where the evaluations are `unjudged`.
     """
-    table = Table(show_lines=True)
-    for name in ("problem", "before", "after"):
-        table.add_column(name, ratio=1, overflow="fold")
-    for old, new in islice(pairs_of(rows_before, rows_after), limit):
-        # A str would be read as rich's markup, but the square brackets of a completion are none.
-        question = Text("\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text))
-        table.add_row(
-            question,
-            *(Text(f"{_score(row, unjudged)}, the first:\n{_excerpt(row['completion'])}") for row in (old, new)),
-        )
-    return table
-
-
-def write_markdown(
-    path: str | Path, before: Evaluation, after: Evaluation, image: str | Path, num_samples: int = 4
-) -> None:
-    """Writes the summary, the picture `image` (linked relative to `path`) and completions before and after as Markdown.
-
-    Completions are those of the first `num_samples` problems that both evaluations graded.
-
-    Raises `UserError` when the evaluations are not comparable, see `check_comparable`.
-    """
-    header, *rows = summary_rows(before, after)
-    lines = ["# Held-out evaluation", "", conditions(before, after), ""]
-    lines += [_markdown_row(header), _markdown_row(["---"] + ["---:"] * (len(header) - 1))]
-    lines += [_markdown_row(row) for row in rows]
-    unjudged = both_unjudged(before, after)
-    link = Path(os.path.relpath(image, Path(path).parent)).as_posix()
-    lines += ["", f"![Reward, pass rate and held-out evaluations over optimizer steps](<{link}>)", ""]
-    lines += [f"## The first {num_samples} problems", ""]
-    for old, new in islice(pairs_of(before["per_problem"], after["per_problem"]), num_samples):
-        lines += [
-            f"### {old['problem_id']}",
-            "",
-            *_quoted("\n→ ".join(filter(None, (old["question"], old["answer"])))),
-        ]
-        lines += ["", f"Before, {_score(old, unjudged)}:", "", *_quoted(old["completion"])]
-        lines += ["", f"After, {_score(new, unjudged)}:", "", *_quoted(new["completion"]), ""]
-    write_whole(Path(path), "\n".join(lines), "backslashreplace")
+    return [
+        ["problem", "before", "after"],
+        *(
+            [
+                "\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text),
+                *(f"{_score(row, unjudged)}, the first:\n{_excerpt(row['completion'])}" for row in (old, new)),
+            ]
+            for old, new in islice(pairs_of(rows_before, rows_after), limit)
+        ),
+    ]
 
 
 def summary_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
-    """Returns the cells of `summary_table`, the header first."""
+    """Returns a table of pass@k before and after with 95 % intervals, and of the paired change in percentage points."""
     check_comparable(before, after)
     pairs = list(pairs_of(before["per_problem"], after["per_problem"]))
     rows = [["", f"step {before['step']}", f"step {after['step']}", "change"]]
@@ -239,12 +207,3 @@ def _excerpt(text: str) -> str:
     """Shortens a text to `_HEAD` + `_TAIL` characters, and replaces characters that would control a terminal."""
     excerpt = text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
     return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in excerpt)
-
-
-def _quoted(text: str) -> list[str]:
-    # The block is indented and not fenced, since a completion could contain the fence that ends it.
-    return [f"    {line}" for line in _excerpt(text).split("\n")]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.logs import costs
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.insight.pages.glossary import duration, signed
+from grpo.insight.pages.page import Number
 from grpo.insight.pages.summary import check_comparable, pairs_of
 from grpo.telemetry.json_lines import Row
 from grpo.types import Interval
@@ -42,14 +42,6 @@ ADVICE = {
 }
 # The line on a log's missing columns names at most this many of them.
 MOST_NEEDS = 4
-
-
-class Number(NamedTuple):
-    """A number to show on top of a page, with its name, its value as text, and a remark."""
-
-    name: str
-    value: str
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from grpo.config import UserError
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
-from grpo.config.folder import WHATIF_PAGE_FILE, WHATIF_PLOT_FILE
+from grpo.config.folder import WHATIF_PAGE_FILE
 from grpo.config.optimizer import learning_rate_factor
 from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
@@ -33,10 +32,11 @@ from grpo.host.terminal import Terminal
 from grpo.insight.logs.finished_runs import differing_keys
 from grpo.insight.logs.logs import read_log, run_config
 from grpo.insight.logs.run_log import RunLog
-from grpo.insight.pages import page, style
-from grpo.insight.pages.glossary import compact, duration, meanings
-from grpo.insight.pages.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, sheet, tell
-from grpo.insight.pages.verdict import BAD, GOOD, UNSURE, Number
+from grpo.insight.pages import style
+from grpo.insight.pages.glossary import compact, duration
+from grpo.insight.pages.page import Block, Kind, Number, Page, publish
+from grpo.insight.pages.style import BLACK, BLUE, GREEN, ORANGE, in_percent, legend_below, tell
+from grpo.insight.pages.verdict import BAD, GOOD, UNSURE
 from grpo.insight.plans.request import Budget
 from grpo.insight.plans.whatif import (
     GAINING,
@@ -86,7 +86,6 @@ CAPTION = (
 )
 COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
 COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
-SHEET_INCHES = (8.0, 4.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +105,15 @@ class Answer:
 
 
 def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None, output: Path | None = None) -> None:
-    """Predicts the alternatives that `words` name, prints a table of them, and writes picture and page into `output`.
+    """Predicts the alternatives that `words` name, prints a table of them, and writes a page into `output`.
 
-    Without `output` they lie in the run's folder.
+    Without `output` it lies in the run's folder.
 
     A word with commas names several values, and words are combined: ``dynamics.group_size=4,16 normalization=dr_grpo``.
     `budget` is what each alternative may spend, by default the tokens of the run. Raises `UserError` when the log does
     not allow a prediction, or a word changes a key that is not in `KNOWN`.
     """
-    console, log, config = Terminal(), read_log(path), run_config(path)
+    log, config = read_log(path), run_config(path)
     settings = alternatives(config, words)
     if not log.dialled:
         raise UserError(
@@ -144,26 +143,22 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None,
         f"{budget.unit}={math.floor(amounts[name])}",
     )
     answers = [answer(name, courses[name], settings[name], stages, budget, log) for name in settings]
-    assumptions = [*lines(log, budget, settings.values()), *noise_lines(stages)]
-    for line in assumptions:
-        console.print(line, soft_wrap=True)
-    rows, verdict_lines, mood = table_rows(answers), verdicts(answers), mood_of(answers)
-    console.print(table(rows))
-    for line in verdict_lines:
-        console.print(line, soft_wrap=True)
-    picture, written = write_whatif_page(
-        path,
-        output or path,
-        partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount),
-        budget=budget.words,
-        rows=[[name.replace("\n", " ") for name in row] for row in (COLUMNS, *rows)],
-        caption=CAPTION,
-        verdict=[SUMMARY[mood], *(f"{line}." for line in verdict_lines)],
+    mood = mood_of(answers)
+    draw = partial(draw_courses, log=log, courses=courses, unit=budget.unit, amount=budget.amount)
+    compared = Page(
+        *("What if", run_name(path)),
+        verdict=[SUMMARY[mood], *verdicts(answers)],
         mood=mood,
+        blocks=[
+            Block(Kind.TABLE, [COLUMNS, *table_rows(answers)], "Settings compared", legend=CAPTION),
+            Block(Kind.CHARTS, [draw], "Charts"),
+            Block(Kind.LINES, [*lines(log, budget, settings.values()), *noise_lines(stages)], "How this was predicted"),
+        ],
         numbers=numbers_of(answers),
-        assumptions=[*map(page.sentence, assumptions)],
+        about=f"each setting spends {budget.words}",
+        words=("pass rate", "group", "silent group", "optimizer step", "τ", "α, β"),
     )
-    console.print(f"picture {picture}\npage    {written}", soft_wrap=True)
+    publish(compared, (output or path) / WHATIF_PAGE_FILE, Terminal())
 
 
 def course_within(
@@ -254,17 +249,6 @@ def noise_lines(stages: Sequence[Stage]) -> list[str]:
     ]
 
 
-def table(rows: Sequence[Sequence[str]]) -> Table:
-    """Returns the rows of `table_rows` as a table for the terminal."""
-    answers_table = Table(title="What if", title_justify="left")
-    answers_table.add_column(COLUMNS[0], overflow="fold")
-    for column in COLUMNS[1:]:
-        answers_table.add_column(column, justify="right", no_wrap=True)
-    for name, *cells in rows:
-        answers_table.add_row(name if name == AGAIN else name.replace(" ", "\n"), *cells)
-    return answers_table
-
-
 def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
     """Returns a row of cells, in the order of `COLUMNS`, for the run's own setting and for each alternative."""
     return [
@@ -326,18 +310,6 @@ def interval(draws: Array, form: Callable[[float], str]) -> str:
     """Formats the median of draws and, on a second line, their 90 % interval, so that a table fits into 80 letters."""
     low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
     return f"{middle}\n[{low}, {high}]"
-
-
-def write_whatif_page(run: Path, folder: Path, draw: Callable[[Axes], str], **page_values: Any) -> list[Path]:
-    """Writes the picture and the page of a `run` into a folder, and returns their paths.
-
-    `draw` draws the curves, and `page_values` are the other values of `templates/whatif.html`.
-    """
-    sheet([draw], folder / WHATIF_PLOT_FILE, SHEET_INCHES, columns=1, first_wide=True)
-    glossary_entries = meanings("pass rate", "group", "silent group", "optimizer step", "τ", "α, β")
-    values = {"name": run_name(run), "pictures": page.wide_picture(draw), "meanings": glossary_entries}
-    page.write_page("whatif.html", folder / WHATIF_PAGE_FILE, **values, **page_values)
-    return [folder / WHATIF_PLOT_FILE, folder / WHATIF_PAGE_FILE]
 
 
 def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
