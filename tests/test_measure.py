@@ -17,6 +17,11 @@ from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ra
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
 
 
+# Four groups with one of two completions right.
+COLLECTED = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
+REPORTS = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
+
+
 class BesideNothing(SingleRank):
     """This is the collective of the first of two ranks; the other rank has no groups."""
 
@@ -31,33 +36,26 @@ class BesideNothing(SingleRank):
 
 
 def test_a_rank_without_groups_leaves_the_means_as_they_are():
-    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
-    reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
-    alone, beside = (measure_round(3, collected, reports, {}, ranks) for ranks in (SingleRank(), BesideNothing()))
+    alone, beside = (measure_round(3, COLLECTED, REPORTS, {}, ranks) for ranks in (SingleRank(), BesideNothing()))
     assert beside.means == alone.means and alone.means["reward/part/exact"] == Mean(4.0, 8.0)
 
 
 @pytest.mark.parametrize("busy", [0, 1])
 def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
-    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
-    reports = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
-    nothing = Collected(((), ()), (), PLAN, collected.cursor)
+    nothing = Collected(((), ()), (), PLAN, COLLECTED.cursor)
 
     def measured(ranks):
-        return measure_round(3, collected if ranks.rank == busy else nothing, reports, {}, ranks)
+        return measure_round(3, COLLECTED if ranks.rank == busy else nothing, REPORTS, {}, ranks)
 
-    alone = measure_round(3, collected, reports, {}, SingleRank())
+    alone = measure_round(3, COLLECTED, REPORTS, {}, SingleRank())
     assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
 
 
 def during_an_outage(num_ungraded):
-    """Returns a round of four groups with one of two completions right. The first groups could not be graded."""
-    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
-    sampled = [*map(ungraded, collected.sampled[:num_ungraded]), *collected.sampled[num_ungraded:]]
-    return replace(collected, sampled=tuple(sampled))
-
-
-REPORTS = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
+    """Returns the round whose first groups could not be graded."""
+    return replace(
+        COLLECTED, sampled=(*map(ungraded, COLLECTED.sampled[:num_ungraded]), *COLLECTED.sampled[num_ungraded:])
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -105,18 +103,16 @@ def test_first_completions_of_an_ungraded_group_do_not_count_either():
 
 
 def test_a_group_that_could_not_be_graded_says_nothing_about_its_problem():
-    first, second = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9).sampled[:2]
-    spoilt = ungraded(second)
-    assert outcomes(Collected((), (first, spoilt), PLAN, 2), SingleRank()) == {"p0": (1, 2), "p1": (0, 0)}
+    first, second = COLLECTED.sampled[:2]
+    assert outcomes(Collected((), (first, ungraded(second)), PLAN, 2), SingleRank()) == {"p0": (1, 2), "p1": (0, 0)}
 
 
 def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_looked_for():
-    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
-    assert "completions/no_answer_fraction" not in sampling_means(collected)
-    scored = collected.sampled[0]
+    assert "completions/no_answer_fraction" not in sampling_means(COLLECTED)
+    scored = COLLECTED.sampled[0]
     for answered, without in ((True, 0.0), (False, 2.0)):
         grades = tuple(replace(grade, answered=answered) for grade in scored.grades)
-        looked = replace(collected, sampled=[replace(scored, grades=grades), *collected.sampled[1:]])
+        looked = replace(COLLECTED, sampled=[replace(scored, grades=grades), *COLLECTED.sampled[1:]])
         assert sampling_means(looked)["completions/no_answer_fraction"] == Mean(without, 2)
 
 
@@ -125,24 +121,22 @@ def test_seconds_are_the_mean_over_ranks():
 
 
 def test_the_busiest_ranks_share_of_the_sampling_is_reported():
-    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     reports = [StepReport(7, True, 2.0, 1e-3, 1e12, {})]
 
     def measured(ranks):
-        return measure_round(3, collected, reports, {"sample": [1.0, 1.5, 3.5][ranks.rank]}, ranks)
+        return measure_round(3, COLLECTED, reports, {"sample": [1.0, 1.5, 3.5][ranks.rank]}, ranks)
 
     assert [flatten(statistics)["throughput/sample_imbalance"] for statistics in on_ranks(3, measured)] == [1.75] * 3
-    assert "throughput/sample_imbalance" not in flatten(measure_round(3, collected, reports, {}, SingleRank()))
+    assert "throughput/sample_imbalance" not in flatten(measure_round(3, COLLECTED, reports, {}, SingleRank()))
 
 
 def test_a_skipped_step_stays_out_of_every_mean():
-    collected = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())).collect(PLAN, 9)
     applied = StepReport(7, True, 2.0, 1e-3, 1e12, {"policy/entropy": Mean(1.0, 4.0)})
     skipped = StepReport(8, False, math.inf, 9.0, 1e12, {"policy/entropy": Mean(math.nan, 4.0)})
     for reports in ((applied, skipped), (skipped, applied)):
-        statistics = measure_round(3, collected, reports, {}, SingleRank())
+        statistics = measure_round(3, COLLECTED, reports, {}, SingleRank())
         assert flatten(statistics)["policy/entropy"] == 0.25
-    assert "policy/entropy" not in flatten(measure_round(3, collected, (skipped, skipped), {}, SingleRank()))
+    assert "policy/entropy" not in flatten(measure_round(3, COLLECTED, (skipped, skipped), {}, SingleRank()))
 
 
 def test_facts_of_a_round_by_hand():
@@ -150,23 +144,10 @@ def test_facts_of_a_round_by_hand():
     sampler = ScriptedSampler()
     sampler.policy_version = 6
     collected = PlainCollector(asking(task, sampler)).collect(PLAN, 9)
+    weights = {"mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)}
     reports = [
-        StepReport(
-            7,
-            True,
-            2.0,
-            1e-5,
-            1e12,
-            {"policy/entropy": Mean(6.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
-        ),
-        StepReport(
-            8,
-            True,
-            4.0,
-            1e-5,
-            1e12,
-            {"policy/entropy": Mean(2.0, 4), "mismatch/weight": Mean(4.0, 4), "mismatch/weight_squared": Mean(5.0, 4)},
-        ),
+        StepReport(step, True, norm, 1e-5, 1e12, {"policy/entropy": Mean(entropy, 4), **weights})
+        for step, norm, entropy in ((7, 2.0, 6.0), (8, 4.0, 2.0))
     ]
     statistics = measure_round(3, collected, reports, {"sample": 2.0}, SingleRank())
     assert statistics.step == 8

@@ -63,11 +63,11 @@ def branches_of(
     completion: Completion,
     advantage: float = 0.0,
     token_weight: float = 0.0,
-    old_logprobs: torch.Tensor | None = None,
-    reference_logprobs: torch.Tensor | None = None,
+    old_logprobs: Targets | None = None,
+    reference_logprobs: Targets | None = None,
 ) -> list[tuple[tuple[int, ...], Branch]]:
     """Returns (prompt, branch) for each branch of a completion, see `Completion.branches`. The log-probabilities
-    [completion tokens] are divided among them."""
+    of the completion's tokens are divided among them."""
     branches, first = [], 0
     for own_prompt, part in completion.branches(prompt):
         own = slice(first, first := first + len(part.token_ids))

@@ -10,7 +10,11 @@ from grpo.algorithm.kl import ESTIMATORS, k3
 from grpo.algorithm.logprobs import token_logprobs
 from grpo.algorithm.normalization import advantages, dial
 from grpo.algorithm.token_losses import Tokens, clip
-from tests.algorithm.shapes import checked, hints, public_functions
+from tests.algorithm import shapes
+from tests.algorithm.shapes import checked, hints
+
+# All as they are once checked functions stand in their places.
+ALL = shapes.public_functions()
 
 
 def test_every_public_signature_names_the_shapes_of_its_tensors():
@@ -19,9 +23,14 @@ def test_every_public_signature_names_the_shapes_of_its_tensors():
             any(map(bare, getattr(hint, "__args__", ()))) and not hasattr(hint, "__metadata__")
         )
 
-    functions = public_functions()
-    assert len(functions) > 40
-    assert not [f.__name__ for f, module in functions if any(map(bare, hints(inspect.unwrap(f), module).values()))]
+    functions = [(inspect.unwrap(function), module) for function, module in ALL]
+    assert not [f.__name__ for f, module in functions if any(map(bare, hints(f, module).values()))]
+
+
+def test_functions_of_tensors_are_checked_and_those_with_examples_are_as_they_were():
+    checked_ones = [function for function, _ in ALL if function.__globals__ is vars(shapes)]
+    assert len(checked_ones) > 25 and clip in checked_ones and dial in checked_ones
+    assert not [function.__name__ for function in checked_ones if ">>>" in (function.__doc__ or "")]
 
 
 def test_a_table_of_functions_has_checked_ones_too():

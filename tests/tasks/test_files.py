@@ -120,6 +120,7 @@ def test_a_name_with_blanks_is_hinted_at_in_quotes(write_rows):
         load_problems(DataConfig(path=path))
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_into_memory_are_one_line(tmp_path):
     """The file has less than 64 KiB and unpacks to 8 cells of 64 MiB, where 384 MiB are left."""
     pyarrow.parquet.write_table(
