@@ -153,7 +153,8 @@ class Trend:
         level, loss = start, np.maximum(self.kept_level[setting_indices] - start, 0.0)
         now, rates, likely = 0.0, [], []
         for ahead in np.minimum((np.asarray(steps, float) - self.now) / self.span, FARTHEST_AHEAD):
-            pieces = int(np.ceil(max(ahead - now, 0.0) * BLOCKS))
+            # More pieces would only widen what is drawn 300 spans ahead, by 3 %.
+            pieces = min(int(np.ceil(max(ahead - now, 0.0) * BLOCKS)), BLOCKS)
             for _ in range(pieces):
                 gap = (ahead - now) / pieces
                 kept_share = np.exp(-gap / PERSISTENCE)
