@@ -560,7 +560,22 @@ def test_first_steps_that_took_all_right_answers_are_named_though_completions_lo
         finding.evidence
         == "20% of answers were right in the rounds to step 2 and none since; all 1,280 since are wrong"
     )
+    assert finding.remedy.endswith("; if the problems come from easy to hard, shuffle them")
     assert setbacks.broken(short(**{name: values[:6] for name, values in (rates | same).items()}), RULE) is None
+
+
+def test_a_model_that_solves_held_out_problems_was_broken_by_no_step():
+    """The problems of this run came from easy to hard."""
+    rates = {"pass_rate": [0.8, 0.5, *[0.0] * 10], "completions__num_sampled": [128.0] * 12}
+    assert setbacks.broken(short(**rates), RULE) is not None
+    assert setbacks.broken(replace(short(**rates), held_out=Series(np.array([8.0]), np.array([0.4]))), RULE) is None
+
+
+def test_few_wrong_answers_in_a_row_at_a_low_pass_rate_break_nothing():
+    rates = {"pass_rate": [0.12, 0.0, 0.12, *[0.0] * 7], "completions__num_sampled": [16.0] * 10}
+    assert setbacks.broken(short(**rates), RULE) is None
+    many = rates | {"completions__num_sampled": [64.0] * 10}
+    assert setbacks.broken(short(**many), RULE) is not None
 
 
 @pytest.mark.parametrize(

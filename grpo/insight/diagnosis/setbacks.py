@@ -45,8 +45,9 @@ WANDERS = 4.0
 AT_ONCE = 5
 # Fewer completions than this may all be wrong by chance.
 FEWEST_BROKEN = 16
-# Where right answers are all gone within so many rounds, and for so many rounds, nothing else has to show it.
-EARLY, LASTING = 10, 5
+# Where right answers are all gone within so many rounds, and for so many rounds, nothing else has to show it. At the
+# rate before, so many answers since would have been right.
+EARLY, LASTING, MISSED = 10, 5, 20
 # Metric that shows that completions have another form → the words for it.
 FORMS = {
     m.TRUNCATED: "of the completions {:.0%} were cut off before and {:.0%} since",
@@ -63,7 +64,8 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
     Nothing is estimated: all right answers are gone, and since then a share of the completions has gone from few to
     nearly all, or the entropy to nearly 0. So two rounds are enough. If the first steps took all right answers, some
-    rounds without any are enough, too.
+    rounds without any are enough, too, although the problems may have become harder instead. Where a held-out problem
+    is still solved, no step broke the model.
     """
     series = log[m.PASS_RATE]
     right = np.flatnonzero(series.values > 0)
@@ -71,21 +73,22 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     last, rate = series.steps[right[-1]], float(series.values[: right[-1] + 1].mean())
     since = log[m.NUM_COMPLETIONS].between(last + 1, np.inf).values
-    if len(since) and since.sum() < FEWEST_BROKEN:
+    if len(since) and since.sum() < FEWEST_BROKEN or log.held_out.between(last + 1, np.inf).values.any():
         return None
     signs = [sign for name in FORMS if (sign := _turned(log, name, last, rule))]
-    if not signs and len(since) >= LASTING and right[-1] < EARLY:
-        signs = [f"all {since.sum():,.0f} since are wrong"]
-    if rate <= rule.hopeless or not signs:
+    early = not signs and right[-1] < EARLY and len(since) >= LASTING and rate * since.sum() > MISSED
+    if rate <= rule.hopeless or not (signs or early):
         return None
     rates = log[m.LEARNING_RATE].between(last, last).values
     was = f" (it was {rates[0]:.2g})" if len(rates) else ""
-    evidence = f"{rate:.0%} of answers were right in the rounds to step {last:,.0f} and none since; {'; '.join(signs)}"
+    shown = "; ".join(signs) or f"all {since.sum():,.0f} since are wrong"
+    evidence = f"{rate:.0%} of answers were right in the rounds to step {last:,.0f} and none since; {shown}"
     remedy = (
         f"begin again, or from a checkpoint before step {last:,.0f}, with a tenth of learner.learning_rate{was}, or "
         "with learner.warmup_steps"
     )
-    return Finding("broken by a step", CRITICAL, evidence, remedy)
+    order = "; if the problems come from easy to hard, shuffle them" if early else ""
+    return Finding("broken by a step", CRITICAL, evidence, remedy + order)
 
 
 def _turned(log: RunLog, name: str, last: float, rule: DiagnosisRule) -> str:
