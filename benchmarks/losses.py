@@ -2,6 +2,7 @@
 they do.
 
     python benchmarks/losses.py [RUNS] [FIRST_SEED] [PROCESSES]      (25 of each kind, from 0, by 2; some minutes)
+    python benchmarks/losses.py constants [RUNS] [FIRST_SEED] [PROCESSES]      (how the diagnosis changes with its own)
     python benchmarks/losses.py RUNS_FOLDER      (runs that logged step/cosine: when guard and diagnosis speak)
 
 A run is simulated by its policy's pass rate, by how much easier the prompts of a round are (in logits), by the counts
@@ -24,6 +25,7 @@ from scipy.special import expit, logit
 from benchmarks.synthetic_logs import noise
 from grpo.dynamics import guard
 from grpo.dynamics.history import History, pass_rate
+from grpo.insight.diagnosis import setbacks
 from grpo.insight.diagnosis.findings import NOTE, DiagnosisRule
 from grpo.insight.diagnosis.setbacks import collapse, undoing
 from grpo.insight.logs.logs import counts_of, log_of, read_run, run_config
@@ -146,6 +148,15 @@ WAYS = {
 }
 
 
+# These are the constants of the diagnosis of losses, with other values than their own, which stands first.
+CHOICES = [
+    *(("WANDERS", value) for value in (setbacks.WANDERS, 2.0, 4.0, 8.0)),
+    *(("AT_ONCE", value) for value in (3, 8)),
+    *(("SURELY", value) for value in (1.0, 3.0)),
+]
+COLUMNS = ("healthy", "topics, rising", "topics, standing", "harder data", "seen before .15", "median loss")
+
+
 def spoken(job):
     """Returns how much is lost when guard and diagnosis first speak, in each of `WAYS`."""
     rounds = list(drawn(*job))
@@ -170,6 +181,36 @@ def simulated(runs=25, first_seed=0, processes=2):
                     cells = [f"{count} ({count / len(losses):.1%})" for count in known.sum(axis=0)]
                 table.add_row(name, *cells)
             console.print(table)
+
+
+def spoken_by_constants(job):
+    """Returns how much is lost when the diagnosis with cosines first speaks, for each choice of `CHOICES`."""
+    rounds, losses = list(drawn(*job)), []
+    for name, value in CHOICES:
+        chosen = getattr(setbacks, name)
+        setattr(setbacks, name, value)
+        losses.append(first_warning(rounds, True))
+        setattr(setbacks, name, chosen)
+    return losses
+
+
+def constants(runs=25, first_seed=0, processes=2):
+    """Prints how often the diagnosis speaks of healthy and of declining runs, as its constants change one by one."""
+    table = Table("constant", "healthy", *COLUMNS)
+    seeds = range(first_seed, first_seed + runs)
+    kinds = [kind for kind in HEALTHY if kind.startswith(("topics", "harder"))]
+    jobs = [*product(kinds, (False,), seeds), *product(DECLINES, (True,), seeds)]
+    with ProcessPoolExecutor(processes) as pool:
+        losses = np.array(list(pool.map(spoken_by_constants, jobs, chunksize=4)), float)
+    healthy, declining = np.array_split(losses, [len(kinds) * runs])
+    by_kind = (~np.isnan(healthy)).reshape(len(kinds), runs, -1).sum(axis=1)
+    of = {name: by_kind[[name in kind for kind in kinds]].sum(axis=0) for name in ("", "rising", "standing", "harder")}
+    middles = np.median(np.where(np.isnan(declining), 1.0, declining), axis=0)
+    for index, (name, value) in enumerate(CHOICES):
+        counts = [str(count[index]) for count in of.values()]
+        seen = int((declining[:, index] < 0.15).sum())
+        table.add_row(f"{name} = {value:g}", *counts, str(seen), f"{middles[index]:.2f}")
+    Console(width=140).print(table)
 
 
 def real(folder):
@@ -198,7 +239,9 @@ def real(folder):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] and not sys.argv[1].isdigit():
+    if sys.argv[1:2] == ["constants"]:
+        constants(*map(int, sys.argv[2:]))
+    elif sys.argv[1:] and not sys.argv[1].isdigit():
         real(Path(sys.argv[1]))
     else:
         simulated(*map(int, sys.argv[1:]))

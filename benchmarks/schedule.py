@@ -1,71 +1,58 @@
 """This script asks whether `dynamics=adaptive` decides well, by real runs of the tiny model at every fixed group size.
 
-    python benchmarks/schedule.py FOLDER [SEEDS]                    (1 seed: 9 rows of 7 runs, an hour on one core)
+    python benchmarks/schedule.py FOLDER [SEEDS]          (1 seed: 24 rows of 8 runs, two to four hours on one core)
+    python benchmarks/schedule.py FOLDER SEEDS show       (the tables of the runs so far)
 
-Three tasks are trained at the right learning rate, at four times and at a quarter of it, with every fixed group size
-of 2, 4, 8, 16 and 32, with `dynamics=adaptive` from G = 16, and with `dynamics.adaptive.learning_rate=true` from G = 16
-or 4, the worse of the two. A run spends 40,000 prompt and completion tokens, of which a prompt counts once for its
-group. Prints and writes to FOLDER/schedule.json the mean pass rate over the last quarter of the tokens, and the tokens
-until the smoothed pass rate reached the level that the best fixed size reached at two thirds of its tokens. For fixed
-sizes it also prints the ledger: the rise of the pass rate from the first eighth of the steps to the last, and the sum
-of what steps gained (`step/gain`), in the same unit. Resumable: a run that has spent its tokens is not run again.
+Eight tasks (`schedule_runs.py`) are trained at the right learning rate, at four times and at a quarter of it: with
+every fixed group size of 2 to 32, with a cosine decay of the rate at G = 8, with `dynamics=adaptive` from G = 16, and
+with `dynamics.adaptive.learning_rate=true` from G = 16 or 4, the worse of the two. A run spends `TOKENS` prompt and
+completion tokens, of which a prompt counts once for its group. Prints the mean pass rate over the last quarter of the
+tokens, and the tokens until the smoothed pass rate reached what G = 8 reached at two thirds of its tokens, as means of
+the seeds that are done. For fixed sizes it also prints the ledger: the rise of the pass rate from the first eighth of
+the steps to the last, and the sum of what steps gained (`step/gain`), in the same unit. Then it compares the arms over
+the rows that are done. Resumable: a run that has spent its tokens is not run again.
 """
 
-import json
 import os
 import re
+import shutil
 import sys
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.runs import grpo, rows
+from benchmarks.runs import rows
+from benchmarks.schedule_runs import LOADED, TASKS, TOKENS, curve, has_spent, train
 
-TOKENS = 40_000
 SIZES = (2, 4, 8, 16, 32)
 RATES = {"right": 1.0, "4 × too high": 4.0, "4 × too low": 0.25}
-OPTIONS = "task.data.options={{min: 0, max: {}, num_terms: 3, operators: {}}}"
-TASKS = {
-    "two terms to 9": (3e-4, []),
-    "three terms to 6": (
-        3e-4,
-        [OPTIONS.format(6, "['+']"), "task.data.size=0", "rollout.sampling.temperature=1.3"],
-    ),
-    "three terms to 19": (1e-4, [OPTIONS.format(19, "['+', '-']"), "task.data.size=3000"]),
-}
-COMMON = [
-    *("experiment=tiny", "rollout=transformers", "normalization=dr_grpo", "objective=dr_grpo"),
-    *("dynamics.prompts_per_step=12", "evaluation.num_problems=0", "checkpoint.export=false"),
-    *("checkpoint.every_rounds=0", "dynamics.diagnose_every=0", "tracking.samples_per_round=0", "num_steps=4000"),
-]
+# Arms are run in this order, each on all tasks and rates, so that a part of the runs makes a table of some arms.
+ARMS = ("G = 8", "adaptive", "with the rate", "G = 4", "G = 16", "cosine", "G = 2", "G = 32")
+COMPARED, SCHEDULES = ("G = 4", "G = 8", "G = 16"), ("adaptive", "with the rate")
 # The most tokens of a completion of experiment=tiny.
 MOST_TOKENS = 6
 # Rounds about a point of the smoothed curve are weighed by their tokens, within this many.
 WIDTH = 4000
 
 
-def arms(factor: float) -> dict[str, list[str]]:
-    """Returns the overrides of each arm of a row, by the arm's name."""
-    start = 4 if factor > 1 else 16
-    # The limit counts completions only. A prompt has at least 1.7 times the tokens of a completion here.
-    limit = {size: f"limits.tokens={round(TOKENS * size / (size + 1.7))}" for size in SIZES}
-    fixed = {f"G = {size}": [f"dynamics.group_size={size}", limit[size]] for size in SIZES}
-    own = ["dynamics=adaptive", limit[32]]
-    free = [*own, "dynamics.adaptive.learning_rate=true", f"dynamics.group_size={start}"]
-    return fixed | {"adaptive": [*own, "dynamics.group_size=16"], "with the rate": free}
+def words_of(arm: str, factor: float, steps: int) -> list[str]:
+    """Returns the overrides of an arm. `steps` is the number of steps that G = 8 took."""
+    if arm == "cosine":
+        return ["dynamics.group_size=8", "learner.schedule=cosine", f"num_steps={steps + 1}"]
+    if arm.startswith("G = "):
+        return [f"dynamics.group_size={arm[4:]}", "num_steps=4000"]
+    own = ["dynamics=adaptive", "num_steps=4000"]
+    if arm == "adaptive":
+        return [*own, "dynamics.group_size=16"]
+    return [*own, "dynamics.adaptive.learning_rate=true", f"dynamics.group_size={4 if factor > 1 else 16}"]
 
 
-def curve(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens spent until the end of each round, and the pass rate of each round."""
-    found = [row for row in rows(folder / "metrics.jsonl") if "pass_rate" in row]
-    tokens = [
-        row["groups/num_sampled"] * row["prompts/length_mean"]
-        + row["completions/num_sampled"] * row["completions/length_mean"]
-        for row in found
-    ]
-    return np.cumsum(tokens), np.array([row["pass_rate"] for row in found])
+def folder_of(root: Path, task: str, rate: str, arm: str, seed: int) -> Path:
+    return root / re.sub("[^a-zA-Z0-9]+", "-", f"{task} {rate} {arm} seed {seed}")
 
 
 def smooth(tokens: np.ndarray, rates: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -102,49 +89,79 @@ def ledger(folder: Path) -> tuple[float, float]:
     return float(np.mean(rates[-eighth:]) - np.mean(rates[:eighth])), MOST_TOKENS * size / (size - 1) * sum(gains)
 
 
-def row_of(folders: dict[str, list[Path]]) -> dict[str, dict]:
-    """Returns end and tokens of each arm of a row, the means of its seeds; None where a seed misses the level."""
-    runs = {arm: [measured(folder) for folder in seeds] for arm, seeds in folders.items()}
-    ends = {arm: float(np.mean([end for end, _, _ in seeds])) for arm, seeds in runs.items()}
-    best = max((arm for arm in runs if arm.startswith("G = ")), key=ends.__getitem__)
-    levels = [rates[at <= 2 / 3 * TOKENS][-1] for _, at, rates in runs[best]]
-    found = {}
-    for arm, seeds in runs.items():
-        needed = [tokens_to(level, at, rates) for level, (_, at, rates) in zip(levels, seeds, strict=True)]
-        all_reach = all(tokens is not None for tokens in needed)
-        found[arm] = {"end": ends[arm], "tokens": float(np.mean(needed)) if all_reach else None}
-    return found
+def is_done(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists() and has_spent(TOKENS, folder)
 
 
-def main(folder: Path, seeds: int) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    results: dict[str, dict] = {}
+def run(root: Path, task: str, rate: str, arm: str, seed: int) -> None:
+    """Trains one run, anew if a part of it is there."""
+    folder, factor = folder_of(root, task, rate, arm, seed), RATES[rate]
+    shutil.rmtree(folder, ignore_errors=True)
+    steps = int((curve(folder_of(root, task, rate, "G = 8", seed))[0] <= TOKENS).sum())
+    own = [f"learner.learning_rate={TASKS[task].rate * factor:.6g}", f"seed={seed}"]
+    train(TASKS[task], [*words_of(arm, factor, steps), *own], folder)
+
+
+def shown(root: Path, seeds: int) -> None:
+    """Prints the tables of all runs that are done."""
+    table = Table("task and rate", "start", *ARMS, title="pass rate at the end (thousands of tokens to the level)")
     books = Table("task and rate", *(f"G = {size}" for size in SIZES), title="rise of the pass rate, sum of gains")
-    for task, (rate, words) in TASKS.items():
-        for name, factor in RATES.items():
-            folders: dict[str, list[Path]] = {}
-            for arm, further in arms(factor).items():
-                for seed in range(seeds):
-                    output = folder / re.sub("[^a-zA-Z0-9]+", "-", f"{task} {name} {arm} seed {seed}")
-                    folders.setdefault(arm, []).append(output)
-                    if output.exists() and curve(output)[0][-1:].sum() >= TOKENS:
-                        continue
-                    own = [f"learner.learning_rate={rate * factor}", f"seed={seed}", f"output_dir={output}"]
-                    done = grpo("train", *COMMON, *words, *further, *own, timeout=3600)
-                    if done.returncode:
-                        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
-            results[f"{task}, rate {name}"] = row_of(folders)
-            sums = [np.mean([ledger(run) for run in folders[f"G = {size}"]], axis=0) for size in SIZES]
-            books.add_row(f"{task}, rate {name}", *(f"{rise:+.2f}, {gains:+.2f}" for rise, gains in sums))
-            (folder / "schedule.json").write_text(json.dumps(results, indent=1))
-    table = Table("task and rate", *arms(1.0), title="pass rate at the end (thousands of tokens to the level)")
-    for row, found in results.items():
-        tokens = ["–" if arm["tokens"] is None else f"{arm['tokens'] / 1000:.1f}" for arm in found.values()]
-        table.add_row(row, *(f"{arm['end']:.3f} ({need})" for arm, need in zip(found.values(), tokens, strict=True)))
-    Console(width=200).print(table, books)
+    ends: dict[str, dict[str, float]] = {}
+    for task, rate in product(TASKS, RATES):
+        done = {arm: [seed for seed in range(seeds) if is_done(folder_of(root, task, rate, arm, seed))] for arm in ARMS}
+        row, cells = f"{task}, {rate}", []
+        runs = {(arm, seed): measured(folder_of(root, task, rate, arm, seed)) for arm in ARMS for seed in done[arm]}
+        levels = {
+            seed: rates[at <= 2 / 3 * TOKENS][-1] for (arm, seed), (_, at, rates) in runs.items() if arm == ARMS[0]
+        }
+        for arm in ARMS:
+            of_arm = [runs[arm, seed] for seed in done[arm]]
+            needed = [tokens_to(levels[seed], *runs[arm, seed][1:]) for seed in done[arm]]
+            end = np.mean([end for end, _, _ in of_arm]) if of_arm else np.nan
+            ends.setdefault(row, {})[arm] = float(end)
+            tokens = "–" if None in needed or not needed else f"{np.mean(needed) / 1000:.1f}"
+            cells.append(f"{end:.3f} ({tokens})" if of_arm else "")
+        starts = [runs[ARMS[0], seed][2][0] for seed in done[ARMS[0]]]
+        table.add_row(row, f"{np.mean(starts):.2f}" if starts else "", *cells)
+        sums = [
+            np.mean([ledger(folder_of(root, task, rate, f"G = {size}", seed)) for seed in done[f"G = {size}"]], axis=0)
+            if done[f"G = {size}"]
+            else None
+            for size in SIZES
+        ]
+        books.add_row(row, *("" if both is None else f"{both[0]:+.2f}, {both[1]:+.2f}" for both in sums))
+    Console(width=200).print(table, books, compared(ends))
+
+
+def compared(ends: dict[str, dict[str, float]]) -> Table:
+    """Returns how many times as high a pass rate the best of `COMPARED` ends at as each arm, over the rows in which
+    these sizes and the schedules are done."""
+    rows_done = [row for row in ends.values() if all(np.isfinite(row[arm]) for arm in (*COMPARED, *SCHEDULES))]
+    title = f"best of {', '.join(COMPARED)} over each arm, {len(rows_done)} rows"
+    table = Table("arm", "median", "worst", "rows above 1.1", title=title)
+    for arm in (*COMPARED, *SCHEDULES):
+        regrets = np.array([max(row[size] for size in COMPARED) / row[arm] for row in rows_done])
+        table.add_row(arm, f"{np.median(regrets):.2f}", f"{regrets.max():.2f}", str(int((regrets > 1.1).sum())))
+    return table
+
+
+def main(root: Path, seeds: int) -> None:
+    for seed, arm, task, rate in product(range(seeds), ARMS, TASKS, RATES):
+        folder = folder_of(root, task, rate, arm, seed)
+        if not is_done(folder):
+            run(root, task, rate, arm, seed)
+            print(task, rate, arm, seed, f"{measured(folder)[0]:.3f}", flush=True)
+    shown(root, seeds)
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    main(target, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    number = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    if sys.argv[3:] == ["show"]:
+        shown(target, number)
+    else:
+        for module in LOADED:
+            import_module(module)
+        main(target, number)

@@ -35,12 +35,11 @@ from grpo.types import Interval
 from grpo.types import metrics as m
 
 LOSSES = LossRule()
-# Steps have surely helped where their cosines sum up to more than this many standard errors.
+# Steps have surely helped where their cosines sum up to more than this many standard errors, and surely harmed where
+# the sum is below minus this.
 SURELY = 2.0
-# And they have rather harmed where the sum is below minus this.
-HARM = 1.0
 # A fall of fewer wanders than this says little of a model whose steps did not surely harm.
-WANDERS = 4.0
+WANDERS = 6.0
 # A fall that lies mostly between this many rounds and the next ones is sudden.
 AT_ONCE = 5
 # Fewer completions than this may all be wrong by chance.
@@ -73,7 +72,7 @@ def broken(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     last, rate = series.steps[right[-1]], float(series.values[: right[-1] + 1].mean())
     since = log[m.NUM_COMPLETIONS].between(last + 1, np.inf).values
-    if len(since) and since.sum() < FEWEST_BROKEN or log.held_out.between(last + 1, np.inf).values.any():
+    if (len(since) and since.sum() < FEWEST_BROKEN) or log.held_out.between(last + 1, np.inf).values.any():
         return None
     signs = [sign for name in FORMS if (sign := _turned(log, name, last, rule))]
     early = not signs and right[-1] < EARLY and len(since) >= LASTING and rate * since.sum() > MISSED
@@ -210,7 +209,7 @@ def _below(log: RunLog, rule: DiagnosisRule) -> str:
                 f"{what} {slow.size:.2f} below its best, {slow.size / slow.wander:.1f} times as far as it wanders by "
                 f"itself, while {m.COSINE} sums up to {slow.against:+.1f} standard errors"
             )
-    elif best is not None and _is_loss(best, rule, unit) and not (slow and by_steps and slow.against > -HARM):
+    elif best is not None and _is_loss(best, rule, unit) and not (slow and by_steps and slow.against > -SURELY):
         return f"{what} {-best.value:.2f} below its best [{best.low:+.2f}, {best.high:+.2f}]"
     partly = slow is not None and beginning is not None and -beginning.value < LOSSES.deep * first
     if beginning is not None and _is_loss(beginning, rule, unit) and not partly:
