@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.runs import rows
 from benchmarks.schedule_runs import LOADED, run
 
-RATES = {"3e-4": "samples keep", "5e-3": "samples do not keep"}
+RATES = {"3e-4": "samples keep", "2e-3": "samples do not keep"}
 ARMS = {
     "τ = 1": [],
     "adaptive": [
@@ -55,7 +55,7 @@ def measured(folder: Path, steps: int) -> list[str]:
     syncs = np.array([row["time/sync_seconds"] for row in found])
     once, last = taus == 1, taus == taus[-1]
     sync, step = np.median(syncs[once]), np.median((seconds - syncs)[once])
-    end = [row["pass_rate"] for row in found if row["step"] > 0.75 * steps]
+    end = [row["pass_rate"] for row in found if row["step"] > 0.75 * found[-1]["step"]]
     eighths = " ".join(f"{np.median(part):.0f}" for part in np.array_split(taus, 8))
     ess = min(row.get("policy/ess_fraction", 1.0) for row in found)
     promised, true = step + sync / taus[-1], np.median(seconds[last] / taus[last])
