@@ -3,6 +3,7 @@ they do.
 
     python benchmarks/losses.py [RUNS] [FIRST_SEED] [PROCESSES]      (25 of each kind, from 0, by 2; some minutes)
     python benchmarks/losses.py constants [RUNS] [FIRST_SEED] [PROCESSES]      (how the diagnosis changes with its own)
+    python benchmarks/losses.py broken [RUNS]      (how often "broken by a step" is told of runs that no step broke)
     python benchmarks/losses.py RUNS_FOLDER      (runs that logged step/cosine: when guard and diagnosis speak)
 
 A run is simulated by its policy's pass rate, by how much easier the prompts of a round are (in logits), by the counts
@@ -196,7 +197,7 @@ def spoken_by_constants(job):
 
 def constants(runs=25, first_seed=0, processes=2):
     """Prints how often the diagnosis speaks of healthy and of declining runs, as its constants change one by one."""
-    table = Table("constant", "healthy", *COLUMNS)
+    table = Table("constant", *COLUMNS)
     seeds = range(first_seed, first_seed + runs)
     kinds = [kind for kind in HEALTHY if kind.startswith(("topics", "harder"))]
     jobs = [*product(kinds, (False,), seeds), *product(DECLINES, (True,), seeds)]
@@ -210,6 +211,36 @@ def constants(runs=25, first_seed=0, processes=2):
         counts = [str(count[index]) for count in of.values()]
         seen = int((declining[:, index] < 0.15).sum())
         table.add_row(f"{name} = {value:g}", *counts, str(seen), f"{middles[index]:.2f}")
+    Console(width=140).print(table)
+
+
+def first_broken(curve, size, seed):
+    """Tells whether "broken by a step" is told after any of the first 60 rounds of a pass rate, with no other sign."""
+    generator, ends = np.random.default_rng([seed, 2]), np.arange(1.0, 61)
+    rates = [
+        generator.binomial(size[1], expit(logit(rate) + SPREAD * generator.standard_normal(size[0]))).mean() / size[1]
+        for rate in curve[:60]
+    ]
+    asked = np.full(60, float(size[0] * size[1]))
+    for end in range(6, 61):
+        history = History(ends[:end], np.array(rates[:end]), np.full(end, 0.05), np.ones(end), np.zeros(end))
+        series = {m.PASS_RATE: Series(ends[:end], history.values), m.NUM_COMPLETIONS: Series(ends[:end], asked[:end])}
+        if setbacks.broken(RunLog(history, series), RULE):
+            return True
+    return False
+
+
+def broken(runs=50):
+    """Prints how often "broken by a step" is told of healthy runs, and of problems that come from easy to hard."""
+    table = Table("runs", "16 a round", "64 a round", "256 a round", title=f"told of {runs}")
+    kinds = {name: kind[0] for name, kind in HEALTHY.items()} | {"standing at .06": np.full(ROUNDS, 0.06)}
+    for last, rounds in product((0.002, 0.0005), (2, 5, 10, 20, 50)):
+        logits = np.interp(np.arange(ROUNDS), [0, rounds], logit([0.8, last]))
+        kinds[f"problems of .8 to {last:g} within {rounds} rounds"] = expit(logits)
+    for name, curve in kinds.items():
+        counts = [sum(first_broken(curve, size, seed) for seed in range(runs)) for size in ((2, 8), (8, 8), (32, 8))]
+        if any(counts):
+            table.add_row(name, *map(str, counts))
     Console(width=140).print(table)
 
 
@@ -241,6 +272,8 @@ def real(folder):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["constants"]:
         constants(*map(int, sys.argv[2:]))
+    elif sys.argv[1:2] == ["broken"]:
+        broken(*map(int, sys.argv[2:]))
     elif sys.argv[1:] and not sys.argv[1].isdigit():
         real(Path(sys.argv[1]))
     else:
