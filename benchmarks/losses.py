@@ -3,7 +3,7 @@ they do.
 
     python benchmarks/losses.py [RUNS] [FIRST_SEED] [PROCESSES]      (25 of each kind, from 0, by 2; some minutes)
     python benchmarks/losses.py constants [RUNS] [FIRST_SEED] [PROCESSES]      (how the diagnosis changes with its own)
-    python benchmarks/losses.py broken [RUNS]      (how often "broken by a step" is told of runs that no step broke)
+    python benchmarks/losses.py broken [RUNS]      (how often a run is wrongly "broken by a step")
     python benchmarks/losses.py RUNS_FOLDER      (runs that logged step/cosine: when guard and diagnosis speak)
 
 A run is simulated by its policy's pass rate, by how much easier the prompts of a round are (in logits), by the counts
@@ -215,7 +215,7 @@ def constants(runs=25, first_seed=0, processes=2):
 
 
 def first_broken(curve, size, seed):
-    """Tells whether "broken by a step" is told after any of the first 60 rounds of a pass rate, with no other sign."""
+    """Tells whether the diagnosis says "broken by a step" after any of the first 60 rounds, by pass rates alone."""
     generator, ends = np.random.default_rng([seed, 2]), np.arange(1.0, 61)
     rates = [
         generator.binomial(size[1], expit(logit(rate) + SPREAD * generator.standard_normal(size[0]))).mean() / size[1]
@@ -231,8 +231,8 @@ def first_broken(curve, size, seed):
 
 
 def broken(runs=50):
-    """Prints how often "broken by a step" is told of healthy runs, and of problems that come from easy to hard."""
-    table = Table("runs", "16 a round", "64 a round", "256 a round", title=f"told of {runs}")
+    """Prints how often the diagnosis says "broken by a step" of healthy runs, and of problems from easy to hard."""
+    table = Table("runs", "16 a round", "64 a round", "256 a round", title=f"of {runs} runs")
     kinds = {name: kind[0] for name, kind in HEALTHY.items()} | {"standing at .06": np.full(ROUNDS, 0.06)}
     for last, rounds in product((0.002, 0.0005), (2, 5, 10, 20, 50)):
         logits = np.interp(np.arange(ROUNDS), [0, rounds], logit([0.8, last]))
