@@ -9,7 +9,7 @@ import pytest
 
 from grpo.commands.sweep import OWN_KEYS
 from grpo.config.hydra import compose_config, compose_sweep
-from grpo.config.sweep_words import grid, plain
+from grpo.config.sweep import grid, plain
 
 ROOT = Path(__file__).resolve().parent.parent
 # Not those that pytest and runs leave in folders of their own.

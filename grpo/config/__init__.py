@@ -18,7 +18,6 @@ complaints, hints  what Hydra and OmegaConf complain of, in plain words; what an
 saved              a saved configuration read again, compared with the present one; the model of an earlier run
 leaves             every key of a configuration with its value; the keys in which two differ
 plain_json, plain_yaml   JSON and YAML that may come from a stranger
-sweep_words        Hydra's sweep syntax
 keys, tab_completion   what `grpo config`, `--help` and the Tab key show
 
 Checks before anything starts:

@@ -9,11 +9,10 @@ ports         keeps ports for servers that are still starting
 imports       where modules are found, and heavy imports without garbage collection
 terminal      text that cannot steer a terminal
 output        printing that cannot end a run
-alive         lines that say a long command is still working
+alive         lines that say a long command is still working; why a process ended, from its log
 disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM
 together      ends all ranks when one of them fails
 folder_lock   keeps a second run out of a run's folder
 tether        runs a command that ends with whoever started it, and with the tether itself
-why_ended     why a process ended, from its log
 """

@@ -1,16 +1,19 @@
-"""This module says what a command is doing while it takes long, so that nobody believes it hangs."""
+"""This module says what a command is doing while it takes long, so that nobody believes it hangs. It also finds in a
+process's log why the process ended."""
 
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count, pairwise
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from grpo.host import ranks
-from grpo.host.terminal import say
+from grpo.host.terminal import clean, say
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -19,6 +22,10 @@ FIRST_MOMENTS = (2.0, *range(10, 60, 10))
 """A sign of life comes after each of these seconds, and from one minute on every `LATER` seconds."""
 LATER = 30.0
 A_MINUTE = 60.0
+# Room for a message that says how to mend something.
+LONGEST = 600
+# These lines say what a process was doing, and not why it ended.
+SIGN_OF_LIFE = re.compile(r"grpo: .* …( \d+ s)?")
 
 
 @contextmanager
@@ -58,3 +65,17 @@ def _speak(what: str, tell: Callable[[str], None], over: threading.Event, moment
         if over.wait(now - before):
             return
         tell(f"grpo: {what} …" + (f" {now:.0f} s" if now >= 10 else ""))
+
+
+def last_word(log: Path, begin: int = 0) -> str:
+    """Returns the last line of a log that begins with "grpo: ", or simply the last line if there is none. Signs of life
+    do not count, nor what earlier processes wrote before byte `begin`."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begin)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return f"its log {log} is gone"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    messages = [line for line in lines if line.startswith("grpo: ") and not SIGN_OF_LIFE.fullmatch(line)]
+    return clean(re.sub(r"^grpo: ", "", (messages or lines or ["it printed nothing"])[-1]))[:LONGEST]

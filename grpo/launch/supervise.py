@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 from grpo.config.errors import WRONG_USE
+from grpo.host.alive import last_word
 from grpo.host.output import unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
-from grpo.host.why_ended import last_word
 from grpo.launch.seats import LEARNER
 from grpo.launch.shells import RunningSeat
 

@@ -3,7 +3,6 @@
 From a folder to a policy:
 loading             a model's directory → a policy, or one line that refuses it; weights that a run starts from
 proof, small_copy   packed rows compared with the model's own eager forward pass, on a small copy of it
-float64             models computed wholly in float64, so that rounding hides no difference
 policy              model → log-probabilities of targets, never the whole logits
 
 One optimizer step:

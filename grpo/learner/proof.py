@@ -11,18 +11,19 @@ No list of model names decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import UserError
 from grpo.learner.attention import NAME
-from grpo.learner.float64 import InFloat64
 from grpo.learner.policy import Policy
 from grpo.learner.small_copy import SIZES, VOCABULARY, covering_layers, small_config
 from grpo.types import Completion, MicroBatch
@@ -66,6 +67,34 @@ class Proof:
     @property
     def in_trees(self) -> bool:
         return self.way == NAME
+
+
+class InFloat64(TorchFunctionMode):
+    """Within this context, code that asks for float32 gets float64.
+
+    Norms, softmaxes, rotary positions and routers of many models compute in float32 whatever their inputs are. That
+    rounds by 6e-8, which some models (Gemma 4) multiply to 1e-4.
+
+    >>> with InFloat64():
+    ...     torch.ones(1, dtype=torch.float32).float().dtype
+    torch.float64
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        options = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_widened, args), **options)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
 
 
 def prove(path: str, config: PretrainedConfig, build: Build, rule: Rule, calm: Calm = lambda config: config) -> Proof:

@@ -14,9 +14,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from grpo.config import UserError
-from grpo.learner.float64 import InFloat64
 from grpo.learner.loading import builder
-from grpo.learner.proof import own_copy
+from grpo.learner.proof import InFloat64, own_copy
 from grpo.learner.small_copy import VOCABULARY
 from grpo.models.files import ModelFiles
 from grpo.rollout.transformers_sampler import ALONE, WAYS, SeededSampling, batches, continued

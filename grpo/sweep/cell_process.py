@@ -14,10 +14,10 @@ from pathlib import Path
 
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, checkpoints_in
+from grpo.host.alive import last_word
 from grpo.host.disk import open_own
 from grpo.host.signals import LOOK_SECONDS, STOPPED_CODES
 from grpo.host.tether import end_with_parent
-from grpo.host.why_ended import last_word
 from grpo.sweep.cells import Cell
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, LOG_FILE, RUNNING, Ledger, State
 from grpo.telemetry.json_lines import read_metrics

@@ -11,8 +11,7 @@ from grpo.config.errors import require
 from grpo.config.hydra import compose_config
 from grpo.config.placement import gpus_wanted
 from grpo.config.run import HardwareConfig
-from grpo.config.sweep import SweepConfig
-from grpo.config.sweep_words import grid, plain
+from grpo.config.sweep import SweepConfig, grid, plain
 from grpo.config.unread import unread
 from grpo.config.validate import validate
 

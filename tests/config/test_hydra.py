@@ -14,7 +14,7 @@ from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.leaves import differences
 from grpo.config.saved import from_dict
 from grpo.config.start import start
-from grpo.config.sweep_words import grid, plain
+from grpo.config.sweep import grid, plain
 from grpo.config.validate import validate, validate_evaluation
 
 EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").glob("*.yaml"))

@@ -9,8 +9,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+from grpo.host.alive import last_word
 from grpo.host.terminal import Terminal, clean, facts_table, say, wrapped
-from grpo.host.why_ended import last_word
 from grpo.insight.pages.page import Page, write_html
 from grpo.telemetry.console import RunDisplay
 

@@ -24,7 +24,7 @@ from grpo.config.ranges import check_values
 from grpo.config.run import TrainConfig
 from grpo.config.saved import from_dict
 from grpo.config.start import run_name
-from grpo.config.sweep_words import grid, plain
+from grpo.config.sweep import grid, plain
 from grpo.dynamics.history import FEWEST_POINTS
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
