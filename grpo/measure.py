@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import chain, cycle
 
 from grpo.interfaces import Collective
-from grpo.types import Collected, Mean, RoundStatistics, ScoredGroup, StepReport
+from grpo.types import Collected, Completion, Mean, RoundStatistics, ScoredGroup, StepReport
 from grpo.types import metrics as m
 
 
@@ -157,11 +157,32 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         m.RAISED: _mean([grade.outcome == "raised" for grade in grades]),
         m.SAMPLER_ENTROPY: Mean(-logprobs, tokens),
     }
+    means |= episode_means(completions)
     if flags := [grade.answered for grade in grades if grade.answered is not None]:
         means[m.NO_ANSWER] = _mean([not answered for answered in flags])
     for part in sorted({part for grade in true_grades for part in grade.parts}):
         means[f"{m.PART}{part}"] = _mean([grade.parts[part] for grade in true_grades if part in grade.parts])
     return means | _by_source(groups)
+
+
+def episode_means(completions: Sequence[Completion]) -> dict[str, Mean]:
+    """Returns what happened in the completions that are episodes, or nothing if none is."""
+    facts = [completion.episode for completion in completions if completion.episode is not None]
+    if not facts:
+        return {}
+    calls, turns = (float(sum(counts)) for counts in zip(*((fact.calls, fact.turns) for fact in facts), strict=True))
+    return {
+        m.TURNS: Mean(turns, len(facts)),
+        m.CALLS: Mean(calls, len(facts)),
+        m.FAILED_CALLS: Mean(float(sum(fact.failed_calls for fact in facts)), calls),
+        m.UNREADABLE_CALLS: Mean(float(sum(fact.unreadable_calls for fact in facts)), turns),
+        m.WITHOUT_CALLS: _mean([not fact.calls for fact in facts]),
+        m.OBSERVED: _mean([completion.num_observed for completion in completions if completion.episode is not None]),
+        m.EPISODE_SECONDS: _mean([fact.seconds for fact in facts]),
+        m.EPISODES_FAILED: _mean([bool(fact.error) for fact in facts]),
+        m.OUT_OF_TURNS: _mean([fact.ended == "turns" for fact in facts]),
+        m.BRANCHES: _mean([fact.branches for fact in facts]),
+    }
 
 
 def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:

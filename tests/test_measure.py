@@ -7,11 +7,11 @@ import pytest
 
 from grpo.config import BudgetConfig
 from grpo.dynamics.history import pass_rate
-from grpo.measure import first_correct_counts, mean_seconds, measure_round, outcomes, sampling_means
+from grpo.measure import episode_means, first_correct_counts, mean_seconds, measure_round, outcomes, sampling_means
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry.metrics import flatten
-from grpo.types import Collected, Mean, RoundPlan, StepReport
+from grpo.types import Collected, Completion, EpisodeFacts, Mean, Observed, RoundPlan, StepReport
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks, ungraded
 
 PLAN = RoundPlan(group_size=2, refresh_interval=2, prompts_per_step=2)
@@ -223,3 +223,23 @@ def test_each_source_of_problems_has_numbers_of_its_own():
     means = sampling_means(replace(collected, sampled=outage))
     assert means["source/sums/pass_rate"] == means["source/sums/reward_mean"] == Mean(2.0, 2)
     assert means["source/words/pass_rate"].count == 0 and means["source/words/length_mean"].value == 2.0
+
+
+def test_means_of_episodes_count_turns_calls_and_failures():
+    def episode(**facts):
+        return Completion(
+            (1, 2), (-1.0, -1.0), "", False, observed=(Observed(1, (5, 6, 7)),), episode=EpisodeFacts(**facts)
+        )
+
+    single = Completion((1,), (-1.0,), "", False)
+    several = episode(turns=3, calls=4, failed_calls=1, seconds=2.0)
+    failed = episode(turns=1, unreadable_calls=1, error="KeyError: gone")
+    assert episode_means([single]) == {}
+    means = episode_means([single, several, failed])
+    assert means["episodes/turns_mean"] == Mean(4.0, 2)
+    assert means["episodes/calls_mean"] == Mean(4.0, 2)
+    assert means["episodes/failed_calls_fraction"] == Mean(1.0, 4)
+    assert means["episodes/unreadable_fraction"] == Mean(1.0, 4)
+    assert means["episodes/without_calls_fraction"] == Mean(1.0, 2)
+    assert means["episodes/observed_mean"] == Mean(6.0, 2)
+    assert means["episodes/failed_fraction"] == Mean(1.0, 2)

@@ -40,6 +40,14 @@ NAMES = {
     "task.prompt.examples": "few_shot",
     "task.prompt.max_tokens": "max_prompt_length prompt_length prompt_max_len prompt.max_length",
     "task.prompt.too_long": "filter_overlong_prompts truncation",
+    "task.prompt.chat_template": "chat_template custom_chat_template chat_template_path",
+    "task.episode": (
+        "tools environment_factory environment env rollout_func agent agent_loop tool_config_path tool_functions "
+        "multi_turn multi_turn.enable agent_func_path agent_path custom_generate_function_path"
+    ),
+    "task.limits.turns": (
+        "max_turns max_tool_calling_iterations max_assistant_turns multi_turn.max_assistant_turns max_steps_per_episode"
+    ),
     "task.reward.parts": (
         "custom_reward_function custom_reward_function.name custom_reward_function.path remote_rm_url reward_fn "
         "reward_funcs reward_function reward_functions reward_manager reward_model reward_model.enable "
@@ -236,9 +244,6 @@ INSTEAD = {
     ),
     "the reference is the model that training begins with, and objective.kl.refresh_every moves it": (
         "ref_model reference_model ref_pretrain ref_model_path"
-    ),
-    "a completion is one answer here, without tools, turns or environments": (
-        "tools max_tool_calling_iterations multi_turn max_turns environment env rollout_func agent"
     ),
     "evaluation.samples_per_problem is how often a problem is asked by grpo eval and solve-rates, dynamics.group_size "
     "how often by training, and limits.samples ends a run": "samples",

@@ -1,6 +1,7 @@
 """This module changes words of the command line into words that Hydra reads as people mean them.
 
-Entries of a key that takes names of one's own need no + before them, and whole numbers may be written as 1e6.
+Entries of a key that takes names of one's own need no + before them, and whole numbers may be written as 1e6. Several
+tools of one file, tools.py:search,calculator, are one value.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_TOOLS = re.compile(r"[^,:'\"]+:\w+(,\s*\w+)+")
 _WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
 
 
@@ -28,6 +30,8 @@ def reworded(words: Sequence[str], schema: type = TrainConfig) -> list[str]:
 
     >>> reworded(["rollout.engine_args.max_num_seqs=4", "num_steps=1e3", "seed=1"])
     ['++rollout.engine_args.max_num_seqs=4', 'num_steps=1000', 'seed=1']
+    >>> reworded(["task.episode=tools.py:search,add", "task.episode=a.py:f,b.py:g"])
+    ["task.episode='tools.py:search,add'", 'task.episode=a.py:f,b.py:g']
     """
     return [_reworded(word, schema) for word in words]
 
@@ -88,6 +92,8 @@ def _reworded(word: str, schema: type) -> str:
             return f"++{free}=" + "".join(f"{{{name}: " for name in names) + text + "}" * len(names)
         return f"++{key}={text}"
     kind = kind_of(key, schema)
+    if kind is str and key.endswith(".episode") and _TOOLS.fullmatch(text):
+        return f"{plus}{key}='{text}'"
     if kind not in (int, bool):
         return word
     value = _value(word)

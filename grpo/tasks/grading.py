@@ -93,7 +93,7 @@ class Grading:
         def grade(completion: Completion) -> RawGrade:
             facts = completion.episode
             if facts is None:
-                return RawGrade({})
+                return RawGrade(dict.fromkeys(self._named, 0.0))
             # An episode that was cut off has returned nothing.
             rewards = {EPISODE if name == "reward" else f"{EPISODE}/{name}": v for name, v in facts.rewards.items()}
             return RawGrade(dict.fromkeys(self._named, 0.0) | rewards, RAISED if facts.error else "graded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -14,7 +15,7 @@ from grpo.config.folder import COMPLETIONS_FOLDER, SAMPLES_FILE, completions_in,
 from grpo.host.disk import replaced
 from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.telemetry.row_kinds import OF_SAMPLE, wrong_in
-from grpo.types import FinishedRound, ScoredGroup
+from grpo.types import Completion, EpisodeFacts, FinishedRound, ScoredGroup
 from grpo.types.rollout import NOT_THEIR_FAULT
 
 
@@ -39,6 +40,20 @@ def completion_row(scored: ScoredGroup, sample: int) -> dict[str, Any]:
         "truncated": completion.truncated,
         "versions": completion.versions,
         **({"judged": True} if scored.judged_without_answer else {}),
+        **({} if completion.episode is None else _episode_row(completion, completion.episode)),
+    }
+
+
+def _episode_row(completion: Completion, episode: EpisodeFacts) -> dict[str, Any]:
+    """Returns what a row says of an episode besides: its conversation, as JSON, and how it went."""
+    return {
+        "messages": json.dumps(episode.messages, default=str, ensure_ascii=False),
+        "turns": episode.turns,
+        "calls": episode.calls,
+        "failed_calls": episode.failed_calls,
+        "observed_tokens": completion.num_observed,
+        "ended": episode.ended,
+        "error": episode.error,
     }
 
 

@@ -1,6 +1,7 @@
 """Completions are kept as rows, of all rounds or of some, and read again from the last round on."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -9,7 +10,16 @@ import pytest
 from grpo.commands import samples
 from grpo.config import UserError
 from grpo.telemetry.completions import CompletionFiles, read_completions, whole_groups
-from grpo.types import Completion, Grade, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types import (
+    Completion,
+    EpisodeFacts,
+    Grade,
+    Observed,
+    Problem,
+    Prompt,
+    RolloutGroup,
+    ScoredGroup,
+)
 
 
 def finished(step, texts=("7", "\x1b[2J8")):
@@ -158,3 +168,28 @@ def test_without_parquet_files_the_samples_of_each_round_are_shown(tmp_path, cap
 def test_a_problem_with_half_a_character_is_kept_with_it_escaped(tmp_path):
     CompletionFiles(tmp_path, 0, None).after_round(finished(2, ("7", "8 \ud800 \x00")))
     assert [row["completion"] for row in read_completions(tmp_path)] == ["7", "8 \\ud800 \x00"]
+
+
+def test_an_episode_is_shown_as_a_conversation(tmp_path, capsys):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
+    messages = (
+        {"role": "user", "content": "3 + 4 ="},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "7"},
+        {"role": "assistant", "content": "Seven."},
+    )
+    facts = EpisodeFacts(messages=messages, turns=2, calls=1, ended="tokens")
+    observed = (Observed(1, (9, 9, 9)),)
+    episode = Completion((5, 6), (0.0, 0.0), "Seven.", True, ((4, 2),), observed, facts)
+    round_of_one = finished(4, ("7",))
+    [scored] = round_of_one.collected.sampled
+    scored = replace(scored, group=replace(scored.group, completions=(episode,)))
+    CompletionFiles(tmp_path, 0, None).after_round(
+        SimpleNamespace(progress=round_of_one.progress, collected=SimpleNamespace(sampled=[scored]))
+    )
+    [row] = read_completions(tmp_path)
+    assert (row["turns"], row["calls"], row["observed_tokens"], row["tokens"]) == (2, 1, 3, 2)
+    assert samples.run([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    conversation = "user: 3 + 4 =\nassistant: → add(a=3, b=4)\nadd: 7\nassistant: Seven.\n"
+    assert f"{conversation}ended: at the limit of tokens\n" in shown
