@@ -183,7 +183,9 @@ def test_a_page_says_the_same_on_the_terminal_in_html_and_as_markdown(tmp_path):
     assert lines.index("it was measured twice") > lines.index("all is well")
     assert any("no signal" in line and "wait" in line for line in lines)
     text = (tmp_path / "report.md").read_text()
-    assert text.startswith("# x\n\nAll is well.\n\n## How\n\nIt was measured twice.\n\n## Numbers\n\nAll.\n\n| name |")
+    assert text.startswith(
+        "# x\n\nAll is well.\n\n![Charts](report.png)\n\n## How\n\nIt was measured twice.\n\n## Numbers\n\nAll."
+    )
     assert "| a\\|b | 1 |" in text and "**note: no signal**" in text
     page = (tmp_path / "report.html").read_text()
     assert "<p>All is well.</p>" in page and "<h2>Settings</h2>" in page and "helps: wait." in page

@@ -126,7 +126,11 @@ def publish(
         sheet(draws, path.with_suffix(".png"), SHEET_INCHES, columns=2, first_wide=len(draws) % 2 == 1)
         written.append(f"picture {path.with_suffix('.png')}")
     if MARKDOWN in also:
-        write_whole(path.with_suffix(".md"), "\n\n".join(_markdown(page)) + "\n", "backslashreplace")
+        write_whole(
+            path.with_suffix(".md"),
+            "\n\n".join(_markdown(page, path.stem + ".png" if PICTURE in also else "")) + "\n",
+            "backslashreplace",
+        )
         written.append(f"text    {path.with_suffix('.md')}")
     write_html(page, path, runs)
     console.print("\n".join([*written, *more]), soft_wrap=True)
@@ -177,7 +181,7 @@ def sentence(text: str) -> str:
     """
     if text.endswith((".", "!", "?")):
         return text
-    return f"{text[0].upper()}{text[1:]}." if re.match(r"[a-z]+[,:]?( |$)", text) else f"{text}."
+    return f"{text[0].upper()}{text[1:]}." if re.match(r"[a-z]+[,:;]?( |$)", text) else f"{text}."
 
 
 def _on_terminal(block: Block) -> Iterator[RenderableType]:
@@ -210,11 +214,14 @@ def _table(title: str, rows: Sequence[Sequence[Any]], texts: Collection[int]) ->
     return table
 
 
-def _markdown(page: Page) -> Iterator[str]:
-    """Yields the paragraphs of a page in Markdown."""
+def _markdown(page: Page, picture: str) -> Iterator[str]:
+    """Yields the paragraphs of a page in Markdown, with the picture of its charts, if there is one."""
     yield f"# {page.name}"
     yield from map(sentence, page.verdict)
+    yield from [f"![Charts]({picture})"] if picture else []
     for block in page.blocks_of(PAGE):
+        if block.kind in (Kind.CHARTS, Kind.LINKS):
+            continue
         yield from filter(None, (f"## {block.title}" if block.title else "", block.note, block.legend))
         if block.kind == Kind.TABLE:
             header, *rows = ("| " + " | ".join(map(_cell, row)) + " |" for row in block.content)
