@@ -156,11 +156,8 @@ def quarters(axes: Axes, contrast: Contrast) -> str:
     )
 
 
-def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws a metric's means over seeds: dots for single rounds, and lines of smoothed means.
-
-    `name` is the metric, and `unit` the label of the y axis.
-    """
+def rounds(name: str, title: str, caption: str) -> Callable[[Axes, Contrast], str]:
+    """Returns a panel that draws a metric's means over seeds: dots for single rounds, and lines of smoothed means."""
 
     def draw(axes: Axes, contrast: Contrast) -> str:
         for variant in contrast.variants:
@@ -174,7 +171,7 @@ def rounds(name: str, title: str, unit: str, caption: str) -> Callable[[Axes, Co
                 tell_rounds(line, values[places])
         axes.set_xlabel("optimizer steps")
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-        axes.set_ylabel(unit)
+        axes.set_ylabel(m.TABLE[name].unit)
         if name.endswith("_fraction"):
             share_from_zero(axes)
         legend_below(axes)
@@ -197,13 +194,13 @@ PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
     differences,
     quarters,
     rounds(
-        *(m.SILENT, "Silent groups", "share of groups"),
+        *(m.SILENT, "Silent groups"),
         "Groups whose completions all got the same reward. Nothing is learned from them.",
     ),
     rounds(
-        *(m.ENTROPY, "Entropy", "nats per token"),
+        *(m.ENTROPY, "Entropy"),
         "How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
     ),
-    rounds(*(m.LENGTH, "Length of completions", "tokens"), "How much the model writes on average."),
+    rounds(m.LENGTH, "Length of completions", "How much the model writes on average."),
     learning("seconds"),
 )
