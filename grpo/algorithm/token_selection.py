@@ -11,6 +11,7 @@ number per token, which `apply_selection` applies to the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,7 +124,11 @@ def largest(values: Targets, number: int, total: Total, alike: float = 0.0) -> T
 
 
 def _number(share: float, count: float) -> int:
-    return max(1, int(share * count))
+    """Returns how many of `count` tokens a share is, rounded down, but at least 1.
+
+    The share is taken as it is written, since floats would round 0.29 · 100 down to 28.
+    """
+    return max(1, int(Fraction(str(share)) * round(count)))
 
 
 def _covariance(tokens: Tokens, total: Total) -> tuple[Targets, float]:

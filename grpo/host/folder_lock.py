@@ -76,7 +76,7 @@ def _taken(folder: Path) -> TextIO:
             require(
                 not inner.is_symlink(),
                 f"{inner} is a link, and nothing is written through links: put the folder itself there, or remove it; "
-                f"{folder} as a whole may be a link",
+                f"to write to another disk, name a folder there as output_dir, or make {folder} as a whole a link",
             )
         file = open_own(folder / LOCK_FILE, "a+", encoding="utf-8")
     except OSError as error:

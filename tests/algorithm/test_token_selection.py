@@ -82,6 +82,14 @@ def test_top_entropy_is_that_of_trl():
     torch.testing.assert_close(gradient[7:], everything[7:])
 
 
+@pytest.mark.parametrize(("share", "chosen"), [(0.29, 29), (0.57, 57), (0.299, 29), (2e-4, 1), (1.0, 100)])
+def test_a_share_is_taken_as_it_is_written_and_rounded_down_to_at_least_one_token(share, chosen):
+    numbers = torch.arange(100.0)
+    tokens = Tokens(numbers, numbers, numbers, numbers, numbers, numbers.long())
+    [weights] = select([tokens], list, settings("top_entropy", share=share))
+    assert weights.sum() == chosen and weights[-chosen:].sum() == chosen
+
+
 @pytest.mark.parametrize("number", [1, 2, 7, 40])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_largest_are_those_of_all_ranks(number, ranks):

@@ -115,8 +115,11 @@ def test_a_folder_in_which_a_folder_of_the_runs_is_a_link_is_refused(tmp_path, n
     victim.mkdir()
     run.mkdir()
     (run / name).symlink_to(victim, target_is_directory=True)
-    with pytest.raises(UserError, match=f"run/{name} is a link, and nothing is written through links: put the folder"):
+    with pytest.raises(
+        UserError, match=f"run/{name} is a link, and nothing is written through links: put the folder"
+    ) as e:
         refuse_locked(run)
+    assert f"to write to another disk, name a folder there as output_dir, or make {run} as a whole" in str(e.value)
     assert [*victim.iterdir()] == []
     (run / name).unlink()
     (run / name).mkdir()
