@@ -26,14 +26,20 @@ def check_groups(prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], voca
             if complaint := _wrong(completion, vocabulary):
                 raise UserError(f"{what_has} {complaint}")
             if odd_logprobs := [logprob for logprob in completion.sampler_logprobs if not math.isfinite(logprob)]:
-                raise Diverged(f"{what_has} the log-probability {odd_logprobs[0]}: {_CHECK_NUMBERS}")
+                why = _DIVERGED if group.newest_version else _ODD_FROM_THE_START
+                raise Diverged(f"{what_has} the log-probability {odd_logprobs[0]}: {why}")
 
 
 _CHECK_ENGINE = "is its vLLM one that `grpo doctor` approves of, and does rollout.servers.urls name this run's servers?"
-_CHECK_NUMBERS = (
+_DIVERGED = (
     "its weights have diverged, rollout.precision is too low for them, or the engine cannot do here what "
     "rollout.engine_args asks; lower learner.learning_rate, set rollout.precision=float32, or leave out "
     "rollout.engine_args"
+)
+_ODD_FROM_THE_START = (
+    "nothing has been learned yet, so the model's files hold weights that are NaN or infinite, rollout.precision is "
+    "too low for them, or the engine cannot do here what rollout.engine_args asks; copy the model again, set "
+    "rollout.precision=float32, or leave out rollout.engine_args"
 )
 
 

@@ -66,6 +66,16 @@ def test_an_odd_completion_is_refused_before_it_is_graded(completion, message):
     assert isinstance(caught.value, Diverged) == message.startswith("log-probability")
 
 
+@pytest.mark.parametrize(
+    ("version", "cause"), [(0, "nothing has been learned yet, so the model's files hold"), (3, "weights have diverged")]
+)
+def test_numbers_that_are_odd_before_anything_is_learned_are_not_blamed_on_the_learning_rate(version, cause):
+    odd = Odd(ODD[3][0], lambda groups: [replace(group, newest_version=version) for group in groups])
+    with pytest.raises(Diverged, match=cause) as caught:
+        CheckedSampler(odd, VOCABULARY).generate(Draw(ScriptedTask([]).next_prompts(2), 2))
+    assert ("learner.learning_rate" in str(caught.value)) == bool(version)
+
+
 @pytest.mark.parametrize(("completion", "message"), ODD)
 def test_so_is_one_that_was_asked_for_ahead(completion, message):
     prompts = ScriptedTask([]).next_prompts(2)
