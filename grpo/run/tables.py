@@ -150,7 +150,7 @@ def surprises(config: TrainConfig) -> Iterator[str]:
     if (warmup := config.learner.warmup_steps) > config.num_steps:
         yield (
             f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
-            f"{config.num_steps / warmup:.0%} of learner.learning_rate"
+            f"{100 * config.num_steps / warmup:.2g}% of learner.learning_rate"
         )
     smallest, size, largest = config.dynamics.adaptive.smallest_group, config.dynamics.group_size, config.largest_group
     if config.dynamics.name == "adaptive" and not smallest <= size <= largest:

@@ -24,6 +24,7 @@ from grpo.insight.diagnosis import evidence, progress, reward_parts, setbacks, s
 from grpo.insight.diagnosis import findings as findings_module
 from grpo.insight.diagnosis.diagnostics import CHECKS, diagnose, unchecked
 from grpo.insight.diagnosis.findings import NOTE, DiagnosisRule
+from grpo.insight.diagnosis.symptoms import learning_rate
 from grpo.insight.logs.run_log import RunLog, Series
 
 RULE = DiagnosisRule()
@@ -175,6 +176,14 @@ def test_a_schedule_that_has_ended_is_found_and_one_that_ends_is_not():
     assert "learning rate ended" not in changed(learner__learning_rate=1 + np.cos(np.pi * time))
     assert "long warm-up" in changed(learner__learning_rate=time)
     assert "long warm-up" not in changed(learner__learning_rate=np.minimum(2 * time, 1))
+
+
+def test_a_warm_up_longer_than_the_run_is_found_in_a_short_run():
+    log = logged(healthy(7, 6))
+    log = replace(log, series={"learner/learning_rate": Series(np.arange(6.0), np.arange(6.0))}, num_steps=6)
+    found = {warmup: learning_rate(replace(log, settings={"learner.warmup_steps": warmup}), RULE) for warmup in (6, 9)}
+    assert found[6] is None
+    assert found[9].evidence == "it rises for learner.warmup_steps=9, and the run has 6 steps"
 
 
 def test_a_loss_that_was_made_good_is_a_setback():

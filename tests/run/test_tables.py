@@ -78,10 +78,10 @@ def test_a_run_names_the_first_and_the_last_of_many_places():
 def test_a_warm_up_longer_than_the_run_is_reported(tmp_path, capsys):
     LlamaConfig(**SMALL).save_pretrained(tmp_path)
     settings = TrainConfig(device="cpu", num_steps=20)
-    settings.learner.warmup_steps = 80
+    settings.learner.warmup_steps = 80_000
     settings.learner.precision = settings.rollout.precision = "float32"
     print_tables(settings, files_of(tmp_path))
-    warning = "learner.warmup_steps=80 is above num_steps=20: the learning rate ends at 25% of learner.learning_rate"
+    warning = "learner.warmup_steps=80000 is above num_steps=20: the learning rate ends at 0.025% of learner.learning_"
     assert warning in " ".join(capsys.readouterr().out.split())
 
 

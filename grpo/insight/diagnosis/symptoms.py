@@ -70,7 +70,10 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a learning rate that has been nearly 0 for long, or one that is still warming up after many rounds."""
-    rates = log[m.LEARNING_RATE].values
+    rates, warmup = log[m.LEARNING_RATE].values, log.settings.get("learner.warmup_steps")
+    if len(rates) and isinstance(warmup, int) and warmup > log.num_steps > 0:
+        evidence = f"it rises for learner.warmup_steps={warmup}, and the run has {log.num_steps} steps"
+        return Finding("long warm-up", WARNING, evidence, "a smaller learner.warmup_steps")
     if len(rates) < 2 * FEWEST_ROUNDS or rates.max() <= 0:
         return None
     last = window_length(len(rates))
