@@ -64,6 +64,8 @@ def _meant(word: str) -> str:
     # A word of any length and with any character is a path to os.path.
     if os.path.isdir(word) or (re.fullmatch(r"[\w.-]+/[\w.-]+", word) and not os.path.exists(word)):
         return f"a model is written model.path={word}"
+    if Path(word).suffix in (".jsonl", ".csv", ".parquet"):
+        return f"problems of a file are given as task=file task.data.path={word}"
     if Path(word).suffix in (".json", ".toml", ".yml"):
         return "a configuration file of your own is YAML, and its name ends in .yaml"
     files = sorted(config_directory().glob("*/*.yaml"))

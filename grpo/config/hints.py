@@ -38,7 +38,7 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
             return f": {ELSEWHERE[name]}"
         if name in ALIASES:
             return f"; here it is {_in_section(key, ALIASES[name], config_keys)}"
-    meant = nearest(key, config_keys)
+    meant = nearest(key.lower(), config_keys)
     return f"; did you mean {meant}?" if meant else "; `grpo config WORD` searches all keys"
 
 

@@ -101,7 +101,7 @@ def bounded() -> Iterator[None]:
 
 def _without_marks(text: str) -> str:
     """Returns an error's text in one line, without the name that YAML has for the file and OmegaConf's details."""
-    return " ".join(text.split("\n    full_key:")[0].replace('in "<file>", ', "in ").split())
+    return " ".join(re.sub('in "<[a-z ]+>", ', "in ", text.split("\n    full_key:")[0]).split())
 
 
 def _count(node: yaml.Node | None, counts: dict[int, int]) -> int:

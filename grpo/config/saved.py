@@ -167,6 +167,8 @@ def described(model: ModelConfig) -> ModelConfig:
     if (place / ADAPTER_CONFIG).exists():
         return _of_adapter(model, place)
     refuse_several(place)
+    for newest in checkpoints_in(place)[-1:]:
+        raise UserError(f"{place} holds checkpoints: give one of them, such as the newest, {newest}")
     require(not model.start, f"model.start={model.start} is no checkpoint and no adapter: give it as model.path")
     return replace(model, source="huggingface")
 

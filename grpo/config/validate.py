@@ -8,7 +8,7 @@ from pathlib import Path, PureWindowsPath
 
 from grpo.config.errors import UserError
 from grpo.config.errors import require as _require
-from grpo.config.folder import CHECKPOINTS, checkpoints_in, is_run, resumable
+from grpo.config.folder import CHECKPOINTS, FOLDERS, checkpoints_in, is_run, resumable
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
 from grpo.config.ranges import check_sizes, check_values, value_at
@@ -106,10 +106,11 @@ def validate_evaluation(config: TrainConfig) -> None:
 
 
 def _mixes(output: Path) -> bool:
-    """Tells whether a folder holds what surely is no run. It is a home, or it is the working folder, one around it or
-    one at the top of the disk such as /etc, unless it is empty or a run lies there."""
+    """Tells whether a folder holds what surely is no run. It is a home or a folder of a run's, such as its checkpoints.
+    Or it is the working folder, one around it or one at the top of the disk such as /etc, unless it is empty or a run
+    lies there."""
     here = Path.cwd()
-    if output in (Path("/"), Path.home()):
+    if output in (Path("/"), Path.home()) or (output.name in FOLDERS and is_run(output.parent)):
         return True
     of_all = output in (here, *here.parents) or output.parent == Path("/")
     return of_all and not is_run(output) and any(output.glob("*"))

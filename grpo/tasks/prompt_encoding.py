@@ -108,8 +108,8 @@ class PromptEncoder:
         if dropped and (self._config.too_long == "refuse" or not kept):
             raise UserError(
                 f"{len(dropped)} of {len(problems)} prompts are longer than {self._config.max_tokens} tokens, the "
-                f"first {dropped[0].problem_id}; raise task.prompt.max_tokens and model.max_length, or set "
-                "task.prompt.too_long=skip."
+                f"first {dropped[0].problem_id}; raise task.prompt.max_tokens and model.max_length"
+                + (", or set task.prompt.too_long=skip." if kept else ".")
             )
         return kept, tuple(problem.problem_id for problem in dropped)
 

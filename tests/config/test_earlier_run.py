@@ -48,6 +48,8 @@ def test_a_run_stands_for_the_model_that_it_left(tmp_path, checkpoint):
     newest, run = checkpoint(), tmp_path / "run"
     with pytest.raises(UserError, match=f"has left no model/.* give its newest checkpoint, {newest}"):
         described(ModelConfig(path=str(run)))
+    with pytest.raises(UserError, match=f"run/checkpoints holds checkpoints: give one of them, such as .*, {newest}"):
+        described(ModelConfig(path=str(run / "checkpoints")))
     (run / "model").mkdir()
     assert described(ModelConfig(path=str(run), source="tiny")) == ModelConfig(path=str(run / "model"))
 

@@ -10,6 +10,7 @@ from grpo.config.hydra import compose_config
 
 # Words as people type them, and the key, choice or sentence that answers each of them.
 WORDS = """
+NUM_STEPS → num_steps
 alpha → normalization.exponent is the α of the advantages, and model.lora.alpha the scale of adapters
 samples → evaluation.samples_per_problem is how often a problem is asked by grpo eval and solve-rates
 objective.kl.coef beta actor_rollout_ref.actor.use_kl_loss → objective.kl.coefficient

@@ -243,8 +243,10 @@ def test_a_run_is_not_written_among_other_files(tmp_path, monkeypatch):
     (folder / "mine.py").touch()
     with pytest.raises(UserError, match="output_dir=. would mix the run's files with others"):
         validate(compose_config(["task=arithmetic", "output_dir=."]))
-    # A run may be continued from within its folder.
+    # A run may be continued from within its folder, and no other one begins among its files.
     (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
+    with pytest.raises(UserError, match="output_dir=checkpoints would mix the run's files with others"):
+        validate(compose_config(["task=arithmetic", "output_dir=checkpoints"]))
     validate(compose_config(["task=arithmetic", "output_dir=.", "checkpoint.resume=true"]))
 
 

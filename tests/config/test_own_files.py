@@ -15,6 +15,7 @@ BEGINNING = "defaults: [train, _self_]\n"
         ("null: 3\n", "own.yaml cannot be read: Incompatible key type 'NoneType'"),
         ("seed: " + "9" * 6000, "own.yaml cannot be read: Exceeds the limit (4300 digits)"),
         ("rollout: {engine_args: [--max-num-seqs 4]}\n", "own.yaml: a list or text stands where keys and values,"),
+        ("seed: *x\n", "own.yaml cannot be read: found undefined alias 'x' in line 2, column 7"),
         ("'': 3\n", "own.yaml: a key has no name: write KEY: VALUE"),
         ("a:\tb: 3\n", "own.yaml cannot be read: while scanning for the next token found character '\\t' that cannot"),
     ],

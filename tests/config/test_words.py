@@ -149,6 +149,7 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
         ("--info", "are --help, --cfg job, --config-dir DIR, --config-name NAME; `grpo config WORD` searches all keys"),
         ("name: f}]", "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"),
         ("rewards.py:f", "a reward is written 'task.reward.parts=[{name: \"rewards.py:f\"}]'"),
+        ("sums.csv", "problems of a file are given as task=file task.data.path=sums.csv"),
         ("Qwen/Qwen3-0.6B", "cannot read 'Qwen/Qwen3-0.6B': a model is written model.path=Qwen/Qwen3-0.6B"),
         ("task.reward.parts=[{name: a, weight: }]", "has no value: write one after its colon, or '' for an empty text"),
         ("rollout.engine_args.a=1,2", "values: put one text in quotes, a list in brackets; grpo sweep runs several"),

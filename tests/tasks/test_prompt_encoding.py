@@ -149,7 +149,9 @@ def test_prompts_that_are_too_long_are_dropped_or_refused(tokenizer):
     with pytest.raises(UserError, match="2 of 3 prompts are longer than 49 tokens, the first long"):
         fitting(max_tokens=49, too_long="refuse")
     problems[0] = Problem("short", "123", "")
-    with pytest.raises(UserError, match="3 of 3 prompts are longer"):
+    with pytest.raises(
+        UserError, match="3 of 3 prompts are longer .* raise task.prompt.max_tokens and model.max_length.$"
+    ):
         fitting(max_tokens=2)
 
 
