@@ -76,7 +76,7 @@ def test_rows_hold_every_branch_once_within_their_limit_and_are_equally_many(ran
     rows = on_ranks(len(ranks), lambda own: lay_out(ranks[own.rank], own, layout, row_tokens, cost)[0])
     assert len({len(of_rank) for of_rank in rows}) == 1
     for own, of_rank in zip(ranks, rows, strict=True):
-        assert sum(len(tree.branches) for row in of_rank for tree in row) == sum(len(tree.branches) for tree in own)
+        assert branches_of(tree for row in of_rank for tree in row) == branches_of(own)
         for row in of_rank:
             alone = len(row) == 1 and len(row[0].branches) == 1
             assert alone or sum(tree.length for tree in row) <= row_tokens

@@ -1,4 +1,4 @@
-"""These tests hold that all ranks have equally many rows of equal work, and that the rows hold every branch once."""
+"""These tests hold that all ranks have equally many rows of equal work. test_properties.py says more of any rows."""
 
 import pytest
 
@@ -58,10 +58,6 @@ def test_ranks_that_compute_rows_in_step_wait_for_a_twentieth_of_the_work_at_mos
     assert imbalance(after, in_step=True).value <= 1.05
     # Prompts that are computed in two rows are waste.
     assert sum(map(sum, after)) < 1.015 * sum(map(sum, before))
-    assert all(sum(tree.length for tree in row) <= row_tokens for own in rows for row in own)
-    for own, of_rank in zip(trees, rows, strict=True):
-        placed = [id(own_branch) for row in of_rank for tree in row for own_branch in tree.branches]
-        assert sorted(placed) == sorted(id(own_branch) for tree in own for own_branch in tree.branches)
 
 
 def test_too_few_rows_are_refused_and_what_is_longer_than_a_row_has_one_alone():

@@ -180,6 +180,7 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
         ['hardware.hosts=[a.b, 10.0.0.7, "fe80::1"]'],
         ["pipeline=continuous", "rollout=vllm_server"],
         ["task.curriculum.name=anneal"],
+        ["normalization.exponent=10"],
     ],
 )
 def test_neighbours_of_refused_settings_are_taken(words, tmp_path):

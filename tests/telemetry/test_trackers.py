@@ -355,6 +355,7 @@ def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
         MlflowTracker({}, sums("nonsense://x"), tmp_path)
 
 
+@pytest.mark.slow
 def test_services_are_those_that_are_asked_for(tmp_path):
     assert service_trackers(TrackingConfig(), {}, tmp_path, None) == []
     asked = TrackingConfig(wandb="offline", tensorboard=True, mlflow=f"file:{tmp_path}/mlruns")
