@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
+from grpo.config.complaints import refuse_misspelt
+from grpo.config.errors import require
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
@@ -56,10 +58,10 @@ def run(words: Sequence[str] = ()) -> int:
     """
     options = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
     overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
+    refuse_misspelt(overrides, OWN_WORDS)
     names = options.get("part", ",".join(PARTS)).split(",")
     for name in names:
-        if name not in PARTS:
-            raise UserError(f"part={name} is unknown: choose among {', '.join(PARTS)}")
+        require(name in PARTS, f"part={name} is unknown: choose among {', '.join(PARTS)}")
     if "size" in options:
         check_size(options["size"])
     folder = Path(options.get("output_dir", "runs/prove"))

@@ -113,7 +113,8 @@ def _of_run(folder: Path, settings: Mapping[str, Any], also: Sequence[str]) -> i
     refuse_several(folder, f"; `grpo report {folder}/*` compares them")
     has_rounds = (folder / METRICS_FILE).exists()
     if not has_rounds and (ending := read_ending(folder)):
-        raise UserError(f"the run in {folder} {ending.state} before its first round: {ending.why}")
+        why = ending.why or f"it has no {METRICS_FILE}"
+        raise UserError(f"the run in {folder} {ending.state} before its first round: {why}")
     require(
         has_rounds,
         f"{folder} is the folder of no sweep, and of no run that has finished a round: it has no {METRICS_FILE}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,11 +9,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from grpo.config import TrainConfig, UserError
-from grpo.config.complaints import paths
+from grpo.config import UserError
+from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import require
-from grpo.config.hints import LIKE
-from grpo.config.hydra import compose_sweep, config_directory
+from grpo.config.hydra import compose_sweep
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import gpus_here, run_cells
 from grpo.sweep.cells import Cell, cells_of
@@ -49,7 +47,7 @@ def run(words: Sequence[str]) -> int:
     of_sweep = [word for word in words if word.partition("=")[0] in OWN_KEYS]
     config = compose_sweep(preset[0], of_sweep)
     of_runs = [word for word in words if word not in (*of_sweep, f"sweep={preset[0]}")]
-    _refuse_misspelt(of_runs)
+    refuse_misspelt(of_runs, OWN_KEYS)
     command = shlex.split(config.command) or [sys.executable, "-m", "grpo.cli"]
     folder, cells = Path(config.output_dir).absolute(), cells_of(config, of_runs)
     _refuse_others(folder, cells)
@@ -66,14 +64,6 @@ def run(words: Sequence[str]) -> int:
     print(f"grpo report {ledger.folder} compares the variants", flush=True)
     states = [ledger.state(cell) for cell in ledger.cells]
     return 0 if all(state.state == DONE for state in states) else 1
-
-
-def _refuse_misspelt(words: Sequence[str]) -> None:
-    """Raises `UserError` for a word that is no key of a run, and most like one of a sweep's own."""
-    for name in (word.partition("=")[0] for word in words):
-        near = difflib.get_close_matches(name, OWN_KEYS, n=1, cutoff=LIKE)
-        known = name in paths(TrainConfig()) or (config_directory() / name).is_dir()
-        require(known or not near, f"unknown key {name}; did you mean {near[0] if near else ''}?")
 
 
 def _refuse_others(folder: Path, cells: Sequence[Cell]) -> None:

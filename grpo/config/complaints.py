@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -12,7 +12,9 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config.credentials import without_credentials
-from grpo.config.hints import hint
+from grpo.config.directory import config_directory
+from grpo.config.errors import require
+from grpo.config.hints import LIKE, hint
 from grpo.config.leaves import entries
 from grpo.config.rewording import free_key, kind_of
 from grpo.config.run import TrainConfig
@@ -273,6 +275,14 @@ def _quoted(key: str, value: str) -> str:
     if "'" in value:
         return f'"{key}=\\"{value}\\""' if '"' not in value else "key='\"a=b\"'"
     return f"'{key}=\"{value.replace(chr(34), chr(92) + chr(34))}\"'"
+
+
+def refuse_misspelt(words: Iterable[str], own: Sequence[str]) -> None:
+    """Raises UserError for a word that is no key of a run, and nearly one of a command's own."""
+    for name in (word.partition("=")[0] for word in words):
+        near = difflib.get_close_matches(name, own, n=1, cutoff=LIKE)
+        known = name in paths(TrainConfig()) or (config_directory() / name).is_dir()
+        require(known or not near, f"unknown key {name}; did you mean {near[0] if near else ''}?")
 
 
 def paths(config: object) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from grpo.cli import main
 from grpo.config import UserError
 from grpo.host import alive, environment
-from grpo.telemetry.ending import FAILED, Ending, write_ending
+from grpo.telemetry.ending import FAILED, FINISHED, Ending, write_ending
 from grpo.trainer import Result
 from tests.insight.runs import write_run
 
@@ -63,6 +63,10 @@ def test_a_run_that_failed_before_its_first_round_is_reported_with_the_reason(tm
     write_ending(tmp_path, Ending(FAILED, 0, "the server did not answer"))
     assert main(["report", str(tmp_path)]) == 2
     assert "failed before its first round: the server did not answer" in capsys.readouterr().err
+    write_ending(tmp_path, Ending(FINISHED, 2))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "finished before its first round: it has no metrics.jsonl" in capsys.readouterr().err
+    write_ending(tmp_path, Ending(FAILED, 0, "the server did not answer"))
     (tmp_path / "metrics.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 2
     assert "the server did not answer; it has finished no round" in capsys.readouterr().err

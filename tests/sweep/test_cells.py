@@ -69,6 +69,8 @@ def test_all_spend_alike():
         ),
         ({"variants": TWO, "seeds": 10**6}, [], "this sweep has 2,000,000 runs, and 10,000 are the most: lower seeds"),
         ({"variants": TWO}, ["learner.learning_rate=glob(*)"], r"learning_rate=glob\(\*\): name the values or choices"),
+        ({"variants": {"a": ["seed=1"]}}, [], "the variant a: seed=1 has no effect, since a sweep gives each run its"),
+        ({"variants": TWO}, ["seed=1,2"], "seed=1 has no effect, since a sweep gives each run its seed: seeds=N says"),
         ({"variants": {"a": ["num_steps=0"]}}, [], "the variant a: num_steps=0 must be above 0"),
     ],
 )

@@ -120,9 +120,11 @@ def test_a_run_that_fails_says_why_stops_no_other_and_is_the_only_one_run_again(
     assert [len(ran(words, name)) for name in after] == [1, 3, 1, 1]
 
 
-def test_a_word_that_is_nearly_one_of_a_sweeps_own_leads_to_it(capsys):
+def test_a_word_that_is_nearly_one_of_a_commands_own_leads_to_it(capsys):
     assert main(["sweep", "sweep=seeds", "job=2"]) == 2
     assert capsys.readouterr().err == "grpo: unknown key job; did you mean jobs?\n"
+    assert main(["prove", "parts=attention"]) == 2
+    assert capsys.readouterr().err == "grpo: unknown key parts; did you mean part?\n"
 
 
 @pytest.mark.parametrize("word", ["--config-dir=mine", "--cfg", "mine.yaml"])
