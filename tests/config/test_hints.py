@@ -79,7 +79,7 @@ mask_truncated_completions → task.reward.overlong
 sync_ref_model → objective.kl.refresh_every
 ref_model_mixup_alpha → objective.kl.refresh_rate
 top_entropy_quantile → objective.selection.share
-max_tool_calling_iterations → a completion is one answer here
+max_tool_calling_iterations → task.limits.turns
 vllm_importance_sampling_correction → objective.correction.level
 use_bias_correction_kl → objective.kl.by_ratio
 log_completions → tracking.completions
