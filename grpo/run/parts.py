@@ -139,8 +139,8 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
             template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
             processes = Processes(of_set.episode, of_set.limits.memory_gib)
-            if not template.prove(processes.tools) and not ranks.rank():
-                say("grpo: earlier thoughts stay in the model's context, where its chat template would drop them")
+            if (kept := template.prove(processes.tools)) and not ranks.rank():
+                say(f"grpo: a conversation keeps the {kept} of earlier turns, where the chat template would not")
             stages[name] = Stage(
                 processes, template, encode.messages, of_set.answer_name, of_set.limits, config.model.max_length
             )

@@ -32,11 +32,11 @@ def chatml():
 
 
 def test_the_template_of_the_tiny_model_grows_by_appending():
-    assert template()[0].prove() is True
+    assert template()[0].prove() == ""
 
 
 def test_the_template_that_comes_with_grpo_has_tools():
-    assert chatml()[0].prove(TOOLS) is True
+    assert chatml()[0].prove(TOOLS) == ""
 
 
 def test_a_template_without_tools_is_refused_with_the_way_out():
@@ -46,7 +46,7 @@ def test_a_template_without_tools_is_refused_with_the_way_out():
 
 def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps():
     text = TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}") + END
-    assert template(text)[0].prove() is False
+    assert template(text)[0].prove() == "thoughts"
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,18 @@ def test_a_tokenizer_that_does_not_know_where_tokens_stand_is_refused():
 
     with pytest.raises(UserError, match=r"needs a fast tokenizer"):
         ChatTemplate(Slow(), str, [2])
+
+
+def test_a_template_that_ends_the_last_turn_by_another_token_is_a_difference_that_a_run_keeps():
+    text = TURN.replace("<|eos|>", "{{ '<|eos|>' if loop.last else '<|system|>' }}") + END
+    tokenizer = character_tokenizer()
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|system|>")]
+    tokenizer.chat_template = text
+    encode = PromptEncoder(tokenizer, PromptConfig())
+    assert ChatTemplate(tokenizer, encode.render, ends).prove() == "ends of turns"
+
+
+def test_a_turn_that_the_template_begins_with_a_thought_grows_too():
+    body = TURN.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+    text = body + END.replace("assistant: ", "assistant: <think>\n")
+    assert template(text)[0].prove() == "thoughts"

@@ -1,0 +1,73 @@
+"""This program says of each chat template in a folder whether conversations with it grow by appending.
+
+    python benchmarks/chat_templates.py FOLDER
+
+The folder has Jinja files, one for each template, as TRL (trl/chat_templates) and llama.cpp (models/templates) keep
+them. The tokenizer is SmolLM2's, with the special tokens that a template names added. For each template the program
+prints "exact", or what stays of earlier turns where the template would drop it, or why a run would be refused: once for
+conversations without tools, and once with one tool.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from grpo.config import ModelConfig, PromptConfig
+from grpo.config.errors import UserError
+from grpo.episodes.template import ChatTemplate
+from grpo.models.resolve import resolve
+from grpo.tasks.prompt_encoding import PromptEncoder
+
+ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>", "<|call|>"),
+    *("<｜end▁of▁sentence｜>", "</s>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>", "<|endoftext|>", "<SPECIAL_12>"),
+    *("<|user|>", "<|observation|>", "<eos>", "[EOS]", "<|tool_calls_section_end|>", "<seed:eos>", "<[e~["),
+)
+"""These tokens end an assistant's turn in one family or another."""
+SPECIAL = re.compile(r"<\|[\w]+\|>|<[a-z_]+_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|<\|?turn\|?>|<bos>|<eos>")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "What to compute."}},
+            "required": ["expression"],
+        },
+    },
+}
+
+
+def verdict(path: Path, model: Path, tools: list | None) -> str:
+    """Returns what a run with this template would be told."""
+    text = path.read_text()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*SPECIAL.findall(text)})})
+    named = [end for end in ENDS if end in text] or [tokenizer.eos_token]
+    ends = [tokenizer.convert_tokens_to_ids(end) for end in named]
+    tokenizer.eos_token = named[0]
+    try:
+        encode = PromptEncoder(tokenizer, PromptConfig(chat_template=str(path)))
+        chat = ChatTemplate(tokenizer, encode.render, [end for end in ends if end is not None])
+        kept = chat.prove(tools)
+        return f"exact, but for {kept} of earlier turns, which stay" if kept else "exact"
+    except UserError as error:
+        return f"refused: {error}"
+
+
+def main(folder: str) -> None:
+    model = resolve(ModelConfig(source="smollm2"), tuple)
+    for path in sorted(Path(folder).glob("*.jinja")):
+        print(
+            f"{path.stem:38} {verdict(path, model, None)[:110]}\n{'':29}tools:   {verdict(path, model, [TOOL])[:110]}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
