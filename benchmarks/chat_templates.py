@@ -36,7 +36,7 @@ TOOL = {
         "description": "Computes.",
         "parameters": {
             "type": "object",
-            "properties": {"expression": {"type": "string", "description": "What to compute."}},
+            "properties": {"expression": {"type": "string", "description": "The expression."}},
             "required": ["expression"],
         },
     },
@@ -44,7 +44,7 @@ TOOL = {
 
 
 def verdict(path: Path, model: Path, tools: list | None) -> str:
-    """Returns what a run with this template would be told."""
+    """Returns what a run with this template would do."""
     text = path.read_text()
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.add_special_tokens({"additional_special_tokens": sorted({*SPECIAL.findall(text)})})

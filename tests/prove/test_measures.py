@@ -168,7 +168,6 @@ class Sync:
 )
 def test_log_probabilities_may_differ_by_rounding_and_by_nothing_else(precision, gaps, verdicts, tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr(exchange.CheckedSync, "of", lambda config: Sync(order))
     group = RolloutGroup(None, (Completion((5, 6), gaps, "", False),), 0, 0)
     sampler = SimpleNamespace(generate=lambda *arguments: [group], sleep=lambda: order.append("sleep"))
     learner = SimpleNamespace(
@@ -178,6 +177,7 @@ def test_log_probabilities_may_differ_by_rounding_and_by_nothing_else(precision,
     bench = bench_with(tmp_path, learner=learner, sampler=sampler, bandwidth=1e9)
     bench.config.learner.precision = bench.config.rollout.precision = precision
     bench.room = None
+    monkeypatch.setattr(bench, "sync", lambda: Sync(order))
     facts = exchange.sync(bench).facts
     assert [fact.verdict for fact in facts[-2:]] == verdicts
     # The learner has the sampler's memory when it computes, and the sampler its own afterwards.
@@ -231,9 +231,8 @@ def test_a_sleep_that_takes_long_is_slow(monkeypatch):
     clock = iter([0.0, 5.1])
     monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 2**30))
-    monkeypatch.setattr(sampling.CheckedSync, "refresh", lambda *engines: None)
-    engine = SimpleNamespace(sleep=lambda: None)
-    bench = SimpleNamespace(config=TrainConfig(), device=None, learner=None, sampler=engine)
+    engine, sync = SimpleNamespace(sleep=lambda: None), SimpleNamespace(refresh=lambda *engines: None)
+    bench = SimpleNamespace(config=TrainConfig(), device=None, learner=None, sampler=engine, sync=lambda: sync)
     assert [fact.verdict for fact in sampling._sleep(bench)] == ["wrong", "slow"]
 
 

@@ -134,11 +134,13 @@ def test_a_refresh_is_right_here_and_what_goes_wrong_on_the_way_is_found(tmp_pat
 def test_a_sleep_that_frees_nothing_is_found(freed, verdict, monkeypatch):
     order, free = [], iter([10.0, 10.0 + freed])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free) * 2**30, 100 * 2**30))
-    monkeypatch.setattr(sampling.CheckedSync, "refresh", lambda *engines: order.append("refresh"))
+    sync = SimpleNamespace(refresh=lambda *engines: order.append("refresh"))
     config = TrainConfig()
     config.rollout.gpu_memory_fraction = 0.6
     engine = SimpleNamespace(sleep=lambda: order.append("sleep"))
-    [memory, _] = sampling._sleep(SimpleNamespace(config=config, device=None, learner=None, sampler=engine))
+    [memory, _] = sampling._sleep(
+        SimpleNamespace(config=config, device=None, learner=None, sampler=engine, sync=lambda: sync)
+    )
     assert (memory.measured, memory.low, memory.verdict) == (freed, pytest.approx(42.0), verdict)
     assert order == ["refresh", "sleep"]
 
