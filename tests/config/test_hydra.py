@@ -181,6 +181,7 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
         ["pipeline=continuous", "rollout=vllm_server"],
         ["task.curriculum.name=anneal"],
         ["normalization.exponent=10"],
+        ["learner.betas=[0,0.9]"],
     ],
 )
 def test_neighbours_of_refused_settings_are_taken(words, tmp_path):

@@ -24,6 +24,7 @@ rollout.kv_cache_gib=0 → rollout.kv_cache_gib=0.0 must be above 0
 learner.deadline_seconds=0 → learner.deadline_seconds=0.0 must be above 0
 model.lora.rank=-1 → must not be negative
 task.reward.parts=[{name: math, weight: nan}] → task.reward.parts[].weight=nan must be a finite number
+task.reward.parts=[{name: math, weight: 1.5e6}] → weight=1.5e+06 must be 0, or lie between 1e-6 and 1e6
 task.reward.parts=[{name: math, weight: 1e300}] → weight=1e+300 must be 0, or lie between 1e-6 and 1e6
 +task.reward.by_source={gsm8k: {parts: [{name: number, weight: nan}]}} → task.reward.by_source.gsm8k.parts[].weight=nan
 +task.reward.by_source={gsm8k: {parts: [{name: http, server: {retries: -1}}]}} → gsm8k.parts[].server.retries=-1
