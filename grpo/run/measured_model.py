@@ -23,7 +23,7 @@ from grpo.run import preflight
 from grpo.run.assembly import sampler_in_turn
 from grpo.run.clocks import Clocks, EvaluatedSampler
 from grpo.run.model_folder import model_files
-from grpo.run.parts import build_sampler, load_task
+from grpo.run.parts import build_sampler, load_task, tried_episodes
 from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
 from grpo.run.resume import check_start
 from grpo.tasks.task import VerifiableTask, loaded_task
@@ -71,6 +71,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         unfitted_tasks = [loaded_task(task, tokenizer, room) for task in tasks]
         preflight.check_vocabulary(files, unfitted_tasks)
         config, fitted_tasks = fit_lengths(config, unfitted_tasks, files)
+    with working("trying the episodes"):
+        tried_episodes(config, files, fitted_tasks[0].problems)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.parts import SamplerSettings
 from grpo.config.saved import is_checkpoint, read_config
@@ -32,6 +33,7 @@ from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled
 from grpo.tasks.sources import load_problems
 from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
+from grpo.types import Problem
 
 ANY_EXAMPLE = ("1 + 1 =", "2")
 """A tiny base whose weights are replaced learns this example, which takes a second."""
@@ -63,6 +65,12 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
     Raises `UserError` for a task whose data cannot be loaded or whose settings do not fit an evaluation.
     """
     suite = compose_suite(config)
+    for task in (config.task, *suite) if suite else ():
+        require(
+            not any(of_set.episode for of_set in task.all_sets.values()),
+            f"evaluation.suite asks single turns so far, and task={task.name} has task.episode: leave out "
+            "evaluation.suite, and evaluate each set by grpo eval",
+        )
     for task in suite:
         validate_evaluation(replace(config, task=task))
         load_problems(task.data, task.reward)
@@ -129,9 +137,9 @@ def build_sampler(
 
 
 def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
-    """Starts the processes of the task's episodes, and proves its chat template. Returns them by sources of problems.
+    """Starts the processes of the task's episodes. Returns where they run, by sources of problems.
 
-    Raises UserError if the code of an episode cannot be imported, and for a template that does not grow by appending.
+    Raises UserError if the code of an episode cannot be imported.
     """
     stages: dict[str, Stage] = {}
     for name, of_set in config.task.all_sets.items():
@@ -139,12 +147,29 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
             template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
             processes = Processes(of_set.episode, of_set.limits.memory_gib)
-            if (kept := template.prove(processes.tools)) and not ranks.rank():
-                say(f"grpo: a conversation keeps the {kept} of earlier turns, where the chat template would not")
             stages[name] = Stage(
                 processes, template, encode.messages, of_set.answer_name, of_set.limits, config.model.max_length
             )
     return stages
+
+
+def tried_episodes(config: TrainConfig, files: ModelFiles, problems: Mapping[str, Sequence[Problem]]) -> dict[str, str]:
+    """Tries the episodes of each set before anything heavy starts: imports their code, and proves the chat template.
+    Returns how the conversation of the first problem of each such set opens, tools included, as the model reads it.
+
+    Raises UserError as `build_stages` does, and for a template that does not grow by appending.
+    """
+    stages, openings = build_stages(config, files), {}
+    try:
+        for name, stage in stages.items():
+            tools = stage.processes.tools
+            if (kept := stage.template.prove(tools)) and not ranks.rank():
+                say(f"grpo: a conversation keeps the {kept} of earlier turns, where the chat template would not")
+            openings[name] = files.tokenizer.decode(stage.template.opening(stage.messages(problems[name][0]), tools))
+    finally:
+        for stage in stages.values():
+            stage.processes.close()
+    return openings
 
 
 def _engine(

@@ -6,7 +6,7 @@ the configuration leaves open are fitted to the data, and number formats to the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from grpo.learner.loading import longest_length, proven_layout
 from grpo.models.files import ModelFiles
 from grpo.run import preflight
 from grpo.run.model_folder import model_files
-from grpo.run.parts import load_suite, load_task
+from grpo.run.parts import load_suite, load_task, tried_episodes
 from grpo.run.tables import print_price, print_tables
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.problem_selection import question_hash, split
@@ -40,16 +40,18 @@ BLOCK = 32
 class Prepared(NamedTuple):
     """A prepared run has everything that can be known before its engines start.
 
-    config  the configuration, with model, precision and lengths filled in
-    files   the model's files
-    task    the problems that the run trains on
-    suite   the sets of `evaluation.suite`
+    config    the configuration, with model, precision and lengths filled in
+    files     the model's files
+    task      the problems that the run trains on
+    suite     the sets of `evaluation.suite`
+    openings  how the first episode of each set with episodes opens
     """
 
     config: TrainConfig
     files: ModelFiles
     task: LoadedTask
     suite: Sequence[TaskConfig]
+    openings: Mapping[str, str]
 
 
 def prepared(config: TrainConfig) -> Prepared:
@@ -77,6 +79,8 @@ def prepared(config: TrainConfig) -> Prepared:
             say(f"grpo: {odd}")
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)
+    with working("trying the episodes"):
+        openings = tried_episodes(config, files, own_task.problems)
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(files, config.learner.layout)
     num_problems, prompts = sum(map(len, own_task.problems.values())), config.dynamics.prompts_per_step
@@ -86,7 +90,7 @@ def prepared(config: TrainConfig) -> Prepared:
             "included, so each step asks some of them several times"
         )
     print_tables(replace(config, learner=replace(config.learner, layout=layout)), files)
-    return Prepared(config, files, own_task, [task.config for task in suite])
+    return Prepared(config, files, own_task, [task.config for task in suite], openings)
 
 
 def _refuse_trained_on(own: LoadedTask, suite: Sequence[LoadedTask]) -> None:
@@ -129,6 +133,8 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         console = Terminal()
         text = ready.files.tokenizer.decode(prompt.token_ids)
         console.print(f"The first prompt has {len(prompt.token_ids)} tokens:\n{text}\n", soft_wrap=True)
+        for opening in ready.openings.values():
+            console.print(f"Its episode opens with the tools:\n{opening}\n", soft_wrap=True)
         console.print(trial_table(scored))
         if not tells_apart(scored):
             console.print(SAME, soft_wrap=True)

@@ -46,6 +46,7 @@ def test_episodes_on_a_server_that_works_ahead_have_the_learners_log_probabiliti
     [
         (["task.episode=tests.episodes.acts:nobody"], "task.episode=tests.episodes.acts:nobody cannot be imported"),
         (["task.episode=tests.episodes.acts:add"], "shows no tools to the model"),
+        (["evaluation.num_problems=8", "evaluation.suite=[math500]"], "evaluation.suite asks single turns so far"),
         (["task.prompt.chat=false"], "task.episode is a conversation"),
         (["task.episode=", "task.limits.turns=2"], "task.limits are those of episodes"),
         (["task.episode=", "task.limits.turns=8", "task.reward.parts=[{name: episode}]"], "which an episode returns"),
