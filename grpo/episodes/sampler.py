@@ -103,6 +103,7 @@ class EpisodeSampler(CheckedSampler):
         return future
 
     def _ask_servers(self, turn: Turn) -> None:
+        turn.completion.set_running_or_notify_cancel()
         [pending] = self._sampler.ask(Draw([turn.prompt], 1, turn.sampling, turn.sample))
 
         def settle() -> None:
@@ -142,7 +143,7 @@ class EpisodeSampler(CheckedSampler):
             await _all(play.run(self._places[source]) for play in plays)
             # Episodes of a group usually open alike. The prompt is what all of them have in common.
             openings = [play.recorder.opening for play in plays if play.recorder.num_turns]
-            prompt = replace(prompt, token_ids=common_opening(openings or [prompt.token_ids]))
+            prompt = replace(prompt, token_ids=common_opening(openings or [prompt.token_ids]) or openings[0])
             completions = [play.completion(prompt.token_ids) for play in plays]
         versions = [number for completion in completions for number, _ in completion.versions] or [version]
         group = RolloutGroup(prompt, tuple(completions), min(versions), max(versions))
@@ -199,7 +200,7 @@ class _Play:
         self._stage, self._prompt, self._sample, self._sampling = stage, prompt, sample, sampling
         self._ask, self._seed, self._warn = ask, seed, warn
         self.recorder = Recorder(stage.template)
-        self._ended, self._error, self._seconds = "", "", 0.0
+        self._ended, self._error, self._seconds, self._num_asked = "", "", 0.0, 0
         self._rewards: Mapping[str, float] = {}
         self._counts: Mapping[str, int] = {}
 
@@ -251,14 +252,14 @@ class _Play:
     async def _turn(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Message | None:
         """Samples the model's next turn and returns it, or None if the episode has reached a limit."""
         recorder, stage = self.recorder, self._stage
-        if recorder.num_turns >= stage.limits.turns:
+        if self._num_asked >= stage.limits.turns:
             self._ended = self._ended or "turns"
         room = self._sampling.max_tokens - recorder.num_tokens
         place = recorder.place(messages, tools)
         context = place.context
         room = min(room, stage.max_length - len(context))
         if room <= 0:
-            if not recorder.num_turns:
+            if not self._num_asked:
                 raise UserError(
                     f"the conversation of problem {self._prompt.problem.problem_id} opens with {len(context)} tokens, "
                     f"tools included, and model.max_length={stage.max_length} leaves none for the model: raise it, or "
@@ -267,7 +268,8 @@ class _Play:
             self._ended = self._ended or "tokens"
         if self._ended:
             return None
-        prompt = replace(self._prompt, token_ids=context, turn=recorder.num_turns)
+        prompt = replace(self._prompt, token_ids=context, turn=self._num_asked)
+        self._num_asked += 1
         turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=room))
         self._ask(turn)
         completion: Completion = await asyncio.wrap_future(turn.completion)

@@ -47,15 +47,16 @@ class Turns:
         self._queue.put(None)
 
     def take(self, wait: bool) -> list[Turn] | None:
-        """Returns the turns that have come, or None once the queue is closed and empty. With `wait` it waits until
-        there is something."""
+        """Returns the turns that have come and that somebody still waits for, or None once the queue is closed and
+        empty. With `wait` it waits until there is something."""
         turns: list[Turn] = []
         while not self._closed and (not self._queue.empty() or (wait and not turns)):
             item = self._queue.get()
             if item is None:
                 self._closed = True
             elif isinstance(item, Turn):
-                turns.append(item)
+                # An episode may have ended meanwhile. From here on its turn cannot be cancelled.
+                turns += [item] if item.completion.set_running_or_notify_cancel() else []
             else:
                 item()
         return None if self._closed and not turns else turns

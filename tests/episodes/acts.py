@@ -82,6 +82,19 @@ async def beside(chat, problem):
     return 1.0
 
 
+async def twice(chat, problem):
+    """Asks the same question twice at once."""
+    await asyncio.gather(*(chat(list(problem.messages)) for _ in range(2)))
+    return 1.0
+
+
+async def leaves(chat, problem):
+    """Ends while the model still writes."""
+    asked = asyncio.create_task(chat(list(problem.messages)))
+    await asyncio.sleep(0.01)
+    return float(asked.done())
+
+
 async def raises(chat, problem):
     await chat(list(problem.messages))
     raise KeyError("gone")

@@ -178,6 +178,21 @@ def test_an_episode_that_fails_says_why_and_the_others_go_on(episodes, act, erro
     assert {completion.episode.error for group in groups for completion in group.completions} == {error}
 
 
+def test_turns_that_are_asked_at_once_are_drawn_apart(episodes):
+    [group] = episodes("twice").generate(Draw(prompts(1), 8))
+    assert {completion.episode.branches for completion in group.completions} == {2}
+    pairs = [[branch.token_ids for _, branch in c.branches(group.prompt.token_ids)] for c in group.completions]
+    assert any(first != second for first, second in pairs)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_an_episode_may_end_while_the_model_still_writes(episodes, engine):
+    sampler = episodes("leaves", engine)
+    for _ in range(2):
+        groups = sampler.generate(Draw(prompts(), 4))
+        assert [len(group.completions) for group in groups] == [4, 4]
+
+
 def test_an_episode_that_fails_may_count_as_cut_off(episodes):
     [group] = episodes("hangs", seconds=1.0, failed="truncate").generate(Draw(prompts(1), 2))
     assert {(completion.episode.ended, completion.episode.error) for completion in group.completions} == {
