@@ -21,7 +21,7 @@ from grpo.config.parts import LearnerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.types import RoundPlan
-from tests.learner.groups import uneven_groups
+from tests.learner.groups import OBSERVED, uneven_groups
 from tests.learner.models import files_of
 from tests.learner.partition_worker import SCALE, config_for, weights
 
@@ -53,7 +53,7 @@ def main(models: str, output: str) -> None:
             before = weights(learner)
             settings = replace(config.learner, layout=learner.layout)
             make = BatchMaker(config.normalization, config.objective, settings, learner.collective)
-            [batch] = make([uneven_groups()[rank::world]], RoundPlan(4, 1, 4))
+            [batch] = make([uneven_groups(OBSERVED)[rank::world]], RoundPlan(4, 1, 4))
             learner.step(batch)
             changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}
             learner.engine.destroy()

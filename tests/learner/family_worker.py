@@ -130,6 +130,7 @@ def changes_of(model, together, precision, cuts, device=CPU):
         config.objective = ObjectiveConfig(**({"correction": none, "clip_low": 0.1, "clip_high": 0.1} | objective))
         config.normalization = NormalizationConfig(**normalization)
         config.learner.layout, config.learner.micro_batch_tokens = layout, budget
+        learner._settings = LearnerSettings.of(config)
         changes[member, layout, budget] = change(learner, config, folder, before)
     learner.engine.destroy()
     return changes

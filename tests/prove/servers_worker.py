@@ -21,7 +21,6 @@ from grpo.rollout import fleet
 from grpo.rollout.server_sampler import ServerSampler
 from tests import warm
 from tests.forked_servers import fork_servers
-from tests.learner.models import files_of
 
 
 def main(folder: str) -> None:
@@ -29,7 +28,7 @@ def main(folder: str) -> None:
     bench = Bench("tiny", Path(folder), ["device=cpu", *lost_server.WORDS, f"output_dir={folder}/servers"])
     begun = time.perf_counter()
     learner = bench.learner
-    sampler = ServerSampler(SamplerSettings.of(bench.config), files_of(bench.files, bench.device), learner.collective)
+    sampler = ServerSampler(SamplerSettings.of(bench.config), bench.files, bench.device, learner.collective)
     verdicts_of = {"": verdicts(lost_server.lose(lost_server.Run(bench, sampler), time.perf_counter() - begun))}
     never = mock.patch.multiple(lost_server, LATEST=0.0, GRACE_SECONDS=3.0)
     with never, mock.patch.object(fleet.Fleet, "restart_lost", lambda self: None):

@@ -260,7 +260,7 @@ def test_an_engine_answers_once_with_the_whole_completion(sampler):
 
     engine = sampler._llm.llm_engine = Recorded()
     sampler._stop_token_ids, sampler.policy_version = [2], 5
-    sampler._submit(0, 3, Prompt(Problem("p", "q", "a"), (3, 4)), sampler._settings.rollout.sampling)
+    sampler._submit("0/3", 3, Prompt(Problem("p", "q", "a"), (3, 4)), sampler._settings.rollout.sampling)
     [(asked, number, prompt, parameters)] = engine.calls
     assert (asked, number, prompt) == ("add_request", "0/3", {"prompt_token_ids": [3, 4]})
     assert parameters.output_kind == RequestOutputKind.FINAL_ONLY and parameters.flat_logprobs
