@@ -40,22 +40,21 @@ class Branch:
         """Returns the number of tokens that are fed to the model: all but the last one, which is only a target."""
         return len(self.completion.token_ids) + self.completion.num_observed - 1
 
-    @property
-    def predictors(self) -> Iterable[int]:
-        """Returns the place, among the branch's own inputs, of the token that predicts each target. The prompt's last
-        token has place -1.
+    def predictors(self, last_of_prompt: int, start: int) -> Iterable[int]:
+        """Returns where in a row the token stands that predicts each target, for a branch that begins at `start` behind
+        a prompt whose last token stands at `last_of_prompt`.
 
         >>> from grpo.types import Completion, Observed
         >>> completion = Completion((1, 2, 3), (-1.0,) * 3, "", False, observed=(Observed(2, (7, 8)),))
-        >>> list(Branch(completion, 0.5, 0.2).predictors)
-        [-1, 0, 3]
+        >>> list(Branch(completion, 0.5, 0.2).predictors(9, 20))
+        [9, 20, 23]
         """
-        shifts = Counter({piece.at: len(piece.token_ids) for piece in self.completion.observed})
         num_targets = len(self.completion.token_ids)
-        if not shifts:
-            return range(-1, num_targets - 1)
-        before = accumulate(shifts[place] for place in range(num_targets))
-        return [place + shift - 1 for place, shift in enumerate(before)]
+        if not self.completion.observed:
+            return chain((last_of_prompt,), range(start, start + num_targets - 1))
+        shifts = Counter({piece.at: len(piece.token_ids) for piece in self.completion.observed})
+        places = enumerate(accumulate(shifts[place] for place in range(num_targets)))
+        return (start + place + shift - 1 if place + shift else last_of_prompt for place, shift in places)
 
 
 def branches_of(
@@ -211,7 +210,7 @@ def pack(trees: Sequence[LooseTree], layout: str = "shared") -> MicroBatch:
         last_of_prompt = len(tokens) - 1
         for branch, length in zip(tree.branches, tree.lengths, strict=True):
             branch_start = len(tokens)
-            predictors.extend(last_of_prompt if place < 0 else branch_start + place for place in branch.predictors)
+            predictors.extend(branch.predictors(last_of_prompt, branch_start))
             tokens.extend(branch.completion.whole[:-1])
             tokens.extend([0] * (length - branch.input_length))
             positions.extend(range(prompt_length, prompt_length + length))

@@ -159,6 +159,8 @@ class Completion:
         >>> Completion((1, 2, 3), (-1.0,) * 3, "", False, observed=(Observed(2, (7, 8)),)).whole
         (1, 2, 7, 8, 3)
         """
+        if not self.observed:
+            return self.token_ids
         tokens: list[int] = []
         done = 0
         for piece in self.observed:
