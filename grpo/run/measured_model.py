@@ -72,7 +72,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         preflight.check_vocabulary(files, unfitted_tasks)
         config, fitted_tasks = fit_lengths(config, unfitted_tasks, files)
     with working("trying the episodes"):
-        tried_episodes(config, files, fitted_tasks[0].problems)
+        for task in fitted_tasks[:1]:
+            tried_episodes(config, files, task.problems)
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)
