@@ -67,7 +67,7 @@ class EpisodeSampler(CheckedSampler):
         if self._asks:
             return self._generated_by_servers(draw, on_group)
         turns = Turns()
-        playing = self._start(self._groups(draw, turns.put, lambda call: turns.put(call), on_group), turns.close)
+        playing = self._start(self._groups(draw, turns.put, turns.put, on_group), turns.close)
         try:
             self._sampler.serve(turns)
         except BaseException:

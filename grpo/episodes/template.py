@@ -95,18 +95,19 @@ class ChatTemplate:
         """Returns the message that the model wrote, and whether it can be read. A message with calls that cannot be
         read is returned as plain text."""
         own = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
+        plain = {"role": "assistant", "content": self._tokenizer.decode(own, skip_special_tokens=True)}
         reads = self.reads(tools)
-        if reads is not None:
-            text = self._tokenizer.decode(own, skip_special_tokens=False)
-            try:
-                message = self._tokenizer.parse_response(
-                    text, reads, prefix=self._begun(tools), tools=list(tools or ())
-                )
-                if all(map(_is_call, message.get("tool_calls") or ())):
-                    return message | {"content": (message.get("content") or "").strip()}, True
-            except (ValueError, TypeError, KeyError):
-                pass
-        return {"role": "assistant", "content": self._tokenizer.decode(own, skip_special_tokens=True)}, reads is None
+        if reads is None:
+            return plain, True
+        text = self._tokenizer.decode(own, skip_special_tokens=False)
+        try:
+            message = self._tokenizer.parse_response(text, reads, prefix=self._begun(tools), tools=list(tools or ()))
+        except (ValueError, TypeError, KeyError):
+            # transformers raises these for a call that is no JSON or lacks something, as models write at first.
+            return plain, False
+        if not all(map(_is_call, message.get("tool_calls") or ())):
+            return plain, False
+        return message | {"content": (message.get("content") or "").strip()}, True
 
     def reads(self, tools: Tools | None) -> Mapping[str, Any] | None:
         """Returns the response template by which messages are read: the tokenizer's own, or `HERMES` if the chat

@@ -185,7 +185,7 @@ def test_training_on_a_part_of_the_distribution_is_refused_and_evaluation_is_not
     ],
 )
 def test_neighbours_of_refused_settings_are_taken(words, tmp_path):
-    validate(compose_config(["task=arithmetic", *words, f"output_dir={tmp_path}/run"]))
+    assert validate(compose_config(["task=arithmetic", *words, f"output_dir={tmp_path}/run"])) is None
 
 
 def test_an_evaluation_may_leave_out_tokens_that_training_must_score():
