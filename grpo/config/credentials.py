@@ -14,6 +14,8 @@ from typing import Any
 from grpo.config.errors import UserError
 from grpo.config.run import TrainConfig
 
+TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
+"""No user's code that a run calls needs these environment variables."""
 PLACE = "{key}"
 """An address may hold this placeholder. A key from an environment variable is put in its place."""
 _WORDS = r"(?:x-)?(?:(?:amz|goog|api|access|auth|bearer|hf|private|secret|security|session|subscription)[_-]?)*"

@@ -32,20 +32,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line
 from grpo.episodes.forms import EpisodeOver, Form, Message, form_of, played
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
 PR_SET_PDEATHSIG = 1
-SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN")
-"""No episode needs these environment variables."""
 
 
 def main(arguments: Sequence[str]) -> int:
     descriptor, memory_gib, path = int(arguments[0]), float(arguments[1]), arguments[2]
     control = socket.socket(fileno=descriptor)
-    for name in SECRETS:
+    for name in (*TRACKERS, "HF_TOKEN"):
         os.environ.pop(name, None)
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     try:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import RewardConfig
+from grpo.config.credentials import TRACKERS
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
@@ -38,8 +39,6 @@ RAISED = "raised"
 FULL_OF_OURS, FULL_OF_OWN, LEFT = 95, 96, 97
 """A worker ends with the first or the second exit code when a part of ours or a user's function lacks memory, since
 what a function has leaked stays. It ends with the third one instead of 0, which pebble takes for no failure."""
-TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
-"""No reward needs these environment variables."""
 _SECRET = re.compile(r"(?i)(key|token|secret|passw(or)?d|credentials?)$")
 MAX_MESSAGE = 200
 LARGEST = 1e6
