@@ -6,7 +6,8 @@
 It imports what `task.episode` names once, and forks when the trainer sends it a socket. The episode's process talks to
 the trainer over that socket by JSON lines, never by pickles, since what a model writes may run in it:
 
-    to the trainer      {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
+    to the trainer      {"pid": n}                                   names the process that is to be killed
+                        {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
                         {"rewards": {…}, "counts": {…}}              ends the episode
                         {"error": "…"}                               ends it as failed
     from the trainer    {"problem": {…}, "row": {…}, "seed": n}      begins it
