@@ -135,7 +135,7 @@ def _run(command: str, words: list[str]) -> int:
     from grpo.config.hydra import as_yaml, compose_config
     from grpo.config.saved import described
     from grpo.config.unread import NOT_TRAINED, RULES, refuse_unread
-    from grpo.run.early_checks import check
+    from grpo.run.early_checks import check, finished
 
     if {"-m", "--multirun"} & {*words}:
         raise UserError(f"grpo {command} starts one run at a time; grpo sweep starts several (grpo sweep help)")
@@ -150,6 +150,10 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     # The config is composed and checked before the command's module is imported, which takes seconds.
     config = compose_config(words)
+    if command in ("train", "launch") and (word := finished(config)):
+        if ranks.rank() == 0:
+            print(word)
+        return 0
     config = replace(config, model=described(config.model))
     check(command, config)
     if command in ("train", "launch", "eval", "solve-rates"):

@@ -208,7 +208,7 @@ def counts_of_rounds(output):
 def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was(finished, tmp_path):
     output = tmp_path / "run"
     overrides = [*SMALL, *ROUNDS, f"output_dir={output}"]
-    process = start("train", *overrides, "checkpoint.every_rounds=0")
+    process = start("train", *overrides, "checkpoint.every_rounds=0", "checkpoint.resume=auto")
     wait_for_step(output, 2, process)
     process.send_signal(signal.SIGSTOP)
     second = grpo("train", *overrides)
@@ -222,7 +222,7 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     assert stopped_at < 6
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step-{stopped_at:08d}"]
 
-    process = start("train", *overrides, "checkpoint.resume=true", "checkpoint.every_rounds=1")
+    process = start("train", *overrides, "checkpoint.resume=auto", "checkpoint.every_rounds=1")
     # Two checkpoints are whole by then.
     reached = stopped_at + 6
     wait_for_step(output, reached, process)

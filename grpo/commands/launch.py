@@ -13,12 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from grpo.config import TrainConfig, UserError
-from grpo.config.errors import require
-from grpo.config.folder import CHECKPOINTS, LAUNCHER_FILE, LOG_FOLDER, checkpoints_in
+from grpo.config import UserError
+from grpo.config.folder import LAUNCHER_FILE, LOG_FOLDER
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
-from grpo.config.start import START_VARIABLE, only_here, start
+from grpo.config.start import START_VARIABLE, start
 from grpo.config.validate import validate
 from grpo.host.disk import write_whole
 from grpo.host.folder_lock import refuse_locked
@@ -42,9 +41,6 @@ def run(words: Sequence[str]) -> int:
     """
     words = [at_this_moment(word) for word in words]
     config = compose_config(words)
-    if _resumes(config):
-        words.append("checkpoint.resume=true")
-        config.checkpoint.resume = True
     hardware = config.hardware
     validate(config, hardware.ranks)
     if hardware.shell != "here" and shutil.which(hardware.shell) is None:
@@ -90,18 +86,3 @@ def at_this_moment(word: str) -> str:
     'output_dir=runs/x%'
     """
     return re.sub(r"\$\{now:([^}]*)\}", lambda form: datetime.now().strftime(form[1]), word)
-
-
-def _resumes(config: TrainConfig) -> bool:
-    """Tells whether a job is resumed: Slurm has put it back into the queue, and it has a checkpoint.
-
-    Raises `UserError` if the job's folder is named by its present start, since its checkpoints lie in another one.
-    """
-    restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-    require(
-        not (restarted and only_here(config.output_dir)),
-        f"Slurm has started this job again, but output_dir={config.output_dir} is named by this start, so earlier "
-        f"checkpoints are not found: set {START_VARIABLE}=job-$SLURM_JOB_ID in the job's script as launch/slurm.sh "
-        "does, or name output_dir",
-    )
-    return restarted and bool(checkpoints_in(Path(config.output_dir) / CHECKPOINTS))

@@ -156,7 +156,9 @@ NAMES = {
         "checkpoint.every checkpoint.interval ckpt.interval save_every save_freq save_interval save_steps save_strategy"
     ),
     "checkpoint.keep_last": "checkpoint.keep max_actor_ckpt_to_keep max_ckpt_num save_total_limit",
-    "checkpoint.resume": "load_checkpoint resume resume_from_checkpoint resume_mode",
+    "checkpoint.resume": (
+        "auto_resume auto_resume_from_checkpoints load_checkpoint resume resume_from_checkpoint resume_mode"
+    ),
     "tracking.wandb": "logger report_to use_wandb wandb",
     "tracking.tensorboard": "tensorboard_dir",
     "tracking.project": "project_name wandb.project wandb_project",

@@ -33,6 +33,7 @@ WANTED = {
     r"converted to Float|subclass of float": "a number",
     r"not a valid bool|subclass of bool": "true or false",
     r"to string: |subclass of str": "text",
+    r"Union\[bool, str\]": "true, false or auto",
     r"ListConfig, list or tuple|ListConfig(?s:.*)reference_type=List|type hint 'typing.List": LIST,
     r"subclass of \w+Config|Cannot assign \w+ to Dict|merge DictConfig with ListConfig": SECTION,
 }

@@ -22,7 +22,7 @@ import yaml
 
 from grpo.config.flags import FLAGS
 from grpo.config.hydra import compose_config, config_directory
-from grpo.config.ranges import CHOICES, IMPORTED, POSITIVE
+from grpo.config.ranges import CHOICES, IMPORTED, POSITIVE, as_typed
 from grpo.config.run import TrainConfig
 from grpo.config.sweep import SweepConfig
 
@@ -127,7 +127,7 @@ def _keys(default: Any, train: Any, prefix: str) -> tuple[Key, ...]:
 
 def _values(config_class: type, field: str, name: str) -> str:
     if name in CHOICES:
-        return " | ".join([*map(str, CHOICES[name]), *(["package.module:function"] if name in IMPORTED else [])])
+        return as_typed([*CHOICES[name], *(["package.module:function"] if name in IMPORTED else [])])
     if field in _items(config_class):
         part_names = ", ".join(part.name for part in fields(_items(config_class)[field]))
         return f"list of {{{part_names}}}"

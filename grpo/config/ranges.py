@@ -6,7 +6,7 @@ Its tables say which values a key may have; `grpo.config.validate` refuses all o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -86,6 +86,7 @@ CHOICES = {
     "task.limits.failed": ("spoil", "truncate"),
     "task.reward.overlong": ("keep", "mask", "soft"),
     "task.reward.extract": ("boxed", "tag", "final", "last_number", "last_line", "all"),
+    "checkpoint.resume": (False, True, "auto"),
     "tracking.wandb": ("off", "offline", "online"),
     "tracking.completions": ("some", "all"),
     "hardware.shell": ("here", "ssh", "srun"),
@@ -157,11 +158,20 @@ def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") ->
         value, imported = value_at(config, key), key in IMPORTED
         require(
             value in choices or (imported and ":" in value),
-            f"{key}={value!r} is unknown: choose one of {' | '.join(map(str, choices))}"
+            f"{key}={value!r} is unknown: choose one of {as_typed(choices)}"
             + (", or give an import path package.module:function" if imported else ""),
         )
     for key in (key for key in POSITIVE if key.startswith(beginnings)):
         require(value_at(config, key) > 0, f"{key}={value_at(config, key)} must be above 0")
+
+
+def as_typed(choices: Iterable[bool | int | str]) -> str:
+    """Returns choices as they are typed.
+
+    >>> as_typed((False, True, "auto"))
+    'false | true | auto'
+    """
+    return " | ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices)
 
 
 def check_sizes(config: TrainConfig) -> None:

@@ -120,8 +120,9 @@ class CheckpointConfig:
     # The checkpoints of every so many rounds are kept for good, e.g. 200 with every_rounds=50; 0: none.
     keep_every: int = 0
     # True continues the run in `output_dir`, which has to be named then, from its newest whole checkpoint. It is an
-    # error when there is none.
-    resume: bool = False
+    # error when there is none. auto continues where there is a checkpoint and else begins, and a run that is finished
+    # ends at once. A scheduler that restarts jobs needs that.
+    resume: bool | str = False
     # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
     # A model is written every so many rounds into output_dir/models/step-N, or the adapter alone with LoRA. All of them

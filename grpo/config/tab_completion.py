@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.config.leaves import leaves
-from grpo.config.ranges import CHOICES
+from grpo.config.ranges import CHOICES, as_typed
 from grpo.config.run import TrainConfig
 
 SCRIPTS = {
@@ -58,7 +58,7 @@ def _values(key: str, directory: Path) -> list[str]:
     """Returns `key=value` for every value that a group or a key may have."""
     if (directory / key).is_dir():
         return [f"{key}={file.stem} " for file in (directory / key).glob("*.yaml")]
-    return [f"{key}={value} " for value in CHOICES.get(key, ())]
+    return [f"{key}={as_typed([value])} " for value in CHOICES.get(key, ())]
 
 
 def _keys(typed: str, directory: Path) -> set[str]:

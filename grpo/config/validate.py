@@ -13,6 +13,7 @@ from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
 from grpo.config.ranges import check_sizes, check_values, value_at
 from grpo.config.run import TrainConfig
+from grpo.config.start import START_VARIABLE, only_here
 from grpo.config.validate_loss import check_loss, check_pipeline
 from grpo.config.validate_task import check_task
 
@@ -260,14 +261,18 @@ def _check_run(config: TrainConfig) -> None:
         f"checkpoint.keep_every={checkpoint.keep_every} must be a multiple of "
         f"checkpoint.every_rounds={checkpoint.every_rounds}, since only what is saved can be kept",
     )
-    checkpoints = Path(config.output_dir) / CHECKPOINTS
-    saved = bool(checkpoints_in(checkpoints))
+    saved = bool(checkpoints_in(Path(config.output_dir) / CHECKPOINTS))
     _require(
-        config.checkpoint.resume or config.dry_run or not saved,
+        checkpoint.resume != "auto" or config.dry_run or not only_here(config.output_dir),
+        f"checkpoint.resume=auto would never find a checkpoint, since output_dir={config.output_dir} is named by this "
+        f"start: name output_dir, or set {START_VARIABLE} to a name that stays the same, such as a job's number",
+    )
+    _require(
+        bool(checkpoint.resume) or config.dry_run or not saved,
         f"{config.output_dir} already holds a run: continue it with `checkpoint.resume=true "
         f"output_dir={config.output_dir}`, or choose another output_dir",
     )
-    if config.checkpoint.resume and not saved:
+    if checkpoint.resume is True and not saved:
         raise UserError(_nothing_to_resume(Path(config.output_dir)))
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.folder import evaluation_name, is_run
+from grpo.config.folder import CONFIG_FILE, evaluation_name, is_run
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
+from grpo.config.plain_json import read_object
+from grpo.config.saved import from_dict
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -20,6 +22,7 @@ from grpo.host.ports import require_ports
 from grpo.models import resolve
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.tasks.early_checks import check_early
+from grpo.telemetry.ending import FINISHED, read_ending
 
 
 def check(command: str, config: TrainConfig) -> None:
@@ -69,6 +72,23 @@ def check(command: str, config: TrainConfig) -> None:
         own = {name for reward in config.task.rewards for name in reward.weights if ":" in name}
         with working(" and ".join([*(f"importing {name}" for name in sorted(own)), "reading the problems"])):
             check_early(config.task, config.pipeline, learns_here and config.rollout.budget.enabled)
+
+
+def finished(config: TrainConfig) -> str:
+    """Returns what a run with checkpoint.resume=auto says that is finished, so that a restart ends at once, or "".
+
+    A run that a limit, a forecast or a verdict has ended goes on where the settings that decide it have changed.
+    """
+    output = Path(config.output_dir)
+    ending = read_ending(output) if config.checkpoint.resume == "auto" and not config.dry_run else None
+    if not ending or ending.state != FINISHED:
+        return ""
+    if ending.step < config.num_steps:
+        before = from_dict(read_object(output / CONFIG_FILE))
+        if any(getattr(before, name) != getattr(config, name) for name in ("num_steps", "limits", "dynamics")):
+            return ""
+    why = f" ({ending.why})" if ending.why else ""
+    return f"the run in {output} is finished at step {ending.step} of {config.num_steps}{why}: nothing is left to do"
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

@@ -14,7 +14,16 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.folder import CHECKPOINTS, EARLIER, LEFT_BEHIND, METRICS_FILE, PROMPTS_FILE, STATE_FILE, step_of
+from grpo.config.folder import (
+    CHECKPOINTS,
+    EARLIER,
+    LEFT_BEHIND,
+    METRICS_FILE,
+    PROMPTS_FILE,
+    STATE_FILE,
+    checkpoints_in,
+    step_of,
+)
 from grpo.config.leaves import differences
 from grpo.config.saved import check_resumed, is_checkpoint, read_config, read_state
 from grpo.dynamics.scheduler import build_scheduler, replanned
@@ -52,6 +61,14 @@ def checkpoint_store(config: TrainConfig, collective: Collective) -> CheckpointS
     """Opens the store of the run's checkpoints."""
     retention = config.checkpoint
     return CheckpointStore(Path(config.output_dir) / CHECKPOINTS, retention.keep_last, collective, retention.keep_every)
+
+
+def goes_on(config: TrainConfig, collective: Collective) -> bool:
+    """Tells whether a run goes on from a checkpoint: where it is to, or where `checkpoint.resume=auto` finds one.
+    Called with the folder's lock. Collective."""
+    if config.checkpoint.resume != "auto":
+        return bool(config.checkpoint.resume)
+    return from_first(collective, lambda: bool(checkpoints_in(Path(config.output_dir) / CHECKPOINTS)))
 
 
 def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Collective) -> Saved:

@@ -46,6 +46,7 @@ from grpo.run.resume import (
     check_start,
     checkpoint_store,
     fresh,
+    goes_on,
     require_same_problems,
     resumed,
     saved_run,
@@ -86,7 +87,10 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
         with locked(Path(config.output_dir), collective):
-            saved = saved_run(config, files.path, ready.task, collective) if config.checkpoint.resume else None
+            resume = goes_on(config, collective)
+            config = replace(config, checkpoint=replace(config.checkpoint, resume=resume))
+            ready = ready._replace(config=config)
+            saved = saved_run(config, files.path, ready.task, collective) if resume else None
             if not saved:
                 check_start(config, files.path, collective)
                 if earlier := on_first(collective, lambda: set_aside(Path(config.output_dir))):

@@ -8,8 +8,6 @@ import psutil
 import pytest
 
 from benchmarks.runs import free_ports
-from grpo.commands.launch import run
-from grpo.config import UserError
 from grpo.host.signals import TOGETHER_SECONDS
 from tests import warm
 
@@ -86,13 +84,6 @@ def test_all_processes_name_one_folder_by_the_launchers_start(tmp_path):
     assert run.name.endswith(f"-{process.pid}")
     for index in (0, 1):
         assert (run / "logs" / f"learner-{index}.log").read_text() == f"round 1 of {run.name}\n"
-
-
-def test_a_job_that_slurm_starts_again_is_refused_in_a_folder_that_is_named_by_its_start(monkeypatch):
-    monkeypatch.delenv("GRPO_START", raising=False)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with pytest.raises(UserError, match=r"not found: set GRPO_START=job-\$SLURM_JOB_ID in the job's script"):
-        run(["experiment=tiny"])
 
 
 @pytest.mark.slow

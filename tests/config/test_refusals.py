@@ -154,6 +154,7 @@ evaluation.pass_at=[8] → must hold numbers between 1 and evaluation.samples_pe
 objective.dual_clip=0.5 → must be 0 (off) or above 1
 objective.aggregation.level=constant → needs objective.aggregation.constant_length
 task.data.held_out_fraction=1.5 → must lie in [0, 1)
+checkpoint.resume=maybe → checkpoint.resume='maybe' is unknown: choose one of false | true | auto
 checkpoint.resume=true → checkpoints holds no checkpoint: start without checkpoint.resume=true
 checkpoint.keep_last=0 → checkpoint.keep_last=0 must be above 0
 checkpoint.keep_every=70 → =70 must be a multiple of checkpoint.every_rounds=50

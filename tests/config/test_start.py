@@ -136,3 +136,17 @@ def test_a_folder_of_a_model_or_another_framework_is_no_run(tmp_path):
 def test_every_recipe_names_its_folder_by_its_start():
     for file in (ROOT / "configs" / "experiment").glob("*.yaml"):
         assert f"\noutput_dir: runs/{file.stem}/${{start:}}\n" in file.read_text()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_resumes_where_it_can_is_valid_with_a_checkpoint_and_without_one(saved, tmp_path):
+    output = run_in(tmp_path / "mine", 1, saved=saved)
+    validate(compose_config(["experiment=tiny", "checkpoint.resume=auto", f"output_dir={output}"]))
+
+
+def test_a_run_that_resumes_where_it_can_needs_a_folder_that_its_next_start_finds(monkeypatch):
+    monkeypatch.delenv("GRPO_START", raising=False)
+    with pytest.raises(UserError, match="=auto would never find a checkpoint, since output_dir=runs/tiny/.*: name out"):
+        validate(compose_config(["experiment=tiny", "checkpoint.resume=auto"]))
+    monkeypatch.setenv("GRPO_START", "job-17")
+    validate(compose_config(["experiment=tiny", "checkpoint.resume=auto"]))

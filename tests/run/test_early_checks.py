@@ -1,19 +1,24 @@
 """Commands tell what is wrong with their words before torch is imported."""
 
 import errno
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from grpo.cli import main
 from grpo.config import ModelConfig, UserError
+from grpo.config.hydra import compose_config
 from grpo.host.disk import require_writable
 from grpo.host.ports import require_ports
 from grpo.models.resolve import check_early
+from grpo.run.early_checks import finished
+from grpo.telemetry.ending import Ending, write_ending
 
 SERVE = ["serve", "experiment=tiny", "model.max_length=64"]
 
@@ -54,6 +59,23 @@ def test_pass_rates_are_not_written_into_a_run(tmp_path, capsys):
         (tmp_path / name).write_text("{}")
     assert main(["solve-rates", "experiment=tiny", f"output_dir={tmp_path}"]) == 2
     assert f"output_dir={tmp_path} holds a run: name another folder for the pass rates" in capsys.readouterr().err
+
+
+def test_a_run_that_is_finished_ends_a_restart_at_once_unless_more_is_asked_of_it(tmp_path, capsys):
+    words = ["train", "experiment=tiny", "num_steps=60", f"output_dir={tmp_path}", "checkpoint.resume=auto"]
+
+    def said(state, step, why, *more):
+        write_ending(tmp_path, Ending(state, step, why))
+        return finished(compose_config([*words[1:], *more]))
+
+    (tmp_path / "config.json").write_text(json.dumps(asdict(compose_config(words[1:]))))
+    done = f"the run in {tmp_path} is finished at step 60 of 60: nothing is left to do"
+    assert said("finished", 60, "") == done
+    assert main(words) == 0 and capsys.readouterr().out == f"{done}\n"
+    assert said("finished", 60, "", "num_steps=61") == "" == said("interrupted", 60, "")
+    assert said("finished", 9, "limits.samples") == done.replace("60 of 60", "9 of 60 (limits.samples)")
+    assert said("finished", 9, "limits.samples", "limits.samples=9999") == ""
+    assert said("finished", 60, "", "dry_run=true") == said("finished", 60, "", "checkpoint.resume=true") == ""
 
 
 def test_a_hub_model_is_looked_for_early_only_without_a_network(monkeypatch, capsys):

@@ -12,7 +12,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.records import open_files
-from grpo.run.resume import asked_of, require_same_problems, saved_run, set_aside
+from grpo.run.resume import asked_of, goes_on, require_same_problems, saved_run, set_aside
 from grpo.telemetry.trackers import Trackers
 from grpo.types import Progress, RoundPlan
 from tests.fakes import SingleRank, on_ranks
@@ -91,6 +91,16 @@ def test_a_run_that_has_taken_more_steps_than_it_may_is_not_resumed(config):
         resumed(config)
     config.num_steps = 10
     assert resumed(config).progress.step == 10
+
+
+@pytest.mark.parametrize(
+    ("left", "resume", "continues"),
+    [("step-00000005", "auto", True), (".writing-00000005", "auto", False), ("", "auto", False), ("", True, True)],
+)
+def test_a_run_goes_on_where_it_may_only_from_a_checkpoint_that_was_written_to_its_end(left, resume, continues, config):
+    config.checkpoint.resume = resume
+    Path(config.output_dir, "checkpoints", left).mkdir(parents=True)
+    assert goes_on(config, SingleRank()) is continues
 
 
 @pytest.mark.parametrize(("num_steps", "kept"), [(10, True), (11, False)])
