@@ -7,18 +7,20 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from grpo.config import UserError
+from grpo.config import TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.folder import LAUNCHER_FILE, LOG_FOLDER
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
 from grpo.config.start import START_VARIABLE, start
 from grpo.config.validate import validate
+from grpo.host import ranks
 from grpo.host.disk import write_whole
 from grpo.host.folder_lock import refuse_locked
 from grpo.host.imports import safe_path
@@ -27,9 +29,11 @@ from grpo.host.ports import RESERVED_VARIABLE
 from grpo.host.signals import StopRequest
 from grpo.host.terminal import facts_table
 from grpo.launch.machines import machines_of
-from grpo.launch.seats import LEARNER, seat_table, seats_of
+from grpo.launch.meeting import FarSeat, follow, join, lead
+from grpo.launch.membership import place_of
+from grpo.launch.seats import LEARNER, Seat, seat_table, seats_of
 from grpo.launch.shells import RunningSeat, with_reserved_ports
-from grpo.launch.supervise import wait
+from grpo.launch.supervise import Part, wait
 
 
 def run(words: Sequence[str]) -> int:
@@ -39,11 +43,13 @@ def run(words: Sequence[str]) -> int:
     terminal too. Returns 0 when all learners finished, and 143 when the run was asked to stop and all learners saved,
     or when it was asked twice; otherwise the exit code of the learner or server that failed.
     """
-    words = [at_this_moment(word) for word in words]
+    given, words = words, [at_this_moment(word) for word in words]
     config = compose_config(words)
     hardware = config.hardware
     validate(config, hardware.ranks)
-    if hardware.shell != "here" and shutil.which(hardware.shell) is None:
+    if hardware.shell == "each" and not config.dry_run:
+        return _run_with_others(config, given, words)
+    if hardware.shell not in ("here", "each") and shutil.which(hardware.shell) is None:
         raise UserError(
             f"hardware.shell={hardware.shell} needs the program {hardware.shell}, which this machine lacks: install it "
             "or choose another hardware.shell"
@@ -52,31 +58,95 @@ def run(words: Sequence[str]) -> int:
     # `reserved` holds the ports as long as it lives, which is until the run's end.
     config, reserved = (config, []) if config.dry_run else with_reserved_ports(config, machines)
     seats = seats_of(config, words, machines)
-    Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
+    _show(config, seats)
     if config.dry_run:
         return 0
-    print(f"{config.output_dir} will hold what the run writes", flush=True)
     refuse_locked(Path(config.output_dir))
-    logs = Path(config.output_dir) / LOG_FOLDER
-    logs.mkdir(parents=True, exist_ok=True)
-    write_whole(logs.parent / LAUNCHER_FILE, f"{os.getpid()} {socket.gethostname()}\n")
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(24)
     environment = safe_path() | {KEY_VARIABLE: key, START_VARIABLE: start()}
     here = {RESERVED_VARIABLE: " ".join(str(port.port) for port in reserved)}
-    stop, processes = StopRequest(), []
+
+    def begin(seat: Seat, log: Path, is_shown: bool) -> Part:
+        variables = environment | here if seat.machine.is_here else environment
+        return RunningSeat(seat, hardware.shell, variables, log, is_shown)
+
+    return _supervised(config, seats, begin)
+
+
+def _run_with_others(config: TrainConfig, given: Sequence[str], words: list[str]) -> int:
+    """Runs this machine's part of a run whose other machines start the same command (`hardware.shell=each`)."""
+    require(
+        [*given] == words,
+        "${now:…} is another moment on each machine: write ${start:} in output_dir, or a name that stays the same",
+    )
+    hardware = config.hardware
+    require(
+        not hardware.server_nodes or bool(os.environ.get(KEY_VARIABLE)),
+        f"hardware.shell=each with hardware.server_nodes needs the servers' key: set the environment variable "
+        f"{KEY_VARIABLE} to the same secret on all machines",
+    )
+    place = place_of(os.environ, socket.getfqdn(), hardware)
+    ranks.forget_launcher()
+    if place.index:
+        met, line = join(place, words)
+    else:
+        refuse_locked(Path(config.output_dir))
+        met, lines = lead(place, hardware.learner_nodes + hardware.server_nodes, words, start())
+    os.environ[START_VARIABLE] = met.start
+    # The folder's name may hold the start.
+    config = compose_config(words)
+    config.hardware.first_port = place.port
+    seats = seats_of(config, words, met.machines)
+    by_machine = sorted(seats, key=lambda seat: (seat.role != LEARNER, seat.index))
+    environment = safe_path() | {START_VARIABLE: start()}
+    if place.index:
+        log = _log(config, own := by_machine[place.index])
+        with outlasting():
+            stop, seat = StopRequest(), RunningSeat(own, hardware.shell, environment, log, True)
+            try:
+                return follow(seat, line, stop)
+            finally:
+                seat.close()
+                seat.wait()
+    _show(config, seats)
+
+    def begin(seat: Seat, log: Path, is_shown: bool) -> Part:
+        index = by_machine.index(seat)
+        return FarSeat(seat, lines[index - 1], log) if index else RunningSeat(seat, "each", environment, log, is_shown)
+
+    return _supervised(config, seats, begin)
+
+
+def _show(config: TrainConfig, seats: Sequence[Seat]) -> None:
+    """Prints which machine does what."""
+    Console().print(facts_table("Machines", ("machine", "what it does"), seat_table(config, seats)))
+
+
+def _log(config: TrainConfig, seat: Seat) -> Path:
+    """Returns the file into which a seat prints. Its folder is made."""
+    logs = Path(config.output_dir) / LOG_FOLDER
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs / f"{seat.name}.log"
+
+
+def _supervised(config: TrainConfig, seats: Sequence[Seat], begin: Callable[[Seat, Path, bool], Part]) -> int:
+    """Begins all seats, and waits for them. `begin` takes a seat, its log and whether it is shown on the terminal.
+    Returns the run's exit code."""
+    print(f"{config.output_dir} will hold what the run writes", flush=True)
+    launcher_file = _log(config, seats[0]).parent.parent / LAUNCHER_FILE
+    write_whole(launcher_file, f"{os.getpid()} {socket.gethostname()}\n")
+    stop, parts = StopRequest(), []
     with outlasting():
         try:
             for seat in seats:
-                is_shown = seat.role == LEARNER and seat.index == 0
-                variables = environment | here if seat.machine.is_here else environment
-                processes.append(RunningSeat(seat, hardware.shell, variables, logs / f"{seat.name}.log", is_shown))
-            return wait(processes, stop)
+                parts.append(begin(seat, _log(config, seat), seat.role == LEARNER and seat.index == 0))
+            return wait(parts, stop)
         finally:
-            for process in processes:
-                process.close()
-            for process in processes:
-                process.wait()
-            (logs.parent / LAUNCHER_FILE).unlink(missing_ok=True)
+            for part in parts:
+                part.close()
+            for part in parts:
+                part.wait()
+            launcher_file.unlink(missing_ok=True)
 
 
 def at_this_moment(word: str) -> str:

@@ -89,7 +89,7 @@ CHOICES = {
     "checkpoint.resume": (False, True, "auto"),
     "tracking.wandb": ("off", "offline", "online"),
     "tracking.completions": ("some", "all"),
-    "hardware.shell": ("here", "ssh", "srun"),
+    "hardware.shell": ("here", "ssh", "srun", "each"),
     "device": ("auto", "cpu", "cuda"),
 }
 IMPORTED = ("normalization.name", "objective.name", "objective.aggregation.level", "objective.kl.estimator")

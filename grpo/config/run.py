@@ -176,9 +176,11 @@ class HardwareConfig:
     # This many machines only serve, with rollout.servers.replicas servers each. 0: servers run beside the learner.
     server_nodes: int = 0
     # The machines have these names or addresses, as the launching one looks them up, e.g. [a, b]. [] takes this
-    # machine, or those of the Slurm allocation.
+    # machine, or those of the Slurm allocation. With shell=each, [FIRST] names the first one where no launcher does.
     hosts: list[str] = field(default_factory=list)
-    # Commands are started on this machine (here), over ssh, or by Slurm's srun.
+    # Commands are started on this machine (here), over ssh, or by Slurm's srun. With each, every machine starts the
+    # same `grpo launch` by itself, as SkyPilot, dstack, Kubernetes, PAI or mpirun do: the run finds each machine's
+    # place in what the launcher has set, and the machines meet at the first one's port.
     shell: str = "here"
     # This prove.json, which `grpo prove` has written on such a machine, lets a dry run tell how long the run takes.
     measured: str = ""

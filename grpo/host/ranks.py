@@ -1,6 +1,7 @@
 """This module reads torchrun's environment variables: this process's learner rank, the number of ranks, the device.
 
-No other module reads or sets them. Once torch.distributed runs, the `Collective` also knows rank and number of ranks.
+No other module sets them, and only `grpo.launch.membership` reads them besides. Once torch.distributed runs, the
+`Collective` also knows rank and number of ranks.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ def check_environment(output_dir: str) -> None:
         "WORLD_SIZE − 1: start them by `grpo launch` or torchrun, or unset both",
     )
     require(
+        "RANK" not in os.environ or launched() or world_size() == 1,
+        f"the environment variables RANK={rank()} and WORLD_SIZE={world_size()} are set without LOCAL_RANK, as "
+        "PyTorchJob and PAI do once for each machine: start the same words by `grpo launch … hardware.shell=each "
+        f"hardware.learner_nodes={world_size()}`, or ranks by torchrun, or unset RANK",
+    )
+    require(
         world_size() == 1 or not only_here(output_dir),
         f"each of the {world_size()} ranks would write into a folder of its own, since output_dir is named by the "
         f"start of its process: name output_dir, set {START_VARIABLE} alike for all ranks, or start them by `grpo "
@@ -66,12 +73,19 @@ def _number(name: str, default: int) -> int:
 def set_alone() -> bool:
     """Makes this process the only rank, unless a launcher has given it a rank. Returns whether it is the only rank.
 
-    DeepSpeed reads the variables too, and wants an address although nobody is met there.
+    DeepSpeed reads the variables too, and wants an address although nobody is met there. A job of one machine may have
+    set some of them.
     """
-    if "RANK" in os.environ:
+    if launched():
         return False
     os.environ.update(ALONE, MASTER_PORT=str(free_port()))
     return True
+
+
+def forget_launcher() -> None:
+    """Unsets what a launcher has told this machine, so that ranks and servers started here see only their own."""
+    for name in [name for name in os.environ if name in (*ALONE, "MASTER_PORT") or name.startswith("PET_")]:
+        del os.environ[name]
 
 
 def unset_alone() -> None:

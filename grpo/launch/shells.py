@@ -71,6 +71,10 @@ class RunningSeat:
         if self._output_thread:
             self._output_thread.start()
 
+    def poll(self) -> int | None:
+        """Returns the seat's exit code, or None while it runs."""
+        return self.process.poll()
+
     def ask_to_stop(self) -> None:
         """Asks the seat to save and end."""
         self._order(STOP)
@@ -137,7 +141,7 @@ def _srun(host: str, command: list[str]) -> list[str]:
     return ["srun", "--quiet", *step, *command]
 
 
-SHELLS: dict[str, Callable[[str, list[str]], list[str]]] = {"here": _here, "ssh": _ssh, "srun": _srun}
+SHELLS: dict[str, Callable[[str, list[str]], list[str]]] = {"here": _here, "ssh": _ssh, "srun": _srun, "each": _here}
 
 
 def with_reserved_ports(config: TrainConfig, machines: Sequence[Machine]) -> tuple[TrainConfig, list[ReservedPort]]:

@@ -5,18 +5,37 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 from grpo.config.errors import WRONG_USE
 from grpo.host.alive import last_word
 from grpo.host.output import unread
 from grpo.host.signals import EXIT_STOPPED, StopRequest
-from grpo.launch.seats import LEARNER
-from grpo.launch.shells import RunningSeat
+from grpo.launch.seats import LEARNER, Seat
 
 POLL_SECONDS = 0.2
 
 
-def wait(running: Sequence[RunningSeat], stop: StopRequest) -> int:
+class Part(Protocol):
+    """A part of a run is a seat that runs, here or on another machine: a `RunningSeat` or a `FarSeat`."""
+
+    seat: Seat
+    log: Path
+    begin: int
+
+    def poll(self) -> int | None: ...
+
+    def ask_to_stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+def wait(running: Sequence[Part], stop: StopRequest) -> int:
     """Waits until all learners have ended. Returns the exit code of the run.
 
     When a learner fails, the others are killed, since they would wait for it. When the last server ends, all learners
@@ -28,7 +47,7 @@ def wait(running: Sequence[RunningSeat], stop: StopRequest) -> int:
     servers = [part for part in running if part.seat.role != LEARNER]
     num_requests, last_server = 0, None
     while True:
-        codes = {part: part.process.poll() for part in running}
+        codes = {part: part.poll() for part in running}
         # A launcher whose output nobody reads any more stops as `grpo train` does.
         if (requests := max(stop.count, int(unread()))) > num_requests:
             num_requests = requests
@@ -63,7 +82,7 @@ def wait(running: Sequence[RunningSeat], stop: StopRequest) -> int:
         time.sleep(POLL_SECONDS)
 
 
-def _tell(ended: RunningSeat) -> None:
+def _tell(ended: Part) -> None:
     """Prints how a seat ended, with the last line of its log. A line that says what to correct comes first."""
     code, why = ended.wait(), last_word(ended.log, ended.begin)
     where = f"{ended.seat.name} on {ended.seat.machine.name} ended with {code}"

@@ -27,11 +27,13 @@ from grpo.telemetry.ending import FINISHED, read_ending
 
 def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
-    ranks.check_environment(config.output_dir)
+    if command != "launch":  # it is no rank, and `grpo.launch.membership` reads these variables
+        ranks.check_environment(config.output_dir)
     suite = compose_suite(config) if command in ("train", "launch", "eval") else []
     # Learners on this machine would find what is found here. `grpo launch` itself validates, once it knows whether it
     # resumes, and holds ports.
-    learns_here = command == "train" or (command == "launch" and config.hardware.shell == "here")
+    all_learn = config.hardware.shell == "each" and not config.hardware.server_nodes
+    learns_here = command == "train" or (command == "launch" and (config.hardware.shell == "here" or all_learn))
     if command == "eval" and not suite and not config.evaluation.num_problems:
         raise UserError("evaluation.num_problems=0 asks nothing: raise it, or name sets in evaluation.suite")
     if command == "solve-rates":

@@ -1,5 +1,6 @@
 """These tests check how a launched run ends, whatever ends it. The seats' commands are stand-ins under real tethers."""
 
+import os
 import signal
 import subprocess
 import time
@@ -159,6 +160,48 @@ def test_asked_to_stop_it_tells_of_a_learner_that_could_not_save(tmp_path):
     assert process.returncode == 2
     assert "saved" in printed
     assert said.splitlines()[-1] == "grpo: step 7 could not be written (learner-1 on 127.0.0.1 ended with 2)"
+
+
+EACH = """
+import sys
+import grpo.commands.launch as command
+from grpo.launch.seats import LEARNER, SERVER, Seat
+
+def stand_ins(config, words, machines):
+    programs = [(LEARNER, 0), (LEARNER, 1), (SERVER, 0), (SERVER, 1)]
+    programs = {seat: %(learner)r if seat[0] == LEARNER else %(server)r for seat in programs}
+    return [
+        Seat(role, index, machine, (sys.executable, "-c", program), 5.0)
+        for ((role, index), program), machine in reversed([*zip(programs.items(), machines)])
+    ]
+
+command.seats_of = stand_ins
+sys.exit(command.run(sys.argv[1:]))
+"""
+
+
+def test_four_machines_that_start_the_same_command_stop_together_when_one_of_them_is_asked(tmp_path):
+    script = tmp_path / "launch.py"
+    script.write_text(EACH % {"learner": SAVE, "server": SERVE})
+    nodes = ["hardware.learner_nodes=2", "hardware.server_nodes=2", "rollout=vllm_server"]
+    words = [script, "experiment=tiny", *nodes, "hardware.shell=each", f"output_dir={tmp_path}/${{start:}}"]
+    job = os.environ | {"WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_ports(1))}
+    job |= {"GRPO_SERVER_KEY": "secret"}
+    machines = [
+        warm.Process(words, LAUNCHER, job | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for rank in (3, 2, 1, 0)
+    ][::-1]
+    processes = [process for machine in machines[:2] for process in started(machine, 1)]
+    machines[1].send_signal(signal.SIGTERM)
+    ended = [machine.communicate(timeout=60) for machine in machines]
+    # SIGTERM ends the stand-in of a server by 143; `grpo serve` ends by 0.
+    assert [machine.returncode for machine in machines] == [143] * 4, ended
+    assert gone(processes)
+    [run] = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert run.name.endswith(f"-{machines[0].pid}"), "all name the folder by the first machine's start"
+    logs = {file.name: file.read_text() for file in (run / "logs").iterdir()}
+    saved = "round 1\nsaved\n"
+    assert logs == {"learner-0.log": saved, "learner-1.log": saved, "servers-0.log": "", "servers-1.log": ""}
 
 
 def code_of_ranks(folder, program, number=signal.SIGTERM):

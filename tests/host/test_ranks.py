@@ -1,5 +1,7 @@
 """These tests show ranks a machine with four GPUs."""
 
+import os
+
 import pytest
 import torch
 
@@ -28,3 +30,30 @@ def test_a_rank_without_a_gpu_is_refused_before_torch_looks_for_one(chosen, monk
     with pytest.raises(UserError, match=r"no GPU for learner rank 4 .* torch sees 4: set hardware.ranks_per_node=4"):
         ranks.device("auto")
     assert chosen == []
+
+
+def test_a_machine_of_a_job_that_numbers_machines_is_no_rank(monkeypatch):
+    """PyTorchJob, PAI and AIHC set these, where DeepSpeed would end in a traceback after the model is loaded."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "23456"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"RANK=1 and WORLD_SIZE=2 are set without LOCAL_RANK.*`grpo launch … hardware"):
+        ranks.check_environment("runs/x")
+
+
+def test_the_one_machine_of_such_a_job_is_the_only_rank(monkeypatch):
+    for name in ("LOCAL_RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "23456"}.items():
+        monkeypatch.setenv(name, value)
+    ranks.check_environment("runs/x")
+    assert ranks.set_alone()
+    assert (os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("0", "127.0.0.1")
+
+
+def test_a_launcher_s_variables_are_forgotten_before_ranks_are_started(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "PET_NNODES", "PET_RDZV_ENDPOINT"):
+        monkeypatch.setenv(name, "2")
+    ranks.forget_launcher()
+    assert not {"RANK", "WORLD_SIZE", "PET_NNODES", "PET_RDZV_ENDPOINT"} & os.environ.keys()

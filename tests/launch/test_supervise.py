@@ -18,7 +18,9 @@ class Part:
     def __init__(self, role, *codes):
         self.seat = SimpleNamespace(role=role, name=f"{role}-0", machine=SimpleNamespace(name="here"))
         self.log, self.begin, self.orders, self._codes = None, 0, [], list(codes)
-        self.process = SimpleNamespace(poll=lambda: self._codes.pop(0) if len(self._codes) > 1 else self._codes[0])
+
+    def poll(self):
+        return self._codes.pop(0) if len(self._codes) > 1 else self._codes[0]
 
     def ask_to_stop(self):
         self.orders.append("stop")

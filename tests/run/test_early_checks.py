@@ -20,6 +20,7 @@ from grpo.models.resolve import check_early
 from grpo.run.early_checks import finished
 from grpo.telemetry.ending import Ending, write_ending
 
+FIRST_OF_TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 SERVE = ["serve", "experiment=tiny", "model.max_length=64"]
 
 
@@ -186,11 +187,12 @@ def test_a_folder_on_a_read_only_disk_is_reported_before_anything_is_made(tmp_pa
         ({"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "the environment variable RANK is"),
         ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set, but not MASTER_ADDR and MASTER_PORT: start"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "each of the 2 ranks would write"),
+        (FIRST_OF_TWO | {"LOCAL_RANK": "0"}, "each of the 2 ranks would write"),
+        (FIRST_OF_TWO, "RANK=0 and WORLD_SIZE=2 are set without LOCAL_RANK, as PyTorchJob and PAI do"),
     ],
 )
 def test_wrong_variables_of_a_launcher_are_reported(variables, message, monkeypatch, capsys):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

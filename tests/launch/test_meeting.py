@@ -1,0 +1,107 @@
+"""Machines that start the same command meet at the first one, which then leads them. Here they are threads."""
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from grpo.config import UserError
+from grpo.host.network import free_port
+from grpo.launch import meeting
+from grpo.launch.machines import Machine
+from grpo.launch.meeting import LOST, FarSeat, Met, Orders, join, lead
+from grpo.launch.membership import Place
+from grpo.launch.seats import Seat
+
+WORDS = ["experiment=tiny", "hardware.shell=each"]
+
+
+@pytest.fixture
+def place():
+    port = free_port()
+    return lambda index: Place(index, "127.0.0.1", port)
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def met(place, pool, count=2):
+    """Lets `count` machines meet. Returns the first one's lines, and the others' ones."""
+    leading = pool.submit(lead, place(0), count, WORDS, "job-7")
+    joining = [pool.submit(join, place(index), WORDS) for index in reversed(range(1, count))]
+    own, lines = leading.result()
+    assert all(other.result()[0] == own for other in joining)
+    assert own == Met((Machine(socket.gethostname(), "127.0.0.1"),) * count, "job-7")
+    return lines, [other.result()[1] for other in reversed(joining)]
+
+
+def test_four_machines_learn_one_another_s_addresses_and_the_start_that_names_the_folder(place, pool):
+    here, there = met(place, pool, 4)
+    for number, (line, far) in enumerate(zip(here, there, strict=True)):
+        line.send(f"order {number}")
+        assert next(far.read()) == f"order {number}"
+
+
+def test_a_machine_alone_meets_nobody(place):
+    assert lead(place(0), 1, WORDS, "job-7")[0].machines == (Machine(socket.gethostname(), "127.0.0.1"),)
+
+
+def test_a_machine_that_was_started_again_has_the_place_of_the_first_start_and_a_stranger_has_none(place, pool):
+    leading = pool.submit(lead, place(0), 3, WORDS, "job-7")
+
+    def said(line):
+        connection = socket.socket()
+        while connection.connect_ex(("127.0.0.1", place(0).port)):
+            connection = socket.socket()
+        connection.sendall(line.encode() + b"\n")
+        return connection
+
+    with (
+        said("GET / HTTP/1.1") as stranger,
+        said(json.dumps({"index": 1, "name": "b", "words": meeting._digest(WORDS)})) as killed,
+    ):
+        assert stranger.recv(1) == b""
+        again, other = (pool.submit(join, place(index), WORDS) for index in (1, 2))
+        assert killed.recv(1) == b""
+        assert leading.result()[0] == again.result()[0] == other.result()[0]
+
+
+def test_other_words_are_refused_on_both_machines(place, pool):
+    leading = pool.submit(lead, place(0), 2, WORDS, "job-7")
+    with pytest.raises(UserError, match=r"machine 1 \(.*\) was started with other words than machine 0: give all of"):
+        join(place(1), [*WORDS, "seed=1"])
+    with pytest.raises(UserError, match="was started with other words"):
+        leading.result()
+
+
+def test_a_machine_that_does_not_come_is_named(place, monkeypatch):
+    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"machine 1, 2 of 3 \(counted from 0\) has not come to port \d+ of this one"):
+        lead(place(0), 3, WORDS, "job-7")
+    with pytest.raises(UserError, match=r"machine 0 is not found at 127\.0\.0\.1, port \d+ \(.*refused\): see what"):
+        join(place(1), WORDS)
+
+
+def test_the_first_machine_orders_the_others_and_learns_how_their_parts_have_ended(place, pool, tmp_path):
+    [line], [far] = met(place, pool)
+    seat = FarSeat(Seat("learner", 1, Machine("b", "10.0.0.2"), (), 5.0), line, tmp_path / "log")
+    orders = Orders(far)
+    seat.ask_to_stop()
+    seat.kill()
+    assert [orders.next(9), orders.next(9), orders.next(0.01)] == ["stop", "kill", ""]
+    assert seat.poll() is None and not orders.over.is_set()
+    far.send("3")
+    assert seat.wait() == 3 == seat.poll()
+    seat.close()
+    assert orders.over.wait(9)
+
+
+def test_a_part_whose_machine_is_lost_has_failed(place, pool, tmp_path):
+    [line], [far] = met(place, pool)
+    seat = FarSeat(Seat("learner", 1, Machine("b", "10.0.0.2"), (), 5.0), line, tmp_path / "log")
+    far.close()
+    assert seat.wait() == LOST
