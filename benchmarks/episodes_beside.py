@@ -66,7 +66,7 @@ def main(num_episodes: int) -> None:
         for seconds in (0.0, 1.0):
             act = folder / f"act{seconds:g}.py"
             act.write_text(CODE.format(turns=TURNS, seconds=seconds))
-            processes = Processes(f"{act}:act", 4.0)
+            processes = Processes(f"{act}:act", LimitsConfig())
             stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(), 256)
             sampler = EpisodeSampler(engine, len(files.tokenizer), {"": stage}, sampling, seed=0)
             began = time.perf_counter()

@@ -7,6 +7,7 @@ loop, measure       one round of training, and the facts measured in it
 config              dataclasses behind every Hydra key
 host                this machine: ranks, ports, terminal, signals
 models              where a model's weights come from: the hub, a folder, or embedded ones without a network
+sandbox             runs programs that a model has written
 tasks               data sets, prompts and graders
 rollout             samplers (vLLM, transformers) and dynamic sampling
 algorithm           pure torch: the dial, ratio, objective, aggregation, KL, correction, packing

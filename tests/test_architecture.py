@@ -29,10 +29,12 @@ MAY_IMPORT = {
     # Every room may need these: a run's settings, and the machine.
     "config": set(),
     "host": {"config", "interfaces"},
+    # Programs that a model has written run apart.
+    "sandbox": {"config"},
     # The parts.
     "algorithm": {"types", "interfaces"},
     "dynamics": {"types"},
-    "tasks": {"types", "config"},
+    "tasks": {"types", "config", "sandbox"},
     "models": {"config"},
     "weight_sync": {"types", "config", "interfaces", "host"},
     "rollout": {"types", "config", "interfaces", "host", "models", "weight_sync"},
@@ -42,7 +44,7 @@ MAY_IMPORT = {
     # The other wing studies runs, whoever trained them. It has no part of the trainer but the readers of its files.
     "insight": {"types", "config", "host", "evaluation", "telemetry", "dynamics"},
     # The model talks with tools and environments.
-    "episodes": {"types", "config", "interfaces", "rollout"},
+    "episodes": {"types", "config", "interfaces", "rollout", "sandbox"},
     # These put a run together, and start several.
     "run": {
         *("types", "interfaces", "measure", "loop", "config", "host", "algorithm", "dynamics", "tasks", "models"),

@@ -202,6 +202,13 @@ class LimitsConfig:
     seconds: float = 60.0
     # Its process may take this many GiB of memory.
     memory_gib: float = 4.0
+    # One program that the model runs by the tool `python` may take this many seconds.
+    program_seconds: float = 10.0
+    # The model reads this many characters of the program's output, and as many of its errors.
+    program_characters: int = 2000
+    # Programs run in a sandbox, and where this machine has none, the run is refused (auto). none runs them with the
+    # rights of this user, so that they may read files.
+    sandbox: str = "auto"
     # Nothing is learned from the group of an episode that raises an exception or takes too long (spoil), or it counts
     # as cut off there (truncate).
     failed: str = "spoil"
@@ -229,7 +236,7 @@ def remote_kind(name: str) -> str:
 class RewardPartConfig:
     """A reward part is one function of a completion and its weight in the sum."""
 
-    # The part is math | exact | number | reasoning_gym | format, or the path of a function of one's own,
+    # The part is math | exact | number | reasoning_gym | format | code, or the path of a function of one's own,
     # "package.module:function" or "file.py:function". It takes (completion, answer, metadata), or what TRL or verl
     # would give it (verl: custom_reward_function). http and judge ask a server; judge/style is a second judge.
     # episode is the reward that the episode itself returned, and episode/NAME another number of it.
@@ -281,6 +288,9 @@ class RewardConfig:
     timeout_seconds: float = 5.0
     # A worker may take this many GiB of memory.
     memory_gib: float = 4.0
+    # The part "code" runs programs in a sandbox, and where this machine has none, the run is refused (auto). none runs
+    # them with the rights of this user, so that they may read files.
+    sandbox: str = "auto"
 
     @property
     def weights(self) -> dict[str, float]:
@@ -305,9 +315,9 @@ class TaskConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
-    # A completion is an episode of several turns, led by functions that are tools ("tools.py:search,calculator"), by a
-    # class that is an environment (TRL: environment_factory), or by a function of one's own, async def solve(chat,
-    # problem). "" is a single turn.
+    # A completion is an episode of several turns, led by functions that are tools ("tools.py:search,calculator";
+    # "python" is a tool that comes with grpo), by a class that is an environment (TRL: environment_factory), or by a
+    # function of one's own, async def solve(chat, problem). "" is a single turn.
     episode: str = ""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     # A task may be made of several sets of problems. Each has a name, and data, prompt and reward of its own: see

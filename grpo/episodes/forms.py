@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from grpo.config import LimitsConfig
 from grpo.config.errors import UserError, first_line
+from grpo.episodes.ready_tools import READY
 from grpo.types import Problem
 from grpo.types.imported import imported
 
@@ -41,18 +43,23 @@ class Form:
     schemas: tuple[Mapping[str, Any], ...] = ()
 
 
-def form_of(path: str) -> Form:
-    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``.
+def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
+    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``. Tools that come with grpo stand
+    before it, as in ``"python,file.py:name"``, or alone. They keep to `limits`.
 
     A class with a method `reset` is an environment. A function whose first parameter is `chat` leads its own
     conversation. All other functions are tools. Raises UserError for everything else.
     """
-    module, _, names = path.rpartition(":")
-    if not module or not names:
+    before, colon, names = path.rpartition(":")
+    *first, module = before.split(",") if colon else (*path.split(","), "")
+    unknown = [name for name in map(str.strip, first) if name not in READY]
+    if unknown or bool(module) != bool(names if colon else "") or not (first or module):
         raise UserError(
-            f"task.episode={path!r} must be written as file.py:name, or file.py:name,name for several tools"
+            f"task.episode={path!r} must be written as file.py:name, or file.py:name,name for several tools; "
+            f"{', '.join(READY)} comes with grpo, and may stand alone or before them"
         )
-    found = [imported(f"{module}:{name.strip()}") for name in names.split(",")]
+    found = [READY[name.strip()](limits or LimitsConfig()) for name in first]
+    found += [imported(f"{module}:{name.strip()}") for name in names.split(",") if colon]
     if len(found) == 1 and inspect.isclass(found[0]):
         if not callable(getattr(found[0], "reset", None)):
             raise UserError(f"task.episode: {path} is a class without a method reset: an environment needs one")

@@ -1,7 +1,7 @@
 # Light: imported before torch, or without it.
 """This program runs episodes, each in a process that it forks, so that one can be killed without harming another.
 
-    python -m grpo.episodes.process SOCKET MEMORY_GIB PATH
+    python -m grpo.episodes.process SOCKET LIMITS PATH
 
 It imports what `task.episode` names once, and forks when the trainer sends it a socket. The episode's process talks to
 the trainer over that socket by JSON lines, never by pickles, since what a model writes may run in it:
@@ -20,7 +20,6 @@ All processes of an episode are killed with it, and all episodes end when the tr
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import random
@@ -33,23 +32,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from grpo.config import LimitsConfig
 from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line
 from grpo.episodes.forms import EpisodeOver, Form, Message, form_of, played
+from grpo.sandbox.walls import end_with_parent
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
-PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    descriptor, memory_gib, path = int(arguments[0]), float(arguments[1]), arguments[2]
+    descriptor, limits, path = int(arguments[0]), LimitsConfig(**json.loads(arguments[1])), arguments[2]
     control = socket.socket(fileno=descriptor)
     for name in (*TRACKERS, "HF_TOKEN"):
         os.environ.pop(name, None)
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     try:
-        form = form_of(path)
+        form = form_of(path, limits)
         ready = {"kind": form.kind, "tools": form.schemas}
     except UserError as error:
         ready = {"error": str(error)}
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     control.sendall(json.dumps(ready).encode() + b"\n")
     if "error" in ready:
         return 1
-    _serve(control, form, int(memory_gib * 2**30))
+    _serve(control, form, int(limits.memory_gib * 2**30))
     return 0
 
 
@@ -102,9 +102,7 @@ def _kill_group(group: int) -> None:
 def _be_child(parent: int, control: socket.socket, descriptor: int, form: Form, memory: int) -> None:
     """Runs one episode and ends the process."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent)
     control.close()
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     link = socket.socket(fileno=descriptor)

@@ -13,8 +13,10 @@ import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
+from grpo.config import LimitsConfig
 from grpo.config.errors import UserError
 from grpo.episodes.process import LONGEST_LINE
 
@@ -36,10 +38,10 @@ class Processes:
     Raises UserError if that cannot be imported.
     """
 
-    def __init__(self, path: str, memory_gib: float):
+    def __init__(self, path: str, limits: LimitsConfig):
         self._path = path
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "grpo.episodes.process", str(theirs.fileno()), f"{memory_gib:g}", path]
+        words = [sys.executable, "-m", "grpo.episodes.process", str(theirs.fileno()), json.dumps(asdict(limits)), path]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment

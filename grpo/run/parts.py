@@ -146,7 +146,7 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
         if of_set.episode:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
             template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
-            processes = Processes(of_set.episode, of_set.limits.memory_gib)
+            processes = Processes(of_set.episode, of_set.limits)
             stages[name] = Stage(
                 processes, template, encode.messages, of_set.answer_name, of_set.limits, config.model.max_length
             )

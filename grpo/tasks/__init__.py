@@ -18,6 +18,7 @@ grader_pool, grading_worker   a pool of processes, and what each of them runs an
 rewards, own_rewards   built-in parts of a reward, and functions of the user's own
 remote, judge  rewards from servers; a language model as the judge
 extraction, verification   the answer in a completion; whether it is right
+unit_tests     the tests of a row, and whether the program in a completion passes them
 grading        grades → rewards
 
 Before training:

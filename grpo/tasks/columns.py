@@ -116,7 +116,8 @@ def _message(message: Any) -> dict[str, str] | None:
 
 
 def written(value: Any) -> str:
-    """Returns a cell as text for a prompt. A list of a question's choices becomes one lettered line per choice.
+    """Returns a cell as text for a prompt. A list of a question's choices becomes one lettered line per choice, and a
+    list of a program's tests its lines.
 
     A mapping whose "text" is a list is read as that list, since ARC and similar data sets write choices so.
 
@@ -125,6 +126,8 @@ def written(value: Any) -> str:
     B. blue
     """
     if options := _options(value):
+        if all(text_of(option).startswith("assert") for option in options):
+            return "\n".join(map(text_of, options))
         return "\n".join(f"{letter}. {text_of(option)}" for letter, option in zip(LETTERS, options, strict=False))
     return text_of(value)
 

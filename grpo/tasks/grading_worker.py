@@ -5,7 +5,6 @@ Processes that a reward has started, such as a program to test, are ended once t
 
 from __future__ import annotations
 
-import ctypes
 import io
 import math
 import os
@@ -24,6 +23,7 @@ from typing import Any
 
 from grpo.config import RewardConfig
 from grpo.config.credentials import TRACKERS
+from grpo.sandbox.walls import end_with_parent
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
@@ -101,7 +101,7 @@ def start_worker(
     _protect(reward)
     # pebble's own SIGTERM handler needs the interpreter, which a long computation in C may never give back.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with(parent)
+    end_with_parent(parent)
     # Thread pools reserve address space for every core, which on a large node exceeds the memory cap.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     # A reward that starts Python itself finds modules as usual (see `grpo.host.imports.look_here_last`).
@@ -141,13 +141,6 @@ class _Plain(io.TextIOWrapper):
         written = super().write(plain)
         self.flush()
         return written
-
-
-def _die_with(parent: int) -> None:
-    """Asks the kernel to send SIGKILL when the parent dies (Linux's prctl, option 1: PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def grade_one(completion: str, answer: str, metadata: Mapping[str, Any], facts: Facts = NOTHING) -> RawGrade | Failure:

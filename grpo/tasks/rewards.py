@@ -14,6 +14,7 @@ from grpo.config.task import EPISODE, REMOTE, remote_kind
 from grpo.tasks.extraction import EXTRACTORS, extract
 from grpo.tasks.judge import Judge
 from grpo.tasks.own_rewards import Part, own_reward
+from grpo.tasks.unit_tests import code
 from grpo.tasks.verification import exact, mathematics, number, value
 
 RewardPart = Callable[[str, str, Mapping[str, Any]], Any]
@@ -87,6 +88,7 @@ REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
     "number": _of_extracted(number),
     "reasoning_gym": _reasoning_gym,
     "format": _format,
+    "code": code,
 }
 
 

@@ -5,9 +5,11 @@ import json
 
 import pytest
 
+from grpo.config import LimitsConfig
 from grpo.config.errors import UserError
 from grpo.episodes.forms import EpisodeOver, form_of, played
 from grpo.episodes.processes import Processes
+from grpo.sandbox.sandbox import unavailable
 from grpo.types import Problem
 
 ACTS = "tests.episodes.acts"
@@ -18,7 +20,7 @@ def call(name, **arguments):
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
 
 
-def play(act, *answers, row=None):
+def play(act, *answers, row=None, **limits):
     """Plays an episode in which the model gives these answers. Returns its outcome, and what was shown to the model."""
     shown, answers = [], iter(answers)
 
@@ -29,7 +31,8 @@ def play(act, *answers, row=None):
         return answer
 
     problem = Problem("p", "How many?", "3", messages=({"role": "user", "content": "How many?"},))
-    return asyncio.run(played(form_of(f"{ACTS}:{act}"), chat, problem, row or {})), shown
+    path = act if act.startswith("python") else f"{ACTS}:{act}"
+    return asyncio.run(played(form_of(path, LimitsConfig(**limits)), chat, problem, row or {})), shown
 
 
 def test_the_answers_of_tools_are_messages_until_the_model_calls_none():
@@ -73,6 +76,22 @@ def test_an_environment_describes_its_methods_without_self():
     assert list(schema["function"]["parameters"]["properties"]) == ["step"]
 
 
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+def test_the_model_runs_programs_beside_other_tools():
+    calls = [call("python", code=code) for code in ("6 * 7", "print('x' * 9)", "1 / 0", "import os; os._exit(3)")]
+    outcome, shown = play(f"python,{ACTS}:add", *calls, call("add", a=2, b=3), program_characters=5, program_seconds=60)
+    assert [messages[-1]["content"].splitlines()[-1] for messages in shown[1:]] == [
+        *("42", "… (cut at 5 characters)", "… (cut at 5 characters)", "The program ended with status 3.", "5"),
+    ]
+    assert outcome.counts == {"calls": 5}
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+def test_the_model_reads_that_its_program_was_stopped():
+    _, shown = play("python", call("python", code="while True: pass"), program_seconds=0.5)
+    assert shown[1][-1]["content"] == "The program was stopped: it takes longer than 0.5 s."
+
+
 def test_a_function_leads_its_own_conversation():
     answers = [{"role": "assistant", "content": str(number)} for number in range(3)]
     outcome, shown = play("three_turns", *answers)
@@ -87,10 +106,11 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:undescribed", "give each parameter a type"),
         (f"{ACTS}:add,undescribed", "give each parameter a type"),
         ("nothing", "must be written as file.py:name"),
+        ("nothing,tools.py:search", "python comes with grpo, and may stand alone or before them"),
         (f"{ACTS}:nobody", "cannot be imported"),
         ("nowhere.py:solve", "cannot be imported"),
     ],
 )
 def test_processes_refuse_whatever_is_no_episode(path, complaint):
     with pytest.raises(UserError, match=complaint):
-        Processes(path, 4.0)
+        Processes(path, LimitsConfig())

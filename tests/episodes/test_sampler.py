@@ -65,7 +65,7 @@ def episodes(engines, request):
         tokenizer = character_tokenizer()
         encode = PromptEncoder(tokenizer, PromptConfig())
         template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
-        processes = Processes(f"{ACTS}:{act}", 4.0)
+        processes = Processes(f"{ACTS}:{act}", LimitsConfig())
         started.append(processes)
         stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(**limits), max_length)
         return EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0)

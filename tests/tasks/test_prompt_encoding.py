@@ -183,6 +183,12 @@ def test_earlier_messages_of_the_data_come_before_the_question():
         turns(chat=False)
 
 
+def test_a_template_shows_the_tests_of_a_program_as_lines(tokenizer):
+    problem = Problem("p", "Add.", "", {"test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]})
+    encode = PromptEncoder(tokenizer, PromptConfig(template="{question}\n{test_list}", chat=False))
+    assert encode.text(problem) == "Add.\nassert add(1, 2) == 3\nassert add(0, 0) == 0"
+
+
 def test_a_template_holds_any_column_and_letters_choices(tokenizer):
     metadata = {"context": "A sum.", "choices": ["11", "12"], "extra": {"level": 3}}
     problem = Problem("p", "7 + 5 = {context}", "B", metadata)

@@ -1,0 +1,47 @@
+"""These tools come with grpo. `task.episode` names them without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from grpo.config import LimitsConfig
+from grpo.sandbox.sandbox import Limits, Run, Sandbox, require_sandbox
+
+
+def python_tool(limits: LimitsConfig) -> Callable[[str], str]:
+    """Returns a tool that runs Python programs in a sandbox. Raises UserError where there can be none."""
+    closed = limits.sandbox == "auto"
+    require_sandbox("the tool python", "task.limits.sandbox", closed)
+    of_program = Limits(limits.program_seconds, limits.memory_gib, limits.program_characters)
+
+    def python(code: str) -> str:
+        """Runs a Python program in a fresh interpreter, without network and files. Returns what it prints, and the
+        value of its last line if that is an expression.
+
+        Args:
+            code: The program.
+        """
+        with Sandbox(of_program, closed) as sandbox:
+            return _shown(sandbox.run(code, last_value=True), of_program)
+
+    return python
+
+
+def _shown(run: Run, limits: Limits) -> str:
+    ends = {
+        "seconds": f"The program was stopped: it takes longer than {limits.seconds:g} s.",
+        "output": "The program was stopped: it writes without end.",
+        "sandbox": "The program was stopped: it has broken its sandbox.",
+    }
+    texts = [_cut(run.out, limits.characters), _cut(run.error_out, limits.characters)]
+    if run.ended in ends or (run.ended and not run.error_out):
+        texts.append(ends.get(run.ended, f"The program ended with status {run.ended}."))
+    return "\n".join(text.rstrip("\n") for text in texts if text) or "The program printed nothing."
+
+
+def _cut(text: str, characters: int) -> str:
+    """Returns a text that is at its limit with a mark, so that the model knows of it."""
+    return f"{text}\n… (cut at {characters} characters)" if len(text) == characters else text
+
+
+READY: dict[str, Callable[[LimitsConfig], Callable[..., str]]] = {"python": python_tool}

@@ -1,0 +1,166 @@
+"""This module lets tests in one process use a program in another, as if its functions stood beside them.
+
+Values travel as plain data, and arrive as numbers, texts, lists, tuples, sets and dictionaries of Python's own. So
+nothing that the program does to its own interpreter reaches the tests: no `__eq__`, no patched `assert`, no exit. An
+object of another class stays where it is, and a `Far` stands for it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class Far:
+    """This object stands for one in the other process. It is equal to itself alone."""
+
+    def __init__(self, peer: Peer, number: int):
+        self.__dict__.update(_peer=peer, _number=number)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        value, after = self._peer.ask("call", self, list(arguments), named)
+        for own, changed in zip(arguments, after, strict=True):
+            if isinstance(own, list) and isinstance(changed, list):
+                own[:] = changed
+            elif isinstance(own, set | dict) and type(own) is type(changed):
+                own.clear()
+                own.update(changed)
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._peer.ask("getattr", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._peer.ask("setattr", self, name, value)
+
+    def __iter__(self) -> Any:
+        return iter(self._peer.ask("list", self))
+
+    def __next__(self) -> Any:
+        return self._peer.ask("next", self)
+
+    def __len__(self) -> int:
+        return self._peer.ask("len", self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._peer.ask("getitem", self, key)
+
+    def __str__(self) -> str:
+        return self._peer.ask("str", self)
+
+
+def call(function: Callable[..., Any], arguments: list[Any], named: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Calls a function, and returns its value with the arguments, since it may have changed them."""
+    return function(*arguments, **named), arguments
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{"call": call, "getattr": getattr, "setattr": setattr, "list": list, "next": next, "len": len, "str": str},
+    "getitem": operator.getitem,
+}
+"""The tests may do this to the program's objects. The program may only call functions that the tests have passed."""
+
+
+class Peer:
+    """A peer is one end of the connection between two processes. `operations` are those that the other one may ask."""
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, operations: Mapping[str, Callable[..., Any]]):
+        self._reader, self._writer, self._operations = reader, writer, operations
+        self._own: list[Any] = []
+        self._far: dict[int, Far] = {}
+
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        """Asks the other process for an operation, and answers what it asks meanwhile. Raises what it raised."""
+        self._send("ask", [operation, self._packed(list(arguments))])
+        while True:
+            kind, content = self._receive()
+            if kind == "value":
+                return self._unpacked(content)
+            if kind == "raised":
+                raise _error(*content)
+            self._answer(*content)
+
+    def serve(self) -> None:
+        """Answers until the other process has ended."""
+        try:
+            while True:
+                self._answer(*self._receive()[1])
+        except EOFError:
+            pass
+
+    def _answer(self, operation: str, arguments: Any) -> None:
+        try:
+            reply = "value", self._packed(self._operations[operation](*self._unpacked(arguments)))
+        except EOFError:
+            raise
+        except BaseException as error:
+            reply = "raised", [type(error).__name__, str(error)]
+        self._send(*reply)
+
+    def _send(self, kind: str, content: Any) -> None:
+        self._writer.write(json.dumps([kind, content]).encode() + b"\n")
+        self._writer.flush()
+
+    def _receive(self) -> tuple[str, Any]:
+        line = self._reader.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("the program has ended")
+        kind, content = json.loads(line)
+        return kind, content
+
+    def _packed(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Far):
+            return ["yours", value._number]
+        for name, kind in SEQUENCES.items():
+            if isinstance(value, kind):
+                return [name, [self._packed(item) for item in value]]
+        if isinstance(value, dict):
+            return ["dict", [[self._packed(key), self._packed(item)] for key, item in value.items()]]
+        if isinstance(value, bytes | bytearray):
+            return ["bytes", value.decode("latin-1")]
+        if isinstance(value, complex):
+            return ["complex", [value.real, value.imag]]
+        # Numbers and arrays of numpy.
+        if hasattr(type(value), "tolist"):
+            return self._packed(value.tolist())
+        known = next((number for number, own in enumerate(self._own) if own is value), None)
+        if known is None:
+            self._own.append(value)
+        return ["mine", len(self._own) - 1 if known is None else known]
+
+    def _unpacked(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        kind, content = value
+        if kind == "yours":
+            return self._own[content]
+        if kind == "mine":
+            return self._far.setdefault(content, Far(self, content))
+        if kind == "dict":
+            return {self._unpacked(key): self._unpacked(item) for key, item in content}
+        if kind == "bytes":
+            return content.encode("latin-1")
+        if kind == "complex":
+            return complex(*content)
+        return SEQUENCES[kind](self._unpacked(item) for item in content)
+
+
+def _error(name: str, message: str) -> Exception:
+    """Returns an exception of Python's own by its name. One of another class, or one that ends a program, becomes a
+    RuntimeError."""
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(message)
+        except TypeError:
+            pass
+    return RuntimeError(f"{name}: {message}")

@@ -1,0 +1,286 @@
+"""This program is the first process inside a sandbox. It forks a process for each piece of code that it has to run.
+
+    python -sSm grpo.sandbox.program SETTINGS
+
+It reads requests as JSON lines and answers each by a line:
+
+    {"run": program, "given": text, "last_value": bool}   {"out": …, "error_out": …, "ended": …}
+    {"load": program}                                      {"error": …}, or "" once the program's functions are there
+    {"test": source}                                       {"error": …, "unreadable": bool}; "" if they have passed
+
+`ended` is "", "seconds", "output" or an exit status. The process of a program never has the tests in its memory: it is
+forked before they come. Their process alone can say that they have passed.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import linecache
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpo.sandbox.peers import OPERATIONS, Peer, call
+from grpo.sandbox.walls import confine, enclose, end_with_parent
+
+Action = Callable[[], None]
+CHUNK, FLOOD = 2**16, 2**20
+
+
+def main(settings: Mapping[str, Any]) -> None:
+    # Programs that run here see nothing of the way in which this one was started.
+    os.environ.clear()
+    os.environ.update(HOME="/tmp", PATH="/usr/bin:/bin", LANG="C.UTF-8", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    sys.path[:] = [path for path in sys.path if path not in settings["hidden"]] + settings["packages"]
+    sys.set_int_max_str_digits(0)
+    builtins.exit = builtins.quit = sys.exit
+    # A program may send signals to this process, which has no handler but this one of Python's.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        # Where memory is short, the kernel ends these processes first.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        if settings["closed"]:
+            enclose([*(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.exec_prefix)), *settings["packages"]])
+        else:
+            end_with_parent(settings["parent"])
+    except OSError as error:
+        _say({"error": error.strerror or str(error)})
+        return
+    _say({"error": ""})
+    action = Supervisor(settings).serve()
+    action()
+
+
+def _say(values: Mapping[str, Any]) -> None:
+    line = json.dumps(values).encode() + b"\n"
+    while line:
+        line = line[os.write(1, line) :]
+
+
+class Supervisor:
+    """The supervisor starts and watches the processes that run code, and ends with the one who has asked for them."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        self._seconds_left, self._memory = settings["seconds"], settings["memory"]
+        self._characters = settings["characters"]
+        self._requests = b""
+        self._program: socket.socket | None = None
+
+    def serve(self) -> Action:
+        """Answers requests until there are no more. In a child, returns what that has to do."""
+        while request := self._next():
+            if "run" in request:
+                action = self._run(request)
+            elif "load" in request:
+                action = self._load(request["load"])
+            else:
+                action = self._test(request["test"])
+            if action:
+                return action
+        os._exit(0)
+
+    def _next(self) -> Mapping[str, Any] | None:
+        while b"\n" not in self._requests:
+            chunk = os.read(0, CHUNK)
+            if not chunk:
+                return None
+            self._requests += chunk
+        line, _, self._requests = self._requests.partition(b"\n")
+        return json.loads(line)
+
+    def _run(self, request: Mapping[str, Any]) -> Action | None:
+        given = os.memfd_create("given")
+        with open(os.dup(given), "wb") as file:
+            file.write(request["given"].encode("utf-8", "surrogatepass"))
+        os.lseek(given, 0, os.SEEK_SET)
+        (out, out_end), (error, error_end) = os.pipe(), os.pipe()
+        child = os.fork()
+        if not child:
+            self._become(given, out_end, error_end)
+            return lambda: run_main(request["run"], request["last_value"])
+        for end in (given, out_end, error_end):
+            os.close(end)
+        texts, ended = self._watch(child, [out, error])
+        _say({"out": texts[0], "error_out": texts[1], "ended": ended})
+        return None
+
+    def _load(self, program: str) -> Action | None:
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if not child:
+            ours.close()
+            null = os.open("/dev/null", os.O_RDWR)
+            self._become(null, null, null, keep=theirs.fileno())
+            return lambda: serve_functions(program, theirs.fileno())
+        theirs.close()
+        self._program = ours
+        _say({"error": ""})
+        return None
+
+    def _test(self, source: str) -> Action | None:
+        program = self._program
+        assert program is not None, "a program is loaded before its tests"
+        verdict, verdict_end = os.pipe()
+        child = os.fork()
+        if not child:
+            null = os.open("/dev/null", os.O_RDWR)
+            # The descriptor of the verdict is known to this process alone.
+            channel, verdict_end = program.detach(), verdict_end
+            self._become(null, null, null, keep=(channel, verdict_end))
+            return lambda: examine(source, channel, verdict_end)
+        os.close(verdict_end)
+        [text], ended = self._watch(child, [verdict])
+        late = "the tests took too long" if ended == "seconds" else f"the process of the tests ended ({ended})"
+        _say(json.loads(text) if text.endswith("\n") else {"error": late, "unreadable": False})
+        return None
+
+    def _become(self, given: int, out: int, error_out: int, keep: int | tuple[int, ...] = ()) -> None:
+        """Makes this child what it is for life: its three streams, no other descriptors but `keep`, and its limits."""
+        for number, descriptor in enumerate((given, out, error_out)):
+            os.dup2(descriptor, number)
+        kept = sorted({0, 1, 2, *((keep,) if isinstance(keep, int) else keep)})
+        for before, after in zip(kept, [*kept[1:], 4096], strict=True):
+            os.closerange(before + 1, after)
+        self._requests = b""
+        confine(self._seconds_left, self._memory)
+
+    def _watch(self, child: int, pipes: list[int]) -> tuple[list[str], str]:
+        """Reads what a child writes until it ends. Kills it when it writes or takes too much, and ends with the one who
+        waits for it. Returns the texts, and how it ended."""
+        written, ended, process = {pipe: b"" for pipe in pipes}, "", os.pidfd_open(child)
+        deadline = time.monotonic() + self._seconds_left
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (*pipes, process, 0):
+                selector.register(descriptor, selectors.EVENT_READ)
+            while not ended:
+                ready = [key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
+                if not ready:
+                    ended = "seconds"
+                for pipe in written.keys() & set(ready):
+                    chunk = os.read(pipe, CHUNK)
+                    written[pipe] += chunk
+                    if not chunk:
+                        selector.unregister(pipe)
+                    if len(written[pipe]) > 4 * self._characters + FLOOD:
+                        ended = "output"
+                if 0 in ready:
+                    # Nobody asks while an answer is due, so this is the end.
+                    os._exit(0)
+                if ready == [process]:
+                    break
+        self._seconds_left = max(0.0, deadline - time.monotonic())
+        os.kill(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for descriptor in (*pipes, process):
+            os.close(descriptor)
+        texts = [content.decode(errors="replace")[: self._characters] for content in written.values()]
+        return texts, ended or (str(code) if code else "")
+
+
+# --- in a child ------------------------------------------------------------------------------------
+
+
+def run_main(program: str, last_value: bool) -> None:
+    """Runs a program as Python does, and then leaves as Python does. With `last_value` it prints the value of the last
+    line, if that is an expression."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    name = "<program>"
+    linecache.cache[name] = (len(program), None, program.splitlines(keepends=True), name)
+    try:
+        tree = ast.parse(program, name)
+        last = tree.body.pop() if last_value and tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec"), module.__dict__)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__)
+            if value is not None:
+                print(repr(value))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # The frames of this file are nobody's business.
+        frames = error.__traceback__
+        while frames and frames.tb_frame.f_code.co_filename != name:
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        sys.exit(1)
+
+
+def serve_functions(program: str, channel: int) -> None:
+    """Runs a program, and then lets the tests call its functions."""
+    module = types.ModuleType("program")
+    sys.modules["program"] = module
+    error = ""
+    try:
+        exec(compile(program, "<program>", "exec"), module.__dict__)
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    operations = {
+        "loaded": lambda: error or sorted(name for name in module.__dict__ if not name.startswith("__")),
+        "global": lambda name: module.__dict__[name],
+        **OPERATIONS,
+    }
+    Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), operations).serve()
+    os._exit(0)
+
+
+def examine(source: str, channel: int, verdict: int) -> None:
+    """Runs tests, and writes to `verdict` why they have failed. Functions test_… are called."""
+    peer = Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), {"call": call})
+    error, tree = "", None
+    try:
+        tree = ast.parse(source, "<tests>")
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "solution")]
+        names = peer.ask("loaded")
+        if isinstance(names, str):
+            error = f"the program ended in {names}"
+        else:
+            space = _namespace(tree, peer, names)
+            exec(compile(tree, "<tests>", "exec"), space)
+            for node in tree.body:
+                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                    space[node.name]()
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"[:1000]
+    os.write(verdict, json.dumps({"error": error, "unreadable": tree is None}).encode() + b"\n")
+    os._exit(0)
+
+
+OTHER_MODULES = {"np": "numpy", "pd": "pandas"}
+
+
+def _namespace(tree: ast.Module, peer: Peer, names: list[str]) -> dict[str, Any]:
+    """Returns the names that tests use and do not make themselves, as the program has them.
+
+    A program cannot put its own function in the place of one of Python's, such as `set`, unless the tests are of
+    nothing else. Nor can it stand for a module of Python's library, or for numpy.
+    """
+    nodes = list(ast.walk(tree))
+    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    made |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    own = dir(builtins)
+    wanted = loaded - made
+    space: dict[str, Any] = {"__name__": "tests"}
+    for name in (wanted & bases & {*sys.stdlib_module_names, *OTHER_MODULES}) - {*own}:
+        space[name] = importlib.import_module(OTHER_MODULES.get(name, name))
+    theirs = (wanted - {*own} - space.keys()) & {*names} or wanted & {*own} & {*names}
+    return space | {name: peer.ask("global", name) for name in theirs}
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
