@@ -87,7 +87,7 @@ MAY_NAME = {
     "learner": {"torch", "transformers", "deepspeed", "peft", "safetensors"},
     "evaluation": {"numpy", "scipy"},
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow"},
-    "episodes": {"transformers"},
+    "episodes": {"transformers", "aiohttp"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors"},
     "launch": {"torch"},
@@ -239,7 +239,7 @@ def test_a_heavy_package_is_named_in_one_room_only():
     for package in HIDDEN:
         assert len([own for own, named in MAY_NAME.items() if package in named]) == 1, package
     assert {own for own, named in MAY_NAME.items() if "vllm" in named} == {"rollout", "weight_sync"}
-    assert {own for own, named in MAY_NAME.items() if "aiohttp" in named} == {"rollout", "tasks"}
+    assert {own for own, named in MAY_NAME.items() if "aiohttp" in named} == {"rollout", "tasks", "episodes"}
 
 
 def test_every_package_that_is_imported_is_declared():

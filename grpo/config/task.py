@@ -316,9 +316,15 @@ class TaskConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     # A completion is an episode of several turns, led by functions that are tools ("tools.py:search,calculator";
-    # "python" is a tool that comes with grpo), by a class that is an environment (TRL: environment_factory), or by a
-    # function of one's own, async def solve(chat, problem). "" is a single turn.
+    # "python" is a tool that comes with grpo), by a class that is an environment (TRL: environment_factory), by a
+    # function of one's own, async def solve(chat, problem), or by a program that speaks OpenAI's chat interface
+    # ("program: node agent.js"). "" is a single turn.
     episode: str = ""
+    # The episode's code runs in this Python, e.g. .venv-agents/bin/python, where grpo is installed without its extras.
+    # "" is the trainer's own.
+    python: str = ""
+    # Episodes reach the policy by OpenAI's chat interface at this address of the learner's machine.
+    gateway: str = "127.0.0.1"
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     # A task may be made of several sets of problems. Each has a name, and data, prompt and reward of its own: see
     # configs/task/mixed.yaml. The task itself then has a curriculum only.

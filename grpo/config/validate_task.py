@@ -168,6 +168,11 @@ def _check_episode(config: TrainConfig) -> None:
             task.limits == LimitsConfig(),
             "task.limits are those of episodes, and completions are single turns: set task.episode, or leave them out",
         )
+        require(
+            not task.python and task.gateway == TaskConfig().gateway,
+            "task.python and task.gateway are those of episodes, and completions are single turns: set task.episode, "
+            "or leave them out",
+        )
         return
     require(
         task.prompt.chat,

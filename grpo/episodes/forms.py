@@ -1,7 +1,8 @@
 # Light: imported before torch, or without it.
-"""This module runs one episode in a process of its own: functions as tools, an environment class, or a function.
+"""This module runs one episode: functions as tools, an environment class, a function, or a program.
 
-All three talk to the model through a chat, which gives the next message of the assistant.
+The first three talk to the model through a chat, which gives the next message of the assistant. A program talks to an
+address with OpenAI's interface.
 """
 
 from __future__ import annotations
@@ -10,24 +11,29 @@ import asyncio
 import inspect
 import json
 import math
+import os
+import shlex
+import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from subprocess import PIPE
 from typing import Any
 
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError, first_line
+from grpo.episodes.messages import Message
 from grpo.episodes.ready_tools import READY
 from grpo.types import Problem
 from grpo.types.imported import imported
 
-Message = dict[str, Any]
 Chat = Callable[..., Awaitable[Message]]
 """A chat takes the messages so far, and tools as functions or as JSON schemas, and returns the assistant's message. It
 raises `EpisodeOver` once the episode has reached a limit."""
 
-TOOLS, ENVIRONMENT, FUNCTION = "tools", "an environment", "a function"
+TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
+PROGRAM_WORD = "program:"
 
 
 class EpisodeOver(Exception):
@@ -36,20 +42,24 @@ class EpisodeOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form is what `task.episode` names: functions that are tools, a class of environments, or a function."""
+    """A form is what `task.episode` names: functions that are tools, a class of environments, a function, or the words
+    of a program's command."""
 
     kind: str
-    functions: tuple[Callable[..., Any], ...]
+    functions: tuple[Callable[..., Any], ...] = ()
     schemas: tuple[Mapping[str, Any], ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
-    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``. Tools that come with grpo stand
-    before it, as in ``"python,file.py:name"``, or alone. They keep to `limits`.
+    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``, or ``"program: COMMAND"``. Tools
+    that come with grpo stand before it, as in ``"python,file.py:name"``, or alone. They keep to `limits`.
 
     A class with a method `reset` is an environment. A function whose first parameter is `chat` leads its own
     conversation. All other functions are tools. Raises UserError for everything else.
     """
+    if path.startswith(PROGRAM_WORD):
+        return _program(path)
     before, colon, names = path.rpartition(":")
     *first, module = before.split(",") if colon else (*path.split(","), "")
     unknown = [name for name in map(str.strip, first) if name not in READY]
@@ -69,6 +79,16 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
             raise UserError(f"task.episode: {path} leads a conversation, so write it as async def")
         return Form(FUNCTION, (found[0],))
     return Form(TOOLS, tuple(found), tuple(map(_schema, found)))
+
+
+def _program(path: str) -> Form:
+    try:
+        words = shlex.split(path.removeprefix(PROGRAM_WORD))
+    except ValueError as error:
+        raise UserError(f"task.episode={path!r} is no command ({error})") from error
+    if not words or not shutil.which(words[0]):
+        raise UserError(f"task.episode={path!r}: there is no program {(words or [''])[0]!r} to be run")
+    return Form(PROGRAM, words=tuple(words))
 
 
 def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -109,6 +129,8 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
     try:
         if form.kind == FUNCTION:
             return Outcome(_rewards(await form.functions[0](chat, problem)), counts)
+        if form.kind == PROGRAM:
+            return Outcome(_rewards(await _run(form.words, problem, row)), counts)
         if form.kind == TOOLS:
             tools = {function.__name__: function for function in form.functions}
             await _converse(chat, messages, form.schemas, tools, counts)
@@ -124,6 +146,24 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
     with suppress(EpisodeOver):
         await _converse(chat, messages, form.schemas, tools, counts)
     return Outcome(_rewards(getattr(environment, "reward", None)), counts)
+
+
+async def _run(words: Sequence[str], problem: Problem, row: Mapping[str, Any]) -> Any:
+    """Runs a program, which reads the problem as JSON. If the last line that it prints is JSON, that is its reward.
+
+    It speaks to the address in OPENAI_BASE_URL. Raises RuntimeError if it fails.
+    """
+    process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=os.environ)
+    asked = json.dumps({**asdict(problem), "row": row}, default=str)
+    written, complaints = await process.communicate(asked.encode() + b"\n")
+    if process.returncode:
+        said = complaints.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise RuntimeError(f"{words[0]} ended with exit code {process.returncode}: {said[-1]}")
+    try:
+        reward = json.loads(written.decode(errors="replace").strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return reward if isinstance(reward, int | float | dict) else None
 
 
 async def _converse(

@@ -10,7 +10,7 @@ the trainer over that socket by JSON lines, never by pickles, since what a model
                         {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
                         {"rewards": {…}, "counts": {…}}              ends the episode
                         {"error": "…"}                               ends it as failed
-    from the trainer    {"problem": {…}, "row": {…}, "seed": n}      begins it
+    from the trainer    {"problem": {…}, "row": {…}, "seed": n, "address": "…"}
                         {"chat": n, "message": {…}}                  answers
                         {"chat": n, "over": true}                    says that a limit is reached
 
@@ -35,11 +35,14 @@ from typing import Any
 from grpo.config import LimitsConfig
 from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line
-from grpo.episodes.forms import EpisodeOver, Form, Message, form_of, played
+from grpo.episodes.forms import EpisodeOver, Form, form_of, played
+from grpo.episodes.messages import Message
 from grpo.sandbox.walls import end_with_parent
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
+POLICY = "policy"
+"""Programs may call the model so. Any other name does as well."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -118,6 +121,9 @@ async def _episode(link: socket.socket, form: Form) -> None:
     trainer = _Trainer(reader, writer)
     trainer.send({"pid": os.getpid()})
     begin = json.loads(await reader.readline())
+    if begin["address"]:
+        # OpenAI's clients, and programs that use them, find their way by these.
+        os.environ.update(OPENAI_BASE_URL=begin["address"], OPENAI_API_KEY=POLICY, OPENAI_MODEL=POLICY)
     random.seed(begin["seed"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(begin["seed"] % 2**32)

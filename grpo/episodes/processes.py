@@ -6,19 +6,22 @@ import asyncio
 import json
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError
+from grpo.episodes.messages import Message, Unreadable, messages_of, tools_of
 from grpo.episodes.process import LONGEST_LINE
+from grpo.types import Completion
 
 START_SECONDS = 300.0
 """The file of an episode may take this long to be imported."""
@@ -35,13 +38,16 @@ class Failed(Exception):
 class Processes:
     """This object forks a process for each episode of what `path` names, from one process that has imported it.
 
-    Raises UserError if that cannot be imported.
+    `python` is the interpreter of that process, "" the trainer's own. Raises UserError if `path` cannot be imported.
     """
 
-    def __init__(self, path: str, limits: LimitsConfig):
-        self._path = path
+    def __init__(self, path: str, limits: LimitsConfig, python: str = ""):
+        if python and not shutil.which(python):
+            raise UserError(f"task.python={python} is no program: name the python of an environment that has grpo")
+        self._path, self._python = path, python
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "grpo.episodes.process", str(theirs.fileno()), json.dumps(asdict(limits)), path]
+        begin = [str(theirs.fileno()), json.dumps(asdict(limits)), path]
+        words = [python or sys.executable, "-m", "grpo.episodes.process", *begin]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment
@@ -63,7 +69,8 @@ class Processes:
 
     def _silence(self, ended: bool) -> str:
         why = "its process ended" if ended else f"that has taken longer than {START_SECONDS:g} s"
-        return f"task.episode={self._path} cannot be imported: {why}"
+        hint = f"; is grpo installed for {self._python}?" if ended and self._python else ""
+        return f"task.episode={self._path} cannot be imported: {why}{hint}"
 
     @asynccontextmanager
     async def episode(self) -> AsyncIterator[Link]:
@@ -72,10 +79,12 @@ class Processes:
         with theirs:
             socket.send_fds(self._control, [b"begin"], [theirs.fileno()])
         reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
-        link = Link(reader, writer)
+        link = Link(writer)
+        listening = asyncio.create_task(link.listen(reader))
         try:
             yield link
         finally:
+            listening.cancel()
             if link.pid:
                 with suppress(OSError):
                     self._control.send(str(link.pid).encode())
@@ -90,34 +99,77 @@ class Processes:
         self._process.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer is the model's next turn: as a message, and as it was sampled after `num_read` tokens."""
+
+    message: Message
+    turn: Completion
+    num_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question asks for the model's next turn, of at most `max_tokens` tokens. `reply` takes the answer, or None once
+    the episode has reached a limit."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Message] | None
+    reply: Callable[[Answer | None], None]
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This is what an episode's code says at its end."""
+
+    rewards: Mapping[str, float]
+    counts: Mapping[str, int]
+
+
 class Link:
     """A link is the trainer's end of an episode's socket. `seconds` are those that the episode's own code took."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self._reader, self._writer = reader, writer
+    def __init__(self, writer: asyncio.StreamWriter):
+        self._writer = writer
+        self._inbox: asyncio.Queue[Question | Ended | Failed] = asyncio.Queue()
         self.pid, self.seconds = 0, 0.0
 
     def send(self, values: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(values, default=str).encode() + b"\n")
 
-    async def receive(self) -> Mapping[str, Any]:
-        """Returns what the episode says next. Raises Failed if it failed or its process has ended."""
-        try:
-            line = await self._reader.readline()
-            said = json.loads(line) if line else {"error": "its process ended"}
-        except (ConnectionError, ValueError) as error:
-            raise Failed(f"its process broke off what it said ({error})") from error
-        if "pid" in said:
-            self.pid = said["pid"]
-            return await self.receive()
-        if "error" in said:
-            raise Failed(said["error"])
-        return said
+    def put(self, said: Question | Ended | Failed) -> None:
+        """Adds to what `said` returns."""
+        self._inbox.put_nowait(said)
 
-    async def said(self, answers: Collection[asyncio.Task[None]], limit: float) -> Mapping[str, Any]:
+    async def listen(self, reader: asyncio.StreamReader) -> None:
+        """Puts down what the episode's process says until it ends."""
+        try:
+            while line := await reader.readline():
+                values = json.loads(line)
+                if "pid" in values:
+                    self.pid = values["pid"]
+                else:
+                    self.put(self._understood(values))
+            self.put(Failed("its process ended"))
+        except (ConnectionError, ValueError, Unreadable) as error:
+            self.put(Failed(str(error) or "its process broke off what it said"))
+
+    def _understood(self, values: Mapping[str, Any]) -> Question | Ended | Failed:
+        if "error" in values:
+            return Failed(values["error"])
+        if "rewards" in values:
+            return Ended(values["rewards"], values["counts"])
+
+        def reply(answer: Answer | None) -> None:
+            self.send({"chat": values["chat"], **({"message": answer.message} if answer else {"over": True})})
+
+        return Question(messages_of(values["messages"]), tools_of(values["tools"]), reply)
+
+    async def said(self, answers: Collection[asyncio.Task[None]], limit: float) -> Question | Ended:
         """Returns what the episode says next. `answers` are those that it waits for. Its own code, while it waits for
         none, may take `limit` seconds in all. Raises Hanging after that, what an answer raised, and Failed."""
-        receiving = asyncio.create_task(self.receive())
+        receiving = asyncio.create_task(self._inbox.get())
         try:
             while not receiving.done():
                 began, waiting = time.monotonic(), [answer for answer in answers if not answer.done()]
@@ -128,6 +180,9 @@ class Link:
                     raise Hanging
                 for answer in done - {receiving}:
                     answer.result()
-            return receiving.result()
+            said = receiving.result()
+            if isinstance(said, Failed):
+                raise said
+            return said
         finally:
             receiving.cancel()

@@ -12,13 +12,15 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from grpo.config import LimitsConfig, SamplingConfig
 from grpo.config.errors import SamplerLost, UserError
-from grpo.episodes.processes import Failed, Hanging, Link, Processes
-from grpo.episodes.recorder import Recorder, common_opening
+from grpo.episodes.gateway import Gateway
+from grpo.episodes.processes import Answer, Failed, Hanging, Link, Processes, Question
+from grpo.episodes.recorder import Place, Recorder, common_opening
 from grpo.episodes.template import ChatTemplate, Message
 from grpo.interfaces import Draw, OnGroup
 from grpo.rollout.checked_sampler import CheckedSampler, check_groups
@@ -35,7 +37,8 @@ AskTurn = Callable[[Turn], None]
 class Stage:
     """A stage is where the episodes of one set of problems run.
 
-    `messages` returns the messages that put a problem to the model, and `answer_name` names the column of answers.
+    `messages` returns the messages that put a problem to the model, and `answer_name` names the column of answers. A
+    `gateway` answers programs that speak OpenAI's interface.
     """
 
     processes: Processes
@@ -44,6 +47,7 @@ class Stage:
     answer_name: str
     limits: LimitsConfig
     max_length: int
+    gateway: Gateway | None = None
 
 
 class EpisodeSampler(CheckedSampler):
@@ -60,6 +64,9 @@ class EpisodeSampler(CheckedSampler):
         self._loop = asyncio.new_event_loop()
         self._places = {source: asyncio.Semaphore(stage.limits.at_once) for source, stage in stages.items()}
         threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
+        for stage in stages.values():
+            if stage.gateway:
+                self._start(stage.gateway.start()).result()
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
         if draw.single_turn or not draw.prompts:
@@ -90,10 +97,16 @@ class EpisodeSampler(CheckedSampler):
         return [PendingEpisodes(self._start(group)) for group in groups]
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        for stage in self._stages.values():
-            stage.processes.close()
+        self.close_episodes()
         super().close()
+
+    def close_episodes(self) -> None:
+        """Ends all episodes, and leaves the engine as it is."""
+        for stage in self._stages.values():
+            if stage.gateway:
+                self._start(stage.gateway.stop()).result()
+            stage.processes.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     # --- in the loop's thread ------------------------------------------------------------------
 
@@ -206,13 +219,17 @@ class _Play:
 
     async def run(self, places: asyncio.Semaphore) -> None:
         """Plays the episode to its end, in a process of its own once there is room for one."""
+        gateway = self._stage.gateway
         async with places, self._stage.processes.episode() as link:
-            try:
-                await self._follow(link)
-            except Hanging:
-                self._fail("seconds", f"it took longer than task.limits.seconds={self._stage.limits.seconds:g}")
-            except Failed as error:
-                self._fail("error", str(error))
+            with gateway.address(link) if gateway else nullcontext("") as address:
+                try:
+                    await self._follow(link, address)
+                except Hanging:
+                    self._fail("seconds", f"it took longer than task.limits.seconds={self._stage.limits.seconds:g}")
+                except Failed as error:
+                    # Programs break off in ways of their own once they get no further turn.
+                    if not self._ended:
+                        self._fail("error", str(error))
             self._seconds = link.seconds
 
     def _fail(self, ended: str, error: str) -> None:
@@ -222,7 +239,7 @@ class _Play:
             self._error = error
         self._warn(self._prompt.problem, error)
 
-    async def _follow(self, link: Link) -> None:
+    async def _follow(self, link: Link, address: str) -> None:
         """Answers what the episode's code asks, until it has ended."""
         problem, metadata = self._prompt.problem, dict(self._prompt.problem.metadata)
         messages = tuple(self._stage.messages(problem))
@@ -232,51 +249,53 @@ class _Play:
                 "problem": asdict(replace(problem, metadata=metadata, messages=messages)),
                 "row": {**metadata, self._stage.answer_name: problem.answer},
                 "seed": int.from_bytes(name.encode()[-8:], "big"),
+                "address": address,
             }
         )
         answers: set[asyncio.Task[None]] = set()
         try:
-            while "chat" in (said := await link.said(answers, self._stage.limits.seconds)):
-                answers = {task for task in answers if not task.done()} | {
-                    asyncio.create_task(self._answer(link, said))
-                }
-            self._rewards, self._counts = said["rewards"], said["counts"]
+            while isinstance(said := await link.said(answers, self._stage.limits.seconds), Question):
+                answers = {task for task in answers if not task.done()} | {asyncio.create_task(self._answer(said))}
+            self._rewards, self._counts = said.rewards, said.counts
         finally:
             for task in answers:
                 task.cancel()
 
-    async def _answer(self, link: Link, said: Mapping[str, Any]) -> None:
-        message = await self._turn(said["messages"], said["tools"] or None)
-        link.send({"chat": said["chat"], **({"message": message} if message else {"over": True})})
-
-    async def _turn(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Message | None:
-        """Samples the model's next turn and returns it, or None if the episode has reached a limit."""
-        recorder, stage = self.recorder, self._stage
+    async def _answer(self, question: Question) -> None:
+        """Samples the model's next turn and replies with it, or with None if the episode has reached a limit."""
+        stage = self._stage
         if self._num_asked >= stage.limits.turns:
             self._ended = self._ended or "turns"
-        room = self._sampling.max_tokens - recorder.num_tokens
-        place = recorder.place(messages, tools)
-        context = place.context
-        room = min(room, stage.max_length - len(context))
+        try:
+            place = self.recorder.place(question.messages, question.tools)
+        except UserError as error:
+            raise Failed(str(error)) from error
+        room = self._room(place)
+        if self._ended:
+            return question.reply(None)
+        prompt = replace(self._prompt, token_ids=place.context, turn=self._num_asked)
+        self._num_asked += 1
+        most = min(room, question.max_tokens or room)
+        turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=most))
+        self._ask(turn)
+        completion: Completion = await asyncio.wrap_future(turn.completion)
+        message = self.recorder.record(place, question.messages, question.tools, completion)
+        if completion.truncated and most == room:
+            self._ended = "tokens"
+        question.reply(Answer(message, completion, len(place.context)))
+
+    def _room(self, place: Place) -> int:
+        """Returns how many tokens the next turn may have. The episode ends where that is none."""
+        room = min(self._sampling.max_tokens - self.recorder.num_tokens, self._stage.max_length - len(place.context))
         if room <= 0:
             if not self._num_asked:
                 raise UserError(
-                    f"the conversation of problem {self._prompt.problem.problem_id} opens with {len(context)} tokens, "
-                    f"tools included, and model.max_length={stage.max_length} leaves none for the model: raise it, or "
-                    "task.limits.observed_tokens"
+                    f"the conversation of problem {self._prompt.problem.problem_id} opens with {len(place.context)} "
+                    f"tokens, tools included, and model.max_length={self._stage.max_length} leaves none for the model: "
+                    "raise it, or task.limits.observed_tokens"
                 )
             self._ended = self._ended or "tokens"
-        if self._ended:
-            return None
-        prompt = replace(self._prompt, token_ids=context, turn=self._num_asked)
-        self._num_asked += 1
-        turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=room))
-        self._ask(turn)
-        completion: Completion = await asyncio.wrap_future(turn.completion)
-        message = recorder.record(place, messages, tools, completion)
-        if completion.truncated:
-            self._ended = "tokens"
-        return message
+        return room
 
     def completion(self, prompt: tuple[int, ...]) -> Completion:
         """Returns the episode as a completion of the group's prompt."""

@@ -18,6 +18,8 @@ from grpo.config.hydra import compose_suite
 from grpo.config.parts import SamplerSettings
 from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
+from grpo.episodes.forms import FUNCTION, PROGRAM
+from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Processes
 from grpo.episodes.sampler import EpisodeSampler, Stage
 from grpo.episodes.template import ChatTemplate
@@ -146,10 +148,10 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
         if of_set.episode:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
             template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
-            processes = Processes(of_set.episode, of_set.limits)
-            stages[name] = Stage(
-                processes, template, encode.messages, of_set.answer_name, of_set.limits, config.model.max_length
-            )
+            processes = Processes(of_set.episode, of_set.limits, of_set.python)
+            gateway = Gateway(of_set.gateway) if processes.kind in (FUNCTION, PROGRAM) else None
+            limits, longest = of_set.limits, config.model.max_length
+            stages[name] = Stage(processes, template, encode.messages, of_set.answer_name, limits, longest, gateway)
     return stages
 
 

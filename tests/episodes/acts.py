@@ -117,3 +117,51 @@ async def silent(chat, problem):
 
 def blocking(chat, problem):
     return 1.0
+
+
+async def by_address(chat, problem):
+    """Asks twice through OpenAI's client, the second time as a stream."""
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI()
+    messages = [dict(message) for message in problem.messages]
+    first = await client.chat.completions.create(model="any", messages=messages, temperature=0.3)
+    messages += [first.choices[0].message.to_dict(), {"role": "user", "content": [{"type": "text", "text": "More."}]}]
+    pieces = await client.chat.completions.create(
+        model="any", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in pieces]
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    return {
+        "reward": 1.0,
+        "length": len("".join(choice.delta.content or "" for choice in choices)),
+        "ended": choices[-1].finish_reason in ("stop", "length"),
+        "used": chunks[-1].usage.completion_tokens,
+    }
+
+
+async def asks_for_less(chat, problem):
+    """Cuts a turn off, and goes on."""
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI()
+    messages = [dict(message) for message in problem.messages]
+    first = await client.chat.completions.create(model="any", messages=messages, max_tokens=3)
+    messages += [first.choices[0].message, {"role": "user", "content": "More."}]
+    await client.chat.completions.create(model="any", messages=messages, max_tokens=3)
+    return float(first.usage.completion_tokens)
+
+
+async def wants_two(chat, problem):
+    from openai import AsyncOpenAI
+
+    await AsyncOpenAI().chat.completions.create(model="any", messages=list(problem.messages), n=2)
+    return 1.0
+
+
+async def says_nonsense(chat, problem):
+    return await chat(["What?"])
+
+
+async def shows_pictures(chat, problem):
+    await chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])

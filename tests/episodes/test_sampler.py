@@ -1,5 +1,8 @@
 """These tests play episodes on real engines, and compare their tokens with one forward pass over all of them."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -7,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from grpo.config import LimitsConfig, PromptConfig, SamplingConfig, TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.parts import SamplerSettings
+from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Processes
 from grpo.episodes.sampler import EpisodeSampler, Stage
 from grpo.episodes.template import ChatTemplate
@@ -65,14 +69,17 @@ def episodes(engines, request):
         tokenizer = character_tokenizer()
         encode = PromptEncoder(tokenizer, PromptConfig())
         template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
-        processes = Processes(f"{ACTS}:{act}", LimitsConfig())
-        started.append(processes)
-        stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(**limits), max_length)
-        return EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0)
+        processes = Processes(act if act.startswith("program:") else f"{ACTS}:{act}", LimitsConfig())
+        gateway = Gateway("127.0.0.1")
+        stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(**limits), max_length, gateway)
+        sampler = EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0)
+        started.append(sampler)
+        return sampler
 
     yield make
-    for processes in started:
-        processes.close()
+    for sampler in started:
+        # The engine serves further tests.
+        sampler.close_episodes()
 
 
 def prompts(count=2):
@@ -107,7 +114,7 @@ def off_by(model, groups):
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-@pytest.mark.parametrize("act", ["three_turns", "rewrites", "beside"])
+@pytest.mark.parametrize("act", ["three_turns", "rewrites", "beside", "by_address"])
 def test_episodes_have_the_log_probabilities_of_one_forward_pass(episodes, model, act, engine):
     groups = episodes(act, engine).generate(Draw(prompts(), 3))
     assert off_by(model, groups) < 1e-4
@@ -199,6 +206,59 @@ def test_an_episode_that_fails_may_count_as_cut_off(episodes):
         ("seconds", "")
     }
     assert all(completion.truncated for completion in group.completions)
+
+
+def test_a_program_that_uses_openais_client_has_its_exact_tokens_and_rewards(episodes, caplog):
+    [group] = episodes("by_address").generate(Draw(prompts(1), 8))
+    assert {completion.episode.error for completion in group.completions} == {""}
+    whole = [completion for completion in group.completions if not completion.truncated]
+    for completion in whole:
+        [between] = completion.observed
+        assert character_tokenizer().decode(between.token_ids) == "<|user|>More.<|assistant|>"
+        rewards = completion.episode.rewards
+        assert rewards["length"] == len(completion.text) and rewards["ended"] == 1.0
+        assert rewards["used"] == len(completion.token_ids) - between.at
+    assert whole
+    assert [record.getMessage() for record in caplog.records if "temperature" in record.getMessage()] == [
+        "an episode's program asks for its own temperature: the run's rollout.sampling holds instead"
+    ]
+
+
+def test_a_program_of_any_kind_is_an_episode(episodes):
+    agent = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
+    [group] = episodes(f"program: {agent} 2").generate(Draw(prompts(1), 8))
+    assert {completion.episode.error for completion in group.completions} == {""}
+    whole = [completion.episode for completion in group.completions if not completion.truncated]
+    assert whole and all(facts.rewards == {"reward": 0.5, "messages": 5.0} for facts in whole)
+    assert {facts.turns for facts in whole} == {2}
+    assert {completion.episode.ended for completion in group.completions} <= {"", "tokens"}
+
+
+def test_a_program_that_fails_says_how(episodes):
+    [group] = episodes(f"program: {sys.executable} -c 'raise ValueError(7)'").generate(Draw(prompts(1), 2))
+    assert {completion.episode.error for completion in group.completions} == {
+        f"RuntimeError: {sys.executable} ended with exit code 1: ValueError: 7"
+    }
+
+
+def test_a_turn_that_its_agent_cuts_off_does_not_end_the_episode(episodes):
+    [group] = episodes("asks_for_less").generate(Draw(prompts(1), 8))
+    assert {(completion.episode.error, completion.episode.ended) for completion in group.completions} == {("", "")}
+    assert {completion.episode.turns for completion in group.completions} == {2}
+    assert max(len(completion.token_ids) for completion in group.completions) == 6
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        ("wants_two", "n=2 would change what the policy samples: leave it out"),
+        ("says_nonsense", "message 0 must be a mapping with a role"),
+        ("shows_pictures", "message 0 has image_url in its content, and the policy reads text alone"),
+    ],
+)
+def test_a_request_that_cannot_be_fulfilled_spoils_its_episode_alone(episodes, act, error):
+    [group] = episodes(act).generate(Draw(prompts(1), 2))
+    assert all(error in completion.episode.error for completion in group.completions), group.completions[0].episode
 
 
 def test_groups_are_passed_on_as_soon_as_they_are_complete(episodes):

@@ -1,0 +1,84 @@
+"""This module brings messages and tools, as programs write them for OpenAI's chat interface, into one form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+ROLES = {"developer": "system", "function": "tool"}
+"""These roles have other names in a chat template."""
+
+
+class Unreadable(Exception):
+    """This error says why messages or tools cannot be read."""
+
+
+def messages_of(value: Any) -> list[Message]:
+    """Returns messages with their text as one string and the arguments of calls as mappings, as chat templates want
+    them. Raises Unreadable for anything else than a list of messages, and for pictures and sounds."""
+    if not _is_list(value) or not value:
+        raise Unreadable("messages must be a list with at least one message")
+    messages = [_message(place, message) for place, message in enumerate(value)]
+    names = {call.get("id"): call["function"]["name"] for said in messages for call in said.get("tool_calls", ())}
+    for message in messages:
+        # OpenAI's interface names a tool by its call alone, and some templates write its name.
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return messages
+
+
+def _message(place: int, value: Any) -> Message:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise Unreadable(f'message {place} must be a mapping with a role, such as {{"role": "user", "content": "Hi"}}')
+    message = {name: part for name, part in value.items() if part is not None}
+    message["role"] = ROLES.get(value["role"], value["role"])
+    message["content"] = _text(place, value.get("content"))
+    if calls := value.get("tool_calls"):
+        message["tool_calls"] = [_call(place, call) for call in (calls if _is_list(calls) else [calls])]
+    else:
+        message.pop("tool_calls", None)
+    return message
+
+
+def _text(place: int, content: Any) -> str:
+    """Returns a message's content as text. Parts of text are joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not _is_list(content):
+        raise Unreadable(f"the content of message {place} must be text, or a list of texts")
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type", "something else") if isinstance(part, Mapping) else type(part).__name__
+            raise Unreadable(f"message {place} has {kind} in its content, and the policy reads text alone")
+    return "".join(part["text"] for part in content)
+
+
+def _call(place: int, call: Any) -> Message:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise Unreadable(f"message {place} has a call of a tool without a function and its name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        raise Unreadable(f"message {place} calls {function['name']} with arguments that are no JSON object")
+    return {**call, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+
+
+def tools_of(value: Any) -> list[Message] | None:
+    """Returns the schemas of tools, or None if there is none. Raises Unreadable for anything else."""
+    for tool in value or ():
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise Unreadable('each tool must be {"type": "function", "function": {"name": …, "parameters": …}}')
+    return list(value) if value else None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
