@@ -8,6 +8,7 @@ from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompt_stream import PromptStream
 from grpo.tasks.task import VerifiableTask, build_gradings, usable_problems
+from grpo.tasks.unit_tests import known_program
 from grpo.types import Completion, Problem, Prompt, RolloutGroup, ScoredGroup
 
 # How `task.reward.extract` wants an answer to be written.
@@ -21,6 +22,8 @@ FORMS = {
 }
 OTHER_FORMS = ("#### %s", *FORMS.values())
 """A user's own function may want an answer in one of these forms, whatever `task.reward.extract` says."""
+PROGRAM = "```python\n%s\n```"
+"""The reward part "code" wants a program to be written so."""
 NOTHING = "I am not sure."
 """This completion holds no answer."""
 MADE_UP = "42"
@@ -31,7 +34,8 @@ def trial(
     config: TaskConfig, max_tokens: int, count: int, problems: Mapping[str, Sequence[Problem]] | None = None
 ) -> list[ScoredGroup]:
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
-    one, and none. A problem without an answer gets two: some answer, and none.
+    one, and none. A problem without an answer gets two: some answer, and none. Where programs are judged, the answers
+    are those that the rows have.
 
     Where the reward has a function of the user's own, answers are written in the first form in which right ones earn
     more. The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
@@ -47,8 +51,12 @@ def trial(
         groups = []
         for name, of_set in of_sets.items():
             for problem in of_set[:count]:
-                form = other_form or FORMS[config.all_sets[name].reward.of(problem.source).extract]
+                reward = config.all_sets[name].reward.of(problem.source)
+                form = other_form or FORMS[reward.extract]
                 answers = (problem.answer, _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
+                if "code" in reward.weights and (right := known_program(problem.metadata)):
+                    others = (known_program(other.metadata) for other in of_set if other is not problem)
+                    form, answers = PROGRAM, (right, next(filter(None, others), "pass"))
                 groups.append(_group(problem, [*(form % answer for answer in answers), NOTHING]))
         return groups
 
@@ -64,7 +72,7 @@ def trial(
 
 def tells_apart(scored: Sequence[ScoredGroup]) -> bool:
     """Returns whether the right answers of a trial, if it has any, have a higher mean reward than the wrong ones."""
-    answered = [group.rewards for group in scored if group.group.prompt.problem.answer]
+    answered = [group.rewards for group in scored if len(group.rewards) == len(("right", "wrong", "none"))]
     return not answered or sum(rewards[0] for rewards in answered) > sum(rewards[1] for rewards in answered)
 
 

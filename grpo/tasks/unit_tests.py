@@ -84,6 +84,19 @@ def program_in(completion: str) -> str:
     return (_BLOCK.findall(completion) or [completion])[-1]
 
 
+def known_program(metadata: Mapping[str, Any]) -> str:
+    """Returns the program that a row of a known set has as its solution, or "".
+
+    >>> known_program({"solutions": '["x = 1", "x = 2"]'}), known_program({})
+    ('x = 1', '')
+    """
+    found = (
+        _read(metadata.get(name)) for name in ("code", "gold_standard_solution", "canonical_solution", "solutions")
+    )
+    value = next(filter(None, found), "")
+    return program_in(str(value[0] if isinstance(value, list) else value))
+
+
 def _prints(sandbox: Sandbox, program: str, given: str, wanted: str) -> bool:
     run = sandbox.run(program, given)
     return not run.ended and same_output(run.out, wanted)

@@ -4,6 +4,7 @@ import pytest
 
 from grpo.cli import main
 from grpo.config.hydra import compose_config
+from grpo.sandbox.sandbox import unavailable
 from grpo.tasks.extraction import EXTRACTORS
 from grpo.tasks.trial import FORMS, tells_apart, trial
 
@@ -45,6 +46,17 @@ def test_a_first_part_that_needs_no_answer_before_one_that_does_is_reported(orde
         f"{order[-1]} does: put {order[-1]} first, unless shape is to judge them"
     )
     assert (said in " ".join(capsys.readouterr().out.split())) == expected
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+def test_programs_are_tried_with_the_solutions_of_the_rows(tmp_path):
+    programs = {"add": "def add(a, b): return a + b", "one": "def one(): return 1"}
+    tests = {"add": ["assert add(1, 2) == 3"], "one": ["assert one() == 1"]}
+    rows = [{"text": f"Write {name}.", "code": programs[name], "test_list": tests[name]} for name in programs]
+    (tmp_path / "mbpp.json").write_text(json.dumps([{"task_id": n, **row} for n, row in enumerate(rows)]))
+    words = ["task=mbpp", "task.data.source=file", f"task.data.path={tmp_path}/mbpp.json", "task.reward.workers=1"]
+    scored = trial(compose_config([*words, "task.reward.timeout_seconds=60"]).task, 512, 2)
+    assert [list(group.rewards) for group in scored] == [[1.0, 0.0, 0.0]] * 2
 
 
 def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
