@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from grpo.config import SamplingConfig
-    from grpo.config.errors import SamplerLost
+    from grpo.config.errors import Interrupted, SamplerLost
 
 Bucket = Sequence[tuple[str, "Tensor"]]
 """A bucket is a list of weights under their Hugging Face names. The tensors are whole (not sharded), and valid only
@@ -171,8 +171,8 @@ class AskableSampler(Sampler, Protocol):
     def ask(self, draw: Draw) -> Sequence[Pending]:
         """Starts what `generate` does and returns at once, with one pending group per prompt."""
 
-    def agree(self, lost: SamplerLost | None) -> None:
-        """Ends what was asked for instead of `generate`. Raises SamplerLost on all ranks if `lost` is an error on any.
+    def agree(self, lost: SamplerLost | Interrupted | None) -> None:
+        """Ends what was asked for instead of `generate`. Raises such an error on all ranks if `lost` is one on any.
         Collective."""
 
 

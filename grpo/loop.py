@@ -17,6 +17,7 @@ from grpo.types import (
     Progress,
     RoundPlan,
     RoundStatistics,
+    StepReport,
     Verdict,
 )
 
@@ -63,17 +64,22 @@ class Loop:
         self.progress, self.verdict = progress, verdict
         self._record, self._observers = record, observers
 
-    def run(self, num_steps: int, stop_requested: Callable[[], bool]) -> None:
+    def run(
+        self, num_steps: int, stop_requested: Callable[[], bool], urgent: Callable[[], bool] = lambda: False
+    ) -> None:
         """Runs rounds. Returns after `num_steps` optimizer steps, on a verdict to stop, or when any rank was asked to
-        stop."""
+        stop. Where that is `urgent`, the round ends after the present optimizer step. Only `record` is called then."""
         collective = self._parts.collective
         while self.progress.step < num_steps and not self.verdict.stop and not collective.maximum(stop_requested()):
-            self._run_round(num_steps - self.progress.step)
+            self._run_round(num_steps - self.progress.step, urgent)
 
-    def _run_round(self, steps_left: int) -> None:
+    def _run_round(self, steps_left: int, urgent: Callable[[], bool]) -> None:
         parts, before = self._parts, self.progress
         plan = replace(before.plan, refresh_interval=min(before.plan.refresh_interval, steps_left))
-        statistics, collected = one_round(parts, plan, before.round_index, steps_left)
+        measured = one_round(parts, plan, before.round_index, steps_left, urgent)
+        if measured is None:
+            return
+        statistics, collected = measured
         parts.task.record_outcomes(outcomes(collected, parts.collective), collected.cursor)
         parts.task.record_lengths(mean_lengths(collected, parts.collective))
         # The scheduler goes on from the plan that it chose, also where the run's end has cut the round short.
@@ -86,7 +92,7 @@ class Loop:
         self._record.after_round(finished)
         if checkpoint:
             parts.go_back(checkpoint)
-        for observer in self._observers:
+        for observer in () if parts.collective.maximum(urgent()) else self._observers:
             observer.after_round(finished)
 
     def _with_way_back(self, verdict: Verdict) -> tuple[Verdict, Path | None]:
@@ -101,18 +107,32 @@ class Loop:
 
 
 def one_round(
-    parts: LoopParts, plan: RoundPlan, round_index: int, steps_left: int
-) -> tuple[RoundStatistics, Collected]:
+    parts: LoopParts, plan: RoundPlan, round_index: int, steps_left: int, urgent: Callable[[], bool]
+) -> tuple[RoundStatistics, Collected] | None:
     """Samples, grades, learns for τ optimizer steps, refreshes the sampler, and measures the round.
 
-    A round that was sampled ahead keeps the plan under which it was sampled, which may be older than `plan`.
+    A round that was sampled ahead keeps the plan under which it was sampled, which may be older than `plan`. An urgent
+    request to stop ends the round between two steps, without a refresh. Returns None where it came before the first.
     """
     parts.clock.begin_round()
     collected = parts.collector.collect(plan, steps_left)
     steps = parts.learner.add_logprobs(collected.steps)
     batches = parts.make_batches(steps, collected.plan)
-    reports = [parts.learner.step(batch) for batch in batches]
+    reports = optimizer_steps(parts, batches, urgent)
+    if not reports:
+        return None
     parts.weight_sync.check(reports[0])
-    parts.weight_sync.refresh(parts.learner, parts.sampler)
+    if len(reports) == len(batches):
+        parts.weight_sync.refresh(parts.learner, parts.sampler)
     seconds = parts.clock.end_round()
     return measure_round(round_index, collected, reports, seconds, parts.collective), collected
+
+
+def optimizer_steps(parts: LoopParts, batches: Sequence[Batch], urgent: Callable[[], bool]) -> list[StepReport]:
+    """Takes the optimizer steps of a round, or fewer where any rank has to save at once. Collective."""
+    reports: list[StepReport] = []
+    for batch in batches:
+        if parts.collective.maximum(urgent()):
+            break
+        reports.append(parts.learner.step(batch))
+    return reports

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Ends a run that was started with launch/node.sh, on every machine: it finishes its round and saves. Again: at once.
+# Ends a run that was started with launch/node.sh, on every machine: it finishes its round and saves. Again: it saves
+# without the rest of the round. A third time: at once.
 #   bash launch/stop.sh RUN_DIR
 set -euo pipefail
 file=${1:?usage: bash launch/stop.sh RUN_DIR}/launcher.pid

@@ -142,3 +142,23 @@ def test_where_a_part_fails_the_progress_is_that_of_the_last_finished_round():
     # The second round was finished and recorded: what it learned can be saved.
     assert loop.progress.step == parts.num_steps == 4
     assert parts.called[-1] == "record at 4"
+
+
+def test_an_urgent_request_ends_a_round_between_two_steps_without_a_refresh():
+    """The groups of its other steps are given up. The run goes on from the step that was taken."""
+    parts = Parts(Verdict())
+    loop = parts.loop()
+    loop.run(100, lambda: parts.num_steps > 0, lambda: parts.num_steps > 0)
+    assert parts.called == [
+        *("collect", "add_logprobs", "make_batches", "step", "check step 1"),
+        *("learn {'p0': (1, 2), 'p1': (1, 2)}", "lengths {'p0': 2.0, 'p1': 2.0}", "next", "record at 1"),
+    ]
+    assert (loop.progress.round_index, loop.progress.step, loop.progress.cursor) == (1, 1, 2)
+
+
+def test_an_urgent_request_before_the_first_step_leaves_the_run_where_the_round_began():
+    parts = Parts(Verdict())
+    loop = parts.loop(step=6)
+    loop.run(100, lambda: "collect" in parts.called, lambda: "make_batches" in parts.called)
+    assert parts.called == ["collect", "add_logprobs", "make_batches"]
+    assert (loop.progress.round_index, loop.progress.step, loop.progress.cursor) == (0, 6, 0)

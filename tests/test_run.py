@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,40 @@ def test_a_run_that_is_stopped_then_killed_and_resumed_equals_one_that_never_was
     assert all(resumed_file.read_bytes() == file.read_bytes() for resumed_file, file in zip(*files, strict=True))
     assert [row["step"] for row in rows(output / "evaluations.jsonl")] == [0, 12]
     assert rows(output / "evaluations.jsonl")[-1] == rows(finished[0] / "evaluations.jsonl")[-1]
+
+
+def test_a_run_whose_machine_is_taken_away_in_a_round_equals_one_that_never_was(finished, tmp_path):
+    """It is asked to stop while the third round's answers are graded, which takes longer than there is time. The
+    round is sampled again."""
+    output, stuck = tmp_path / "run", tmp_path / "stuck"
+    (tmp_path / "rewards.py").write_text(
+        "import pathlib, time\n\ndef nothing(completion, answer, metadata):\n"
+        f"    log, stuck = pathlib.Path({str(output)!r}, 'prompts.jsonl'), pathlib.Path({str(stuck)!r})\n"
+        "    if log.exists() and len(log.read_text().splitlines()) == 2 and not stuck.exists():\n"
+        "        stuck.touch()\n        time.sleep(600)\n    return 0.0\n"
+    )
+    parts = f"[{{name: number}}, {{name: '{tmp_path}/rewards.py:nothing', weight: 0}}]"
+    overrides = [*SMALL, *ROUNDS, f"task.reward.parts={parts}", "task.reward.timeout_seconds=600"]
+    overrides += [f"output_dir={output}", "checkpoint.grace_seconds=30", "checkpoint.resume=auto"]
+    process = start("train", *overrides)
+    while not stuck.exists():
+        assert process.poll() is None, process.stdout.read()[-3000:]
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said = process.stdout.read()
+    assert process.wait(30) == 143
+    assert "stopping with a checkpoint, and without the rest of this round" in said
+    assert "stopped at step 4 of 12; continue with checkpoint.resume=true" in said
+    resumed = grpo("train", *overrides)
+    assert resumed.returncode == 0 and "resuming from step-00000004" in resumed.stdout, resumed.stderr[-3000:]
+    assert stream(output) == stream(finished[0])
+    assert facts(output) == facts(finished[0])
+    evaluated, undisturbed = (rows(run / "evaluations.jsonl") for run in (output, finished[0]))
+    assert [row["step"] for row in evaluated] == [0, 12]
+    for before, after in zip(evaluated, undisturbed, strict=True):
+        assert [row["completion"] for row in before["per_problem"]] == [
+            row["completion"] for row in after["per_problem"]
+        ]
 
 
 def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stage_but_not_under_the_third(tmp_path):

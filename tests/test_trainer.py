@@ -76,7 +76,7 @@ if __name__ == "__main__":
     Trainer(*words, "rollout.engine=transformers", f"output_dir={sys.argv[2]}/third").train()
     print("learners", sum(type(thing).__name__ == "DeepSpeedEngine" for thing in gc.get_objects()))
     names = [thread.name for thread in threading.enumerate()]
-    print("threads", [name for name in names if name == "grading" or "_end_at_the_next" in name])
+    print("threads", [name for name in names if name == "grading" or "_end_after_the_last" in name])
 """
 
 

@@ -32,6 +32,11 @@ class GradingFailedElsewhere(GradingFailed, EndedElsewhere):
     """This error ends a rank in silence, because another rank could not grade its answers and says why."""
 
 
+class Interrupted(Exception):
+    """This ends sampling and grading, because the run has to save at once. All ranks raise it together. Nothing has
+    been learned of what was sampled, and a resumed run samples it again."""
+
+
 NOBODY_LEFT = (
     "no vLLM server is left: see logs/ in the run's folder, and continue from its newest checkpoint with "
     "checkpoint.resume=true"

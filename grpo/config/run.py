@@ -123,6 +123,10 @@ class CheckpointConfig:
     # error when there is none. auto continues where there is a checkpoint and else begins, and a run that is finished
     # ends at once. A scheduler that restarts jobs needs that.
     resume: bool | str = False
+    # A request to stop leaves this many seconds, such as 30 for a pod or 120 for a spot machine. The run then saves
+    # after its present optimizer step, and gives up the rest of the round. 0: it finishes the round first, unless it is
+    # asked twice.
+    grace_seconds: float = 0.0
     # True writes the trained model as a Hugging Face directory at the end.
     export: bool = True
     # A model is written every so many rounds into output_dir/models/step-N, or the adapter alone with LoRA. All of them

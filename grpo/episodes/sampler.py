@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from grpo.config import LimitsConfig, SamplingConfig
-from grpo.config.errors import SamplerLost, UserError
+from grpo.config.errors import Interrupted, SamplerLost, UserError
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Answer, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.recorder import Place, Recorder, common_opening
@@ -85,9 +85,13 @@ class EpisodeSampler(CheckedSampler):
     def _generated_by_servers(self, draw: Draw, on_group: OnGroup | None) -> list[RolloutGroup]:
         turns = Turns()
         playing = self._start(self._groups(draw, self._ask_servers, turns.put, on_group), turns.close)
-        while turns.take(wait=True) is not None:
-            pass
-        lost = playing.exception() if isinstance(playing.exception(), SamplerLost) else None
+        try:
+            while turns.take(wait=True) is not None:
+                pass
+            lost = playing.exception() if isinstance(playing.exception(), SamplerLost) else None
+        except Interrupted as interrupted:
+            playing.cancel()
+            lost = interrupted
         # All ranks give up together, or none.
         self._sampler.agree(lost)
         return playing.result()

@@ -11,8 +11,10 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+
+from grpo.config.errors import Interrupted
 
 # A process that was asked to stop, and that saved so that it can be resumed, has the first of these exit codes. A shell
 # gives the second to a program that Ctrl-C ended, and the third to one whose output nobody reads any more.
@@ -24,26 +26,40 @@ LOOK_SECONDS = 0.2
 # launcher and torchrun pass theirs on. Signals within this many seconds after the first count as one request.
 TOGETHER_SECONDS = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HURRY = signal.SIGURG
+"""A launcher sends this signal to all processes below it when no time is left to finish a round. It does not disturb
+those that do not know it, since the kernel ignores it by default."""
 
 
 class StopRequest:
     """A stop request counts how often this process is asked to stop from now on, by SIGTERM, SIGHUP or Ctrl-C.
 
     Signals within `TOGETHER_SECONDS` count as one request. They no longer end the process. A SIGHUP that is ignored, as
-    under nohup, stays ignored. With a `message`, the first request prints it and a second one ends the process at once.
+    under nohup, stays ignored. With `messages`, each request prints the next of them, and one after the last ends the
+    process at once. The last message answers a request that is `urgent`, and the signal `HURRY` leads there directly.
     """
 
-    def __init__(self, message: str = ""):
+    def __init__(self, messages: Sequence[str] = ()):
         self.count, self._answered = 0, -math.inf
-        self._message = message
-        self._first_request, self._ended = threading.Event(), False
+        self._messages = messages
+        self._ended = False
         self._handle(self._request)
-        if message:
-            threading.Thread(target=self._end_at_the_next, daemon=True).start()
+        if messages:
+            signal.signal(HURRY, self._request)
+            # The C library writes a signal's number here, also while the main thread hangs in native code.
+            self._numbers, self._number_end = os.pipe()
+            os.set_blocking(self._number_end, False)
+            self._wakeup_before = signal.set_wakeup_fd(self._number_end, warn_on_full_buffer=False)
+            threading.Thread(target=self._end_after_the_last, daemon=True).start()
 
     def __call__(self) -> bool:
         """Tells whether there was a signal."""
         return self.count > 0
+
+    @property
+    def urgent(self) -> bool:
+        """Tells whether there is no time left to finish a round."""
+        return 0 < len(self._messages) <= self.count
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds` for a request. Returns whether there was one."""
@@ -53,35 +69,48 @@ class StopRequest:
         return self()
 
     def end(self) -> None:
-        """Ends the thread that waits for a second request."""
+        """Ends the thread that waits for a request after the last. Called in the main thread."""
         self._ended = True
-        self._first_request.set()
+        if self._messages:
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.write(self._number_end, b"\0")
 
     def _request(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        if now < self._answered + TOGETHER_SECONDS:
+        count = self._counted(self.count, number, now, self._answered)
+        if count == self.count:
             return
-        if self.count and self._message:
+        if self._messages and count > len(self._messages):
             # The thread that leaves this to the C library is late, or frozen because the process is ending.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._answered = now
-        self.count += 1
+        self._answered, self.count = now, count
         if number == signal.SIGHUP:
             _leave_terminal()
-        if self._message:
+        if self._messages:
             # The reader of stderr may have got the signal too and be gone, and the run may be printing right now.
             with suppress(OSError, RuntimeError):
-                print(self._message, file=sys.stderr)
-            self._first_request.set()
+                print(self._messages[count - 1], file=sys.stderr)
 
-    def _end_at_the_next(self) -> None:
-        """Makes the next signal after the first request end the process.
+    def _counted(self, count: int, number: int, now: float, answered: float) -> int:
+        """Returns the number of requests after a signal that comes `now`, where there were `count` before it and the
+        last of them was `answered`."""
+        if number == HURRY:
+            return max(count, len(self._messages))
+        return count + (now >= answered + TOGETHER_SECONDS)
+
+    def _end_after_the_last(self) -> None:
+        """Makes the next signal after the last message end the process.
 
         The C library does this, because Python's handlers never run while the main thread hangs in native code, and
         only the main thread may ask Python for it.
         """
-        self._first_request.wait()
+        count, answered = 0, -math.inf
+        while count < len(self._messages) and not self._ended:
+            for number in filter(None, os.read(self._numbers, 64)):
+                now = time.monotonic()
+                if number in (*SIGNALS, HURRY) and (more := self._counted(count, number, now, answered)) > count:
+                    count, answered = more, now
         if not self._ended:
             time.sleep(TOGETHER_SECONDS)
         for number in SIGNALS:
@@ -93,6 +122,13 @@ class StopRequest:
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
+
+
+def leave_if_urgent() -> None:
+    """Raises `Interrupted` where this process is to save at once. Sampling and grading call it now and then."""
+    handler = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(handler, StopRequest) and handler.urgent:
+        raise Interrupted
 
 
 def _leave_terminal() -> None:
@@ -108,12 +144,13 @@ def _leave_terminal() -> None:
 def handled_as_before() -> Iterator[None]:
     """Restores the earlier handlers of SIGTERM and Ctrl-C, for example a notebook's, when the context ends. The stop
     request that has taken their place ends."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, HURRY)}
     try:
         yield
     finally:
+        owners = {getattr(signal.getsignal(number), "__self__", None) for number in before}
         for number, handler in before.items():
-            owner = getattr(signal.getsignal(number), "__self__", None)
             signal.signal(number, handler)
+        for owner in owners:
             if isinstance(owner, StopRequest):
                 owner.end()

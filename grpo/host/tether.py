@@ -4,7 +4,8 @@
 
 The starter holds this program's standard input open as a pipe. The pipe's first line is a JSON object of further
 environment variables, which keeps secrets off the command line. A later line "stop" sends SIGTERM to the command. A
-line "kill" sends SIGKILL to the command and to all processes below it.
+line "hurry" sends SIGURG to it and to all processes below it: no time is left to finish a round. A line "kill" sends
+SIGKILL to all of them.
 
 The pipe ends when the starter ends, even by kill -9. This program then sends the command SIGTERM and, after
 GRACE_SECONDS, SIGKILL. It does the same after SILENT_SECONDS without a line (0 means never), because a machine that
@@ -43,7 +44,7 @@ from io import RawIOBase
 
 import psutil
 
-STOP, KILL = b"stop\n", b"kill\n"
+STOP, HURRY, KILL = b"stop\n", b"hurry\n", b"kill\n"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IDLE_SECONDS = 10.0
 # The command and all that it starts find the inner process's id in this variable.
@@ -160,6 +161,8 @@ def _obey(starter: Starter, child: subprocess.Popen, grace: float) -> None:
     while order := starter.order():
         if order == STOP:
             child.terminate()
+        elif order == HURRY:
+            _signal(_started(), signal.SIGURG)
         elif order == KILL:
             _kill(_started())
     child.terminate()
@@ -201,9 +204,13 @@ def _started() -> list[psutil.Process]:
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
+    _signal(processes, signal.SIGKILL)
+
+
+def _signal(processes: Sequence[psutil.Process], number: int) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            process.kill()
+            process.send_signal(number)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """This module lets machines meet that all started the same command, and lets the first one lead them.
 
 Machine 0 listens until every other machine has come with its number, and then tells all of them all addresses. Each
-connection stays open for the run: the first machine orders `stop` or `kill` by it, and learns the exit code of the
-other machine's part. Both sides send an empty line now and then. If a connection ends or is silent, the part ends, as
-`grpo.host.tether` ends a part whose launcher is gone.
+connection stays open for the run: the first machine orders `stop`, `hurry` or `kill` by it, and learns the exit code of
+the other machine's part. Both sides send an empty line now and then. If a connection ends or is silent, the part ends,
+as `grpo.host.tether` ends a part whose launcher is gone.
 
 Lines that come from another machine are numbers, names and addresses only. A stranger who reaches the port can disturb
 a run, as by torchrun's own port, but cannot make a machine run other words than its own.
@@ -32,13 +32,13 @@ from grpo.launch.machines import Machine
 from grpo.launch.membership import Place
 from grpo.launch.seats import Seat
 from grpo.launch.shells import BEAT_SECONDS, SILENT_SECONDS, RunningSeat
-from grpo.launch.supervise import POLL_SECONDS
+from grpo.launch.supervise import POLL_SECONDS, ask
 
 MEETING_SECONDS = 1800.0
 """Machines wait this long for each other, since some of them may have to fetch an image first."""
 GREETING_SECONDS, AGAIN_SECONDS = 10.0, 1.0
 LONGEST_LINE = 1 << 20
-STOP, KILL = "stop", "kill"
+STOP, HURRY, KILL = "stop", "hurry", "kill"
 LOST = 255
 """This is the exit code of a part whose machine is lost, as it is ssh's."""
 
@@ -246,6 +246,10 @@ class FarSeat:
         """Asks the seat to save and end."""
         self._line.send(STOP)
 
+    def hurry(self) -> None:
+        """Asks the seat to save without the rest of its round."""
+        self._line.send(HURRY)
+
     def kill(self) -> None:
         """Ends the seat at once."""
         self._line.send(KILL)
@@ -285,14 +289,13 @@ def follow(seat: RunningSeat, line: Line, stop: StopRequest) -> int:
 
     A request to stop that comes here stops the part too. Learners then agree to stop, and all of them save.
     """
-    orders, asked, is_closed = Orders(line), False, False
+    orders, num_asked, is_closed = Orders(line), 0, False
+    requests = {"": 0, STOP: 1, HURRY: 2, KILL: 3}
     while (code := seat.poll()) is None:
         order = orders.next(POLL_SECONDS)
-        if order == KILL or stop.count > 1:
-            seat.kill()
-        elif (order == STOP or stop() or unread()) and not asked:
-            asked = True
-            seat.ask_to_stop()
+        if (asked := max(requests.get(order, 0), stop.count, int(unread()))) > num_asked:
+            num_asked = asked
+            ask(seat, num_asked)
         if orders.over.is_set() and not is_closed:
             is_closed = True
             seat.close()

@@ -65,7 +65,7 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
         for index, (machine, port) in enumerate(zip(serving, ports, strict=True))
     ]
     # After a request to stop, a learner still finishes its round and saves a checkpoint.
-    grace = config.rollout.deadline_seconds + config.learner.deadline_seconds
+    grace = config.checkpoint.grace_seconds or config.rollout.deadline_seconds + config.learner.deadline_seconds
     for index, machine in enumerate(learning):
         ranks = [
             *(sys.executable, "-m", "grpo.launch.torchrun", f"--nproc-per-node={hardware.ranks_per_node}"),

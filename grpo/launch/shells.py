@@ -22,7 +22,7 @@ from grpo.host.disk import open_own
 from grpo.host.imports import safe_path
 from grpo.host.ports import ReservedPort, reserve_ports
 from grpo.host.terminal import say
-from grpo.host.tether import KILL, STOP
+from grpo.host.tether import HURRY, KILL, STOP
 from grpo.launch.machines import Machine
 from grpo.launch.seats import SERVER_PORTS, Seat
 
@@ -78,6 +78,10 @@ class RunningSeat:
     def ask_to_stop(self) -> None:
         """Asks the seat to save and end."""
         self._order(STOP)
+
+    def hurry(self) -> None:
+        """Asks the seat to save without the rest of its round."""
+        self._order(HURRY)
 
     def kill(self) -> None:
         """Ends the seat at once."""

@@ -28,6 +28,8 @@ class Part(Protocol):
 
     def ask_to_stop(self) -> None: ...
 
+    def hurry(self) -> None: ...
+
     def kill(self) -> None: ...
 
     def close(self) -> None: ...
@@ -40,8 +42,9 @@ def wait(running: Sequence[Part], stop: StopRequest) -> int:
 
     When a learner fails, the others are killed, since they would wait for it. When the last server ends, all learners
     are asked to stop, since they would wait for a server. So are the others when one learner has stopped and saved,
-    because someone asked one of its processes. A first request to `stop` is passed on to the learners; a
-    second one kills them. At the end a message repeats what ended the run, or which learner could not save.
+    because someone asked one of its processes. A first request to `stop` is passed on to the learners, a second one
+    hurries them, and a third one kills them. At the end a message repeats what ended the run, or which learner could
+    not save.
     """
     learners = [part for part in running if part.seat.role == LEARNER]
     servers = [part for part in running if part.seat.role != LEARNER]
@@ -52,7 +55,7 @@ def wait(running: Sequence[Part], stop: StopRequest) -> int:
         if (requests := max(stop.count, int(unread()))) > num_requests:
             num_requests = requests
             for learner in learners:
-                learner.ask_to_stop() if num_requests == 1 else learner.kill()
+                ask(learner, num_requests)
         for server in [server for server in servers if codes[server] is not None]:
             servers.remove(server)
             _tell(server)
@@ -75,11 +78,16 @@ def wait(running: Sequence[Part], stop: StopRequest) -> int:
                 _tell(last_server)
                 return codes[last_server] or 1
             unsaved_learners = [learner for learner in learners if codes[learner] not in (0, EXIT_STOPPED)]
-            if num_requests == 1 and unsaved_learners:
+            if num_requests in (1, 2) and unsaved_learners:
                 _tell(unsaved_learners[0])
                 return codes[unsaved_learners[0]]
             return EXIT_STOPPED if num_requests else 0
         time.sleep(POLL_SECONDS)
+
+
+def ask(part: Part, number: int) -> None:
+    """Passes on a request to stop by its number, from 1 on: to save, to save before the round's end, to end at once."""
+    (part.ask_to_stop, part.hurry, part.kill)[min(number, 3) - 1]()
 
 
 def _tell(ended: Part) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo.config import UserError
-from grpo.config.errors import Diverged, SamplerLost
+from grpo.config.errors import Diverged, Interrupted, SamplerLost
 from grpo.interfaces import AskableSampler, Bucket, Draw, OnGroup, Pending, Sampler
 from grpo.types import Completion, Prompt, RolloutGroup
 
@@ -92,7 +92,7 @@ class WrappedSampler:
     def ask(self, draw: Draw) -> Sequence[Pending]:
         return self._sampler.ask(draw)
 
-    def agree(self, lost: SamplerLost | None) -> None:
+    def agree(self, lost: SamplerLost | Interrupted | None) -> None:
         self._sampler.agree(lost)
 
     def begin_refresh(self) -> str:

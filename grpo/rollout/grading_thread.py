@@ -11,15 +11,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Self
+from typing import Self, TypeVar
 
-from grpo.config.errors import GradingFailed, GradingFailedElsewhere, UserError
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere, Interrupted, UserError
+from grpo.host.signals import LOOK_SECONDS, leave_if_urgent
 from grpo.host.together import fail_together
 from grpo.interfaces import Collective, Draw, Sampler, Task
 from grpo.types import RolloutGroup, ScoredGroup
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,15 @@ class GradingThread:
         return futures
 
     def results(self, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
-        """Waits for the graded groups and returns them. Raises what grading raised."""
-        return [group.result().scored for group in graded]
+        """Waits for the graded groups and returns them. Raises what grading raised, and `Interrupted`."""
+        return [result_in_time(group).scored for group in graded]
+
+
+def result_in_time(future: Future[Result]) -> Result:
+    """Waits for a future's result. Raises `Interrupted` where the run has to save at once."""
+    while wait([future], LOOK_SECONDS).not_done:
+        leave_if_urgent()
+    return future.result()
 
 
 def _grade_queued(task: Task, groups: Queued, thread_seconds: Callable[[], Mapping[str, float]]) -> None:
@@ -139,31 +149,44 @@ def sampled_and_graded(
     the completions of the first turn too, since a reward may compare the completions of a group.
 
     If the thread has a collective, all its ranks call this together. All then raise `GradingFailed` if grading has
-    raised `UserError` on any of them.
+    raised `UserError` on any of them, and `Interrupted` if any of them has to save at once.
     """
+    return _results_of_all_ranks(grading, lambda: _begun(sampler, grading, draw, whole))
+
+
+def _begun(
+    sampler: Sampler, grading: GradingThread, draw: Draw, whole: Callable[[int, RolloutGroup], RolloutGroup]
+) -> list[Future[Graded]]:
+    """Samples, and returns the futures of the graded groups in the order of their prompts."""
     if grading.together:
         sampled = sampler.generate(draw)
         groups = [whole(place, group) for place, group in enumerate(sampled)]
-        return _results_of_all_ranks(grading, grading.grade_all(groups) if groups else [])
+        return grading.grade_all(groups) if groups else []
     futures: dict[int, Future[Graded]] = {}
 
     def begin(place: int, group: RolloutGroup) -> None:
         futures[place] = grading.grade(whole(place, group))
 
     groups = sampler.generate(draw, begin)
-    return _results_of_all_ranks(grading, [futures[place] for place in range(len(groups))])
+    return [futures[place] for place in range(len(groups))]
 
 
-def _results_of_all_ranks(grading: GradingThread, graded: Sequence[Future[Graded]]) -> list[ScoredGroup]:
+def _results_of_all_ranks(grading: GradingThread, begun: Callable[[], Sequence[Future[Graded]]]) -> list[ScoredGroup]:
     """Returns this rank's graded groups, once all ranks have theirs. Waiting for other ranks does not count as
     grading."""
     if grading.collective is None:
-        return grading.results(graded)
-    failure, scored_groups = None, []
+        return grading.results(begun())
+    interrupted, failure, scored_groups = False, None, []
     try:
-        scored_groups = grading.results(graded)
-    except UserError as error:
-        failure = GradingFailed(str(error))
-        failure.__cause__ = error
+        graded = begun()
+        try:
+            scored_groups = grading.results(graded)
+        except UserError as error:
+            failure = GradingFailed(str(error))
+            failure.__cause__ = error
+    except Interrupted:
+        interrupted = True
+    if grading.collective.maximum(interrupted):
+        raise Interrupted
     fail_together(grading.collective, failure, GradingFailedElsewhere)
     return scored_groups

@@ -23,10 +23,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from grpo.config.errors import NOBODY_LEFT, GradingFailed, GradingFailedElsewhere, SamplerLost, UserError
+from grpo.config.errors import NOBODY_LEFT, GradingFailed, GradingFailedElsewhere, Interrupted, SamplerLost, UserError
 from grpo.host.together import fail_together
 from grpo.interfaces import AskableSampler, Collective, Collector, Draw, Pending, Sampler, Task
-from grpo.rollout.grading_thread import Graded, GradingThread, sampled_and_graded
+from grpo.rollout.grading_thread import Graded, GradingThread, result_in_time, sampled_and_graded
 from grpo.types import Collected, Prompt, RoundPlan, ScoredGroup
 
 
@@ -146,6 +146,8 @@ class AheadSource:
                 requests[index] = self._ask([request.prompt])[0]
         results = [_scored(request) for request in requests]
         # All ranks give up together, or none.
+        if self._collective.maximum(any(isinstance(result, Interrupted) for result in results)):
+            raise Interrupted
         if self._collective.maximum(any(isinstance(result, SamplerLost) for result in results)):
             raise SamplerLost(NOBODY_LEFT)
         failure = next((result for result in results if isinstance(result, GradingFailed)), None)
@@ -234,12 +236,12 @@ def _pass_on(request: _Request, graded: Future[Graded]) -> None:
         request.scored.set_result(graded.result().scored)
 
 
-def _scored(request: _Request) -> ScoredGroup | SamplerLost | GradingFailed:
-    """Waits for the graded group and returns it, or the error when no server is left that could answer, and when
-    grading has failed."""
+def _scored(request: _Request) -> ScoredGroup | SamplerLost | GradingFailed | Interrupted:
+    """Waits for the graded group and returns it, or the error when no server is left that could answer, when grading
+    has failed, and when the run has to save at once."""
     try:
-        return request.scored.result()
-    except (SamplerLost, GradingFailed) as error:
+        return result_in_time(request.scored)
+    except (SamplerLost, GradingFailed, Interrupted) as error:
         return error
 
 

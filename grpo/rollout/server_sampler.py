@@ -7,15 +7,16 @@ Every learner rank has all servers sample its own prompts. `fleet` knows the ser
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from grpo.config import SamplingConfig
-from grpo.config.errors import NOBODY_LEFT, SamplerLost, UserError
+from grpo.config.errors import NOBODY_LEFT, Interrupted, SamplerLost, UserError
 from grpo.config.parts import SamplerSettings
+from grpo.host.signals import LOOK_SECONDS, leave_if_urgent
 from grpo.interfaces import Bucket, Collective, Draw, OnGroup
 from grpo.models.files import ModelFiles
 from grpo.rollout.dispatch import Answers, Dispatcher
@@ -51,23 +52,30 @@ class PendingGroup:
 
 def wait_for(
     pending_groups: Sequence[PendingGroup], on_group: OnGroup | None = None
-) -> tuple[list[RolloutGroup], SamplerLost | None]:
-    """Waits for all groups. Returns the groups that came, and the error if some did not because no server is left.
+) -> tuple[list[RolloutGroup], SamplerLost | Interrupted | None]:
+    """Waits for all groups. Returns the groups that came, and the error if some did not because no server is left, or
+    because the run has to save at once.
 
     `on_group` is called with each group's place and the group, as soon as the group is complete.
     """
     places = {pending.answers: place for place, pending in enumerate(pending_groups)}
     groups: dict[int, RolloutGroup] = {}
-    last_error = None
-    for answers in as_completed(places):
-        place = places[answers]
+    last_error: SamplerLost | Interrupted | None = None
+    waiting = set(places)
+    while waiting and not isinstance(last_error, Interrupted):
+        done, waiting = wait(waiting, LOOK_SECONDS, FIRST_COMPLETED)
+        for place in (places[answers] for answers in done):
+            try:
+                groups[place] = pending_groups[place].result()
+            except SamplerLost as error:
+                last_error = error
+                continue
+            if on_group:
+                on_group(place, groups[place])
         try:
-            groups[place] = pending_groups[place].result()
-        except SamplerLost as error:
+            leave_if_urgent()
+        except Interrupted as error:
             last_error = error
-            continue
-        if on_group:
-            on_group(place, groups[place])
     return [groups[place] for place in sorted(groups)], last_error
 
 
@@ -105,10 +113,11 @@ class ServerSampler:
         self.agree(error)
         return groups
 
-    def agree(self, lost: SamplerLost | None) -> None:
+    def agree(self, lost: SamplerLost | Interrupted | None) -> None:
         # All ranks give up together, or none.
-        if self._drawing.maximum(lost is not None):
-            raise lost or SamplerLost(NOBODY_LEFT)
+        reason = self._drawing.maximum(0 if lost is None else 1 + isinstance(lost, Interrupted))
+        if reason:
+            raise Interrupted if reason > 1 else lost or SamplerLost(NOBODY_LEFT)
         self._fleet.restart_lost()
 
     def ask(self, draw: Draw) -> list[PendingGroup]:

@@ -18,6 +18,7 @@ from transformers import (
 
 from grpo.config import SamplingConfig, UserError
 from grpo.config.parts import SamplerSettings
+from grpo.host.signals import leave_if_urgent
 from grpo.interfaces import Bucket, Draw, OnGroup
 from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import sample_seed
@@ -47,6 +48,7 @@ class SeededSampling(LogitsProcessor):
         self.logprobs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        leave_if_urgent()
         logprobs = torch.log_softmax(scores.float() / (self._temperature or 1.0), dim=-1)
         noisy = logprobs
         if self._temperature:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from grpo.config import SamplingConfig
+from grpo.host.signals import LOOK_SECONDS, leave_if_urgent
 from grpo.types import Completion, Prompt
 
 
@@ -48,10 +49,15 @@ class Turns:
 
     def take(self, wait: bool) -> list[Turn] | None:
         """Returns the turns that have come and that somebody still waits for, or None once the queue is closed and
-        empty. With `wait` it waits until there is something."""
+        empty. With `wait` it waits until there is something, or raises `Interrupted` where the run has to save at once.
+        """
         turns: list[Turn] = []
         while not self._closed and (not self._queue.empty() or (wait and not turns)):
-            item = self._queue.get()
+            try:
+                item = self._queue.get(timeout=LOOK_SECONDS)
+            except Empty:
+                leave_if_urgent()
+                continue
             if item is None:
                 self._closed = True
             elif isinstance(item, Turn):

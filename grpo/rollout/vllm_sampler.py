@@ -28,9 +28,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, UserError
+from grpo.config.errors import Interrupted
 from grpo.config.parts import SamplerSettings
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
+from grpo.host.signals import leave_if_urgent
 from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective, Draw, OnGroup
 from grpo.models.files import ModelFiles
@@ -68,6 +70,7 @@ class VllmSampler:
         spread = settings.rollout.tensor_parallel
         self._settings = settings
         self._pool = partial(pooled, collective, spread)
+        self._alone = spread == 1
         self._first_of_engine = spread == 1 or collective.rank % spread == 0
         self._tokenizer, self._stop_token_ids = files.tokenizer, files.stop_token_ids
         self._on_gpu = device.type == "cuda"
@@ -114,6 +117,7 @@ class VllmSampler:
 
         def advance() -> None:
             """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
+            self._leave_if_urgent()
             for index in self._advance(engine, outputs) & places.keys():
                 prompt, samples = pooled_prompts[index]
                 sample_outputs = [outputs.get(f"{index}/{sample}") for sample in samples]
@@ -149,9 +153,21 @@ class VllmSampler:
             for turn in new_turns or ():
                 under_way[name := f"turn-{next(number)}"] = turn
                 self._submit(name, turn.sample, turn.prompt, turn.sampling)
+            self._leave_if_urgent()
             for output in engine.step() if under_way else ():
                 if output.finished:
                     under_way.pop(output.request_id).completion.set_result(self._completion(output.outputs[0]))
+
+    def _leave_if_urgent(self) -> None:
+        """Drops all requests and raises `Interrupted` where the run has to save at once. Ranks that share an engine
+        take its steps together, so they finish."""
+        if self._alone:
+            try:
+                leave_if_urgent()
+            except Interrupted:
+                engine = self._llm.llm_engine
+                engine.abort_request(list(engine.output_processor.request_states), internal=True)
+                raise
 
     @staticmethod
     def _advance(engine, outputs: dict[str, object]) -> set[int]:

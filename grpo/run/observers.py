@@ -43,10 +43,16 @@ class Evaluator:
         self.results: dict[int, Mapping[str, Any]] = {result["step"]: result for result in earlier}
 
     def after_round(self, finished: FinishedRound) -> None:
-        progress = finished.progress
-        due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
-        if due or self._is_over(progress, finished.verdict):
+        if self._is_due(finished.progress) or self._is_over(finished.progress, finished.verdict):
+            self.at(finished.progress.step)
+
+    def make_up(self, progress: Progress) -> None:
+        """Runs the evaluation before the first round, and one that was due when the run stopped."""
+        if progress.round_index == 0 or self._is_due(progress):
             self.at(progress.step)
+
+    def _is_due(self, progress: Progress) -> bool:
+        return bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
 
     def at(self, step: int) -> Mapping[str, Any] | None:
         """Returns the evaluation of step `step`, and runs it first if there is none yet.
@@ -104,6 +110,17 @@ class Watch:
                 self._reported_findings.add((finding.name, finding.severity))
                 line = f"{finding.severity}: {finding.name}: {finding.evidence} ⇒ {finding.remedy}"
                 self._tell(f"step {step}: {line}")
+
+
+class InOrder:
+    """This observer calls several others, one after another."""
+
+    def __init__(self, observers: Iterable[Observer]):
+        self._observers = tuple(observers)
+
+    def after_round(self, finished: FinishedRound) -> None:
+        for observer in self._observers:
+            observer.after_round(finished)
 
 
 class Together:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo.config import TrainConfig
-from grpo.config.errors import Diverged, GradingFailed, SamplerLost, UserError
+from grpo.config.errors import Diverged, GradingFailed, Interrupted, SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.config.parts import LearnerSettings
 from grpo.dynamics.scheduler import may_go_back
@@ -35,7 +35,7 @@ from grpo.run.assembly import assemble, sampler_in_turn
 from grpo.run.clocks import Clocks, TimedSampler, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
-from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
+from grpo.run.observers import Checkpointer, Evaluator, InOrder, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
@@ -62,7 +62,8 @@ from grpo.telemetry.profiler import ProfiledRounds
 from grpo.telemetry.trackers import Trackers
 from grpo.types import MachineConstants, Progress, Verdict
 
-STOPPING = "stopping after this round, with a checkpoint; again after some seconds to stop at once"
+STOPPING = "stopping after this round, with a checkpoint; again after some seconds to stop before the round's end"
+HURRYING = "stopping with a checkpoint, and without the rest of this round; again after some seconds to stop at once"
 
 
 def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: MachineConstants | None = None) -> int:
@@ -135,7 +136,9 @@ class Session:
         self._store = checkpoint_store(config, self._collective)
         self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
         self._writer = ModelWriter(config, learner.policy, files.tokenizer, self._parts)
-        self._stop = StopRequest(STOPPING)
+        # A machine that is soon taken away leaves no time for the round.
+        self._stop = StopRequest([HURRYING] if config.checkpoint.grace_seconds else [STOPPING, HURRYING])
+        self._interrupted = False
 
     def run(self, observers: Sequence[Observer] = ()) -> int:
         """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
@@ -149,7 +152,7 @@ class Session:
         reason = verdict.reason if verdict.stop else ""
         if self._first and reason:
             print(f"step {progress.step}: {reason}")
-        if not self._is_over(progress, verdict):
+        if self._interrupted or not self._is_over(progress, verdict):
             if self._first:
                 write_ending(self._output, Ending(INTERRUPTED, progress.step))
                 message = way_on(self._output, progress.step, self._config.num_steps)
@@ -179,20 +182,23 @@ class Session:
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
         export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
+        own_observers = [evaluator, checkpointer, exporter, self._watch(files)]
         # Completions are on disk before the checkpoint from which a resumed run goes on: it does not sample them again.
-        completions = self._completion_files(progress.step)
-        own_observers = [*completions, evaluator, checkpointer, exporter, self._watch(files)]
-        loop = Loop(parts, progress, verdict, recorder, [*own_observers, *observers])
+        recorders = InOrder([recorder, *self._completion_files(progress.step)])
+        loop = Loop(parts, progress, verdict, recorders, [*own_observers, *observers])
         try:
-            if not config.checkpoint.resume:
-                evaluator.at(progress.step)
-                if may_go_back(config):
-                    checkpointer.save(progress, verdict)
+            evaluator.make_up(progress)
+            if may_go_back(config) and not config.checkpoint.resume:
+                checkpointer.save(progress, verdict)
             if files:
                 files.display.begin()
-            loop.run(config.num_steps, lambda: self._stop() or unread())
+            loop.run(config.num_steps, lambda: self._stop() or unread(), lambda: self._stop.urgent)
             if self._is_over(loop.progress, loop.verdict):
                 evaluator.at(loop.progress.step)
+            checkpointer.save(loop.progress, loop.verdict)
+        except Interrupted:
+            # Since the last round only completions were sampled, which a resumed run samples again.
+            self._interrupted = True
             checkpointer.save(loop.progress, loop.verdict)
         except UserError as error:
             # A learner in the middle of a round is not saved: a resumed run samples that round again.

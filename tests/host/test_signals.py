@@ -14,47 +14,80 @@ import os, signal, time
 from grpo.host import signals
 signals.TOGETHER_SECONDS = {together}
 if {frozen}:
-    signals.StopRequest._end_at_the_next = lambda self: None
-stop = signals.StopRequest({message!r})
+    signals.StopRequest._end_after_the_last = lambda self: None
+stop = signals.StopRequest({messages!r})
 for seconds in {pauses}:
-    time.sleep(seconds)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print(stop(), stop.count, flush=True)
+    time.sleep(abs(seconds))
+    os.kill(os.getpid(), signal.SIGTERM if seconds >= 0 else signal.SIGURG)
+    print(stop(), stop.count, stop.urgent, flush=True)
 """
 
 
-def stopped(message, pauses, together=0.3, frozen=False):
+def stopped(messages, pauses, together=0.3, frozen=False):
     """Returns how a process ended that was signalled after each of these `pauses`, what it printed, and its errors.
 
-    `frozen` keeps the thread that prepares for the second request from running, as in a process that is ending.
+    A pause below 0 ends with the signal of a launcher that has no time. `frozen` keeps the thread that prepares for the
+    request after the last from running, as in a process that is ending.
     """
-    code = COUNTING.format(message=message, pauses=pauses, together=together, frozen=frozen)
+    code = COUNTING.format(messages=messages, pauses=pauses, together=together, frozen=frozen)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
 
 def test_requests_are_counted_and_end_nothing():
-    assert stopped("", [0, 0.5]) == (0, ["True 1", "True 2"], "")
+    assert stopped((), [0, 0.5, -0.1]) == (0, ["True 1 False", "True 2 False", "True 2 False"], "")
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_with_a_message_the_first_is_answered_and_the_second_ends_the_process(frozen):
-    code, printed, said = stopped("stopping after this round", [0, *[0.2] * 100], frozen=frozen)
-    assert (code, printed[0]) == (-signal.SIGTERM, "True 1")
-    assert said == "stopping after this round\n"
+def test_each_message_answers_a_request_the_last_is_urgent_and_the_next_ends_the_process(frozen):
+    code, printed, said = stopped(["after this round", "before its end"], [0, *[0.2] * 100], frozen=frozen)
+    assert (code, printed[0]) == (-signal.SIGTERM, "True 1 False")
+    assert [*dict.fromkeys(printed)] == ["True 1 False", "True 2 True"]
+    assert said == "after this round\nbefore its end\n"
+
+
+def test_a_launcher_without_time_makes_the_first_request_urgent_and_ends_nothing():
+    assert stopped(["after this round", "before its end"], [-0.1, -0.5, -0.5]) == (
+        0,
+        ["True 2 True"] * 3,
+        "before its end\n",
+    )
+
+
+HANGING = """
+import ctypes, os, signal, threading, time
+from grpo.host import signals
+signals.TOGETHER_SECONDS = 0.1
+stop = signals.StopRequest(["first", "second"])
+
+def ask():
+    while True:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=ask, daemon=True).start()
+lock = ctypes.create_string_buffer(64)
+ctypes.CDLL(None).pthread_mutex_lock(lock)
+ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+
+
+def test_requests_end_a_process_whose_main_thread_hangs_in_native_code():
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, ""), "no handler of Python's has run"
 
 
 def test_signals_that_come_together_are_one_request():
     """Slurm and systemd signal every process of a run, and then the launcher and torchrun pass their signals on."""
-    assert stopped("", [0, 0, 0], together=60) == (0, ["True 1"] * 3, "")
-    assert stopped("stopping", [0, 0, 0], together=60) == (0, ["True 1"] * 3, "stopping\n")
+    assert stopped((), [0, 0, 0], together=60) == (0, ["True 1 False"] * 3, "")
+    assert stopped(["stopping", "now"], [0, 0, 0], together=60) == (0, ["True 1 False"] * 3, "stopping\n")
 
 
 HUNG_UP = """
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN if {ignored} else signal.SIG_DFL)
 from grpo.host.signals import StopRequest
-stop = StopRequest("stopping")
+stop = StopRequest(["stopping"])
 own, terminal = os.openpty()
 kept = os.dup(1)
 os.dup2(terminal, 1)
@@ -79,7 +112,7 @@ def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(ignored, count):
 def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
     before, threads = [signal.getsignal(number) for number in SIGNALS], set(threading.enumerate())
     with pytest.raises(ValueError, match="the run failed"), handled_as_before():
-        StopRequest("stopping")
+        StopRequest(["stopping"])
         (waiting,) = set(threading.enumerate()) - threads
         assert [signal.getsignal(number) for number in SIGNALS] != before
         raise ValueError("the run failed")
@@ -91,7 +124,7 @@ def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
 ANSWERED_TO_NOBODY = """
 import os, signal
 from grpo.host.signals import StopRequest
-stop = StopRequest("stopping")
+stop = StopRequest(["stopping"])
 reader, writer = os.pipe()
 os.close(reader)
 os.dup2(writer, 2)

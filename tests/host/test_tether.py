@@ -64,6 +64,19 @@ def test_with_the_command_goes_what_it_started_elsewhere(order):
     assert process.stdout.read() in (b"", b"here\n")
 
 
+def test_an_order_to_hurry_reaches_what_knows_it_and_disturbs_nothing_else():
+    know = "import signal; signal.signal(signal.SIGURG, lambda *_: print('hurried', flush=True))\n" + WAIT
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-uc', {know!r}], start_new_session=True)\n"
+    process = tethered(start + WAIT)
+    assert [process.stdout.readline() for _ in range(2)] == [b"here\n"] * 2
+    process.stdin.write(b"hurry\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"hurried\n"
+    process.stdin.write(b"kill\n")
+    process.stdin.flush()
+    assert process.wait(20) == 128 + signal.SIGKILL
+
+
 def test_an_order_to_kill_does_not_wait():
     process = tethered(DEAF, grace=600)
     assert process.stdout.readline() == b"here\n"

@@ -101,6 +101,10 @@ def test_the_first_of_two_nodes_learns_and_the_second_serves():
     assert seat_table(compose_config(words), [learner, server]) == [("a", "8 learner ranks"), ("b", "2 vLLM servers")]
 
 
+def test_parts_get_the_time_that_the_machines_leave():
+    assert {seat.grace_seconds for seat in seats([*TWO, "checkpoint.grace_seconds=90"])} == {20.0, 90.0}
+
+
 def test_ranks_over_several_nodes_meet_on_the_first():
     words = [*TWO[:1], "hardware=node", "hardware.learner_nodes=3", "hardware.hosts=[a,b,c]", "hardware.shell=ssh"]
     learners = seats(words)

@@ -91,8 +91,9 @@ def test_the_first_machine_orders_the_others_and_learns_how_their_parts_have_end
     seat = FarSeat(Seat("learner", 1, Machine("b", "10.0.0.2"), (), 5.0), line, tmp_path / "log")
     orders = Orders(far)
     seat.ask_to_stop()
+    seat.hurry()
     seat.kill()
-    assert [orders.next(9), orders.next(9), orders.next(0.01)] == ["stop", "kill", ""]
+    assert [orders.next(9) for _ in range(3)] + [orders.next(0.01)] == ["stop", "hurry", "kill", ""]
     assert seat.poll() is None and not orders.over.is_set()
     far.send("3")
     assert seat.wait() == 3 == seat.poll()

@@ -25,6 +25,9 @@ class Part:
     def ask_to_stop(self):
         self.orders.append("stop")
 
+    def hurry(self):
+        self.orders.append("hurry")
+
     def kill(self):
         self.orders.append("kill")
 
@@ -57,6 +60,15 @@ def test_a_learner_that_fails_ends_the_others(waited):
     other = Part("learner", None)
     assert waited(Part("learner", None, 3), other) == 3
     assert other.orders == ["kill"]
+
+
+def test_a_first_request_stops_the_learners_a_second_hurries_them_and_a_third_ends_them(waited):
+    class Asked:
+        count = property(lambda self: min(len(learner.orders) + 1, 3))
+
+    learner = Part("learner", None, None, None, None, 137)
+    assert supervise.wait([learner], Asked()) == 143
+    assert learner.orders == ["stop", "hurry", "kill"]
 
 
 STOP = Path(__file__).resolve().parents[2] / "launch" / "stop.sh"

@@ -1,5 +1,6 @@
 """Grading goes on beside sampling."""
 
+import os
 import threading
 import time
 from contextlib import nullcontext
@@ -7,7 +8,8 @@ from contextlib import nullcontext
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.config.errors import GradingFailed, GradingFailedElsewhere
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere, Interrupted
+from grpo.host.signals import HURRY, StopRequest, handled_as_before
 from grpo.interfaces import Draw
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run import evaluating
@@ -173,6 +175,36 @@ def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():
     healthy, failing = on_ranks(2, raised)
     assert healthy == (GradingFailedElsewhere, "rank 1 failed: the function is broken")
     assert failing == (GradingFailed, "the function is broken")
+
+
+class HurriedSampler(ScriptedSampler):
+    def generate(self, draw, on_group=None):
+        raise Interrupted
+
+
+def test_when_one_rank_has_to_save_at_once_all_ranks_leave_sampling_and_grading_together():
+    def raised(collective):
+        task = ScriptedTask([(1, 0)] * 4, collective.rank, 2)
+        sampler = (HurriedSampler if collective.rank == 1 else ScriptedSampler)()
+        with GradingThread(task, collective=collective) as grading, pytest.raises(Interrupted):
+            sampled_and_graded(sampler, grading, Draw(task.next_prompts(2), 2))
+        return "left"
+
+    assert on_ranks(2, raised) == ["left"] * 2
+
+
+def test_nobody_waits_for_grades_where_the_run_has_to_save_at_once():
+    class Hanging(ScriptedTask):
+        def grade(self, groups):
+            hang.wait(SECONDS)
+
+    hang, task = threading.Event(), Hanging([(1, 0)] * 2)
+    with handled_as_before(), GradingThread(task, collective=SingleRank()) as grading:
+        StopRequest(["hurry"])
+        os.kill(os.getpid(), HURRY)
+        with pytest.raises(Interrupted):
+            sampled_and_graded(ScriptedSampler(), grading, Draw(task.next_prompts(2), 2))
+        hang.set()
 
 
 class HeldOut(Noting):

@@ -1,5 +1,6 @@
 """These tests sample ahead: which prompts are asked when, in which order groups come, how stale they may be."""
 
+import os
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from grpo.config import RefillConfig, UserError
-from grpo.config.errors import GradingFailed, GradingFailedElsewhere, SamplerLost
+from grpo.config.errors import GradingFailed, GradingFailedElsewhere, Interrupted, SamplerLost
+from grpo.host.signals import HURRY, StopRequest, handled_as_before
 from grpo.rollout.collect import PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadSource
@@ -225,6 +227,17 @@ def test_the_run_ends_with_a_line_when_no_server_is_left():
         pending.set_exception(SamplerLost("all are gone"))
     with pytest.raises(SamplerLost, match="no vLLM server is left"):
         run.source.take(2)
+
+
+def test_groups_under_way_are_left_where_the_run_has_to_save_at_once():
+    run = Run(max_staleness=1)
+    run.sampler.quick = False
+    with handled_as_before():
+        StopRequest(["hurry"])
+        run.source.begin(PLAN, 100)
+        os.kill(os.getpid(), HURRY)
+        with pytest.raises(Interrupted):
+            run.source.take(2)
 
 
 def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():

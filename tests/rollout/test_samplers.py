@@ -9,7 +9,9 @@ import torch
 from benchmarks.small_models import tiny_tokenizer
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
+from grpo.config.errors import Interrupted
 from grpo.config.parts import LearnerSettings, SamplerSettings
+from grpo.host.signals import HURRY, StopRequest, handled_as_before
 from grpo.interfaces import Draw
 from grpo.run.clocks import Wrapped
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
@@ -91,6 +93,17 @@ def largest_mismatch(learner, groups):
         for group, per_group in zip(groups, learner.logprobs(groups), strict=True)
         for completion, logprobs in zip(group.completions, per_group, strict=True)
     )
+
+
+def test_a_sampler_leaves_its_completions_where_the_run_has_to_save_at_once_and_can_sample_again(sampler):
+    draw = Draw(prompts(2), 2)
+    before = sampler.generate(draw)
+    with handled_as_before():
+        StopRequest(["hurry"])
+        os.kill(os.getpid(), HURRY)
+        with pytest.raises(Interrupted):
+            sampler.generate(draw)
+    assert sampler.generate(draw) == before
 
 
 def test_the_engines_cache_has_the_configured_size(vllm_sampler):

@@ -1,8 +1,11 @@
 """These tests let servers fail while they are given weights. The servers are stand-ins that receive what is sent."""
 
 import asyncio
+import os
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -11,14 +14,16 @@ from aiohttp import web
 
 from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import Interrupted, SamplerLost
 from grpo.config.parts import SamplerSettings
 from grpo.host.network import free_port
+from grpo.host.signals import HURRY, StopRequest, handled_as_before
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
-from grpo.rollout.server_sampler import ServerSampler
+from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
-from tests.fakes import SingleRank
+from tests.fakes import SingleRank, on_ranks
 from tests.learner.models import files_of, tiny_llama
 
 BUCKETS = [[("a", torch.arange(4.0))], [("b", torch.ones(2, 3))]]
@@ -299,3 +304,29 @@ def test_a_server_that_ends_while_it_is_started_again_is_started_once_more(model
         refresh(sampler, 4)
         assert process.restarts == 2
         sampler.close()
+
+
+def test_ranks_leave_their_servers_together_where_one_of_them_has_to_save_at_once():
+    def raised(lost):
+        def agreed(collective):
+            sampler = object.__new__(ServerSampler)
+            sampler._drawing, sampler._fleet = collective, SimpleNamespace(restart_lost=lambda: None)
+            try:
+                sampler.agree(lost[collective.rank])
+            except Exception as error:
+                return type(error)
+
+        return on_ranks(2, agreed)
+
+    assert raised([None, Interrupted()]) == raised([SamplerLost(), Interrupted()]) == [Interrupted] * 2
+    assert raised([None, SamplerLost()]) == [SamplerLost] * 2
+    assert raised([None, None]) == [None] * 2
+
+
+def test_a_completion_that_a_server_still_writes_is_left_where_the_run_has_to_save_at_once():
+    pending = PendingGroup(None, Future(), dict)
+    with handled_as_before():
+        StopRequest(["hurry"])
+        os.kill(os.getpid(), HURRY)
+        groups, error = wait_for([pending])
+    assert (groups, type(error)) == ([], Interrupted)

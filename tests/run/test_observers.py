@@ -202,6 +202,18 @@ def test_the_last_checkpoint_has_the_score_of_its_policy(tmp_path):
     assert len(reported) == 1 and re.match(rf"step 2: a checkpoint takes \d+ KiB in {tmp_path};", reported[0])
 
 
+@pytest.mark.parametrize(
+    ("round_index", "every", "steps"), [(0, 0, [0]), (4, 0, []), (4, 2, [8]), (5, 2, []), (6, 2, [])]
+)
+def test_an_evaluation_that_a_stop_has_left_out_is_made_up(round_index, every, steps):
+    recorded, earlier = [], [{"step": 12, "pass@1": {"value": 0.5}}]
+    config = EvaluationConfig(num_problems=4, every_rounds=every)
+    progress = Progress(round_index, 2 * round_index, 0, RoundPlan(8, 2, 8), None)
+    evaluator = Evaluator(config, lambda: {"step": progress.step, "pass@1": {"value": 0.5}}, recorded.append, earlier)
+    evaluator.make_up(progress)
+    assert [result["step"] for result in recorded] == steps
+
+
 def test_an_evaluation_that_could_not_be_graded_is_reported_and_neither_kept_nor_the_best(tmp_path):
     ungraded = {"problems": 4, "ungraded": 4}
     first, best = {"pass@1": {"value": 0.25}}, {"pass@1": {"value": 0.5}}
