@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from grpo.config import TrainConfig
 from grpo.host.terminal import Terminal
-from grpo.insight.pages.trial import SAME, trial_table
+from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
+from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.tasks.rewards import odd_judge
 from grpo.tasks.trial import tells_apart, trial
 
@@ -12,13 +13,17 @@ NUM_PROBLEMS = 4
 
 
 def run(config: TrainConfig) -> int:
-    """Grades a right, a wrong and an empty answer to some problems, and prints their rewards.
+    """Grades a right, a wrong and an empty answer to some problems, and prints their rewards. Episodes are played with
+    these answers, and the first conversation is printed.
 
     Returns 0, or 1 where right answers are not rewarded more than wrong ones.
     """
-    scored = trial(config.task, config.rollout.sampling.max_tokens, NUM_PROBLEMS)
+    with ScriptedEpisodes(config.task) as play:
+        scored = trial(config.task, config.rollout.sampling.max_tokens, NUM_PROBLEMS, play=play)
     console = Terminal()
     console.print(trial_table(scored))
+    for text in trial_episodes(scored):
+        console.print(text, soft_wrap=True)
     for odd in {odd_judge(of_set.reward, of_set.answer_name) for of_set in config.task.all_sets.values()} - {""}:
         console.print(odd, style="yellow", soft_wrap=True)
     if tells_apart(scored):

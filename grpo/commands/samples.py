@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -14,6 +13,7 @@ from grpo.commands.words import count, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
+from grpo.insight.pages.conversation import as_text, conversation, ending
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.json_lines import Row
 
@@ -117,25 +117,8 @@ def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> N
         facts += [row["outcome"]] if row["outcome"] != "graded" else []
         facts += ["cut off"] if row.get("truncated") else []
         console.print(Text(f"\n{' · '.join(facts)}", style=style), soft_wrap=True)
-        if row.get("messages"):
-            _show_conversation(console, row)
+        if spoken := conversation(row):
+            console.print(as_text(spoken, ending(row)), soft_wrap=True)
         else:
             console.print(Text(row["completion"] or "(empty)"), soft_wrap=True)
     console.print()
-
-
-def _show_conversation(console: Terminal, row: Row) -> None:
-    """Prints an episode as a conversation. The model wrote the assistant's messages, and read the others, which are
-    dim."""
-    for message in json.loads(row["messages"]):
-        own = message["role"] == "assistant"
-        calls = [f"→ {call['function']['name']}({_arguments(call)})" for call in message.get("tool_calls") or ()]
-        text = "\n".join([*filter(None, [str(message.get("content") or "")]), *calls]) or "(empty)"
-        name = message.get("name") or message["role"]
-        console.print(Text(f"{name}: ", style="bold" if own else "dim").append(Text(text)), soft_wrap=True)
-    if row.get("error") or row.get("ended"):
-        console.print(Text(f"ended: {row['error'] or 'at the limit of ' + row['ended']}", style="yellow"))
-
-
-def _arguments(call: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in dict(call["function"]["arguments"]).items())

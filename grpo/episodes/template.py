@@ -113,7 +113,7 @@ class ChatTemplate:
         """Returns the response template by which messages are read: the tokenizer's own, or `HERMES` if the chat
         template writes calls in that form. It is None where a message is its text."""
         if self._reads is None and tools:
-            written = self._text([{"role": "user", "content": "."}, _made_up_call(tools[0])], tools, False)
+            written = self._text([{"role": "user", "content": "."}, made_up_call(tools[0])], tools, False)
             if re.search(r"<tool_call>\s*\{\"name\"", written):
                 self._reads = HERMES
         return self._reads
@@ -130,7 +130,7 @@ class ChatTemplate:
         messages, kept = [asked], "" if self._keeps_thoughts(tools) else "thoughts"
         turns: list[tuple[dict[str, Any], list[Message]]] = []
         if tools:
-            call = _made_up_call(tools[0])
+            call = made_up_call(tools[0])
             answer = {"role": "tool", "name": tools[0]["function"]["name"], "content": "five"}
             turns.append((call, [answer | {"tool_call_id": call["tool_calls"][0]["id"]}]))
         turns += [({"role": "assistant", "content": "It is 5."}, [question])]
@@ -229,7 +229,7 @@ def _is_call(call: Any) -> bool:
     )
 
 
-def _made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
+def made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message that calls a tool with made-up arguments of the right types."""
     kinds = {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}
     properties = tool["function"].get("parameters", {}).get("properties", {})

@@ -10,6 +10,7 @@ session       one training run, from the start of its engines to its report
 resume        the checkpoint that a run continues from, or another run's that it begins with
 parts, assembly     builds task and sampler; puts all parts together for the loop: pipeline, turns on a device, returns
 padding       how prompts are batched where transformers samples them
+scripted_episodes   episodes in which the model's turns are made up, to try them
 measured_model      a model that is only sampled from, for `grpo eval` and `grpo solve-rates`
 
 Around the loop's parts:

@@ -19,12 +19,13 @@ from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal, say
-from grpo.insight.pages.trial import SAME, trial_table
+from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.learner.loading import longest_length, proven_layout
 from grpo.models.files import ModelFiles
 from grpo.run import preflight
 from grpo.run.model_folder import model_files
 from grpo.run.parts import load_suite, load_task, tried_episodes
+from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.run.tables import print_price, print_tables
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.problem_selection import question_hash, split
@@ -128,7 +129,8 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         print_price(config, ready.files, machine)
     with load_task(config, ready.files.tokenizer, loaded=ready.task) as task:
         [prompt] = task.next_prompts(1)
-    scored = trial(config.task, config.rollout.sampling.max_tokens, 1, ready.task.problems)
+    with ScriptedEpisodes(config.task) as play:
+        scored = trial(config.task, config.rollout.sampling.max_tokens, 1, ready.task.problems, play)
     if first:
         console = Terminal()
         text = ready.files.tokenizer.decode(prompt.token_ids)
@@ -136,6 +138,8 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         for opening in ready.openings.values():
             console.print(f"Its episode opens with the tools:\n{opening}\n", soft_wrap=True)
         console.print(trial_table(scored))
+        for text in trial_episodes(scored):
+            console.print(text, soft_wrap=True)
         if not tells_apart(scored):
             console.print(SAME, soft_wrap=True)
     return 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompt_stream import PromptStream
+from grpo.tasks.rewards import of_episode
 from grpo.tasks.task import VerifiableTask, build_gradings, usable_problems
 from grpo.tasks.unit_tests import known_program
-from grpo.types import Completion, Problem, Prompt, RolloutGroup, ScoredGroup
+from grpo.types import Completion, EpisodeFacts, Problem, Prompt, RolloutGroup, ScoredGroup
+
+Play = Callable[[str, Problem, str], EpisodeFacts | None]
+"""Such a function plays an episode of a set's problem in which the model answers with a text."""
 
 # How `task.reward.extract` wants an answer to be written.
 FORMS = {
@@ -30,8 +34,16 @@ MADE_UP = "42"
 """This answer stands for a wrong one where no other problem has one."""
 
 
+def no_episode(set_name: str, problem: Problem, text: str) -> EpisodeFacts | None:
+    return None
+
+
 def trial(
-    config: TaskConfig, max_tokens: int, count: int, problems: Mapping[str, Sequence[Problem]] | None = None
+    config: TaskConfig,
+    max_tokens: int,
+    count: int,
+    problems: Mapping[str, Sequence[Problem]] | None = None,
+    play: Play = no_episode,
 ) -> list[ScoredGroup]:
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
     one, and none. A problem without an answer gets two: some answer, and none. Where programs are judged, the answers
@@ -40,6 +52,7 @@ def trial(
     Where the reward has a function of the user's own, answers are written in the first form in which right ones earn
     more. The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
     `max_tokens` is the limit of a completion. `problems` are the problems of each set, if they are loaded already.
+    `play` plays episodes in which these answers are given.
     Needs no model. Raises `UserError` for data that cannot be loaded, and for a reward that cannot be built or always
     fails.
     """
@@ -57,7 +70,8 @@ def trial(
                 if "code" in reward.weights and (right := known_program(problem.metadata)):
                     others = (known_program(other.metadata) for other in of_set if other is not problem)
                     form, answers = PROGRAM, (right, next(filter(None, others), "pass"))
-                groups.append(_group(problem, [*(form % answer for answer in answers), NOTHING]))
+                texts = [*(form % answer for answer in answers), NOTHING]
+                groups.append(_group(problem, texts, [play(name, problem, text) for text in texts]))
         return groups
 
     own = any(":" in name for reward in config.rewards for name in reward.weights)
@@ -71,13 +85,20 @@ def trial(
 
 
 def tells_apart(scored: Sequence[ScoredGroup]) -> bool:
-    """Returns whether the right answers of a trial, if it has any, have a higher mean reward than the wrong ones."""
-    answered = [group.rewards for group in scored if len(group.rewards) == len(("right", "wrong", "none"))]
+    """Returns whether the right answers of a trial, if it has any, have a higher mean reward than the wrong ones.
+
+    Rewards that episodes return may depend on more than the last message, so nothing follows from them.
+    """
+    judged = [group for group in scored if not all(map(of_episode, group.grades[0].parts))]
+    answered = [group.rewards for group in judged if len(group.rewards) == len(("right", "wrong", "none"))]
     return not answered or sum(rewards[0] for rewards in answered) > sum(rewards[1] for rewards in answered)
 
 
-def _group(problem: Problem, texts: Sequence[str]) -> RolloutGroup:
-    completions = tuple(Completion((0,), (0.0,), text, truncated=False) for text in texts)
+def _group(problem: Problem, texts: Sequence[str], episodes: Sequence[EpisodeFacts | None]) -> RolloutGroup:
+    completions = tuple(
+        Completion((0,), (0.0,), text, truncated=False, episode=episode)
+        for text, episode in zip(texts, episodes, strict=True)
+    )
     return RolloutGroup(Prompt(problem, (0,)), completions, 0, 0)
 
 

@@ -59,6 +59,18 @@ def test_programs_are_tried_with_the_solutions_of_the_rows(tmp_path):
     assert [list(group.rewards) for group in scored] == [[1.0, 0.0, 0.0]] * 2
 
 
+def test_an_episode_is_played_with_made_up_turns(words, capsys):
+    episode = ["task.episode=tests.episodes.acts:Counter", "task.reward.parts=[{name: episode}]"]
+    assert main(["check-reward", *words, *episode]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" episode 3 ") == 12
+    assert printed.splitlines()[-4:] == [
+        r"Think step by step, then give the final answer within \boxed{}. It stands at 0.",
+        *("assistant: → count(step=3)", "count: It stands at 3."),
+        r"assistant: The answer is \boxed{1}.",
+    ]
+
+
 def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
     (tmp_path / "own.py").write_text("def f(completion, answer, metadata): return 1 / 0")
     reward = [f"task.reward.parts=[{{name: '{tmp_path}/own.py:f'}}]"]

@@ -12,6 +12,7 @@ from grpo.config.run import TrainConfig
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import run_config
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table
+from grpo.insight.pages.page import Block, Kind, Page, write_html
 from grpo.insight.pages.run_facts import about, run_facts
 from grpo.insight.pages.run_page import run_tables, settings, shown_groups, write_report
 from grpo.insight.pages.summary import comparable, summary_rows
@@ -272,6 +273,37 @@ def test_a_group_that_could_not_be_graded_is_shown_as_such():
     [group] = shown_groups([row(2, "a@0", False, outcome="raised")])
     assert (group["score"], group["rows"][0]["graded"]) == ("not graded", False)
     assert group["rows"][0]["facts"] == "2 tokens · raised in grading"
+
+
+CALL = {"function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
+EPISODE = [
+    {"role": "user", "content": "3 + 4 ="},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "name": "add", "content": "7\x1b[2J"},
+    {"role": "assistant", "content": "7"},
+]
+
+
+def test_an_episode_is_shown_as_a_conversation(tmp_path):
+    facts = {"messages": json.dumps(EPISODE), "turns": 2, "calls": 1, "ended": "turns", "error": ""}
+    [group] = shown_groups([row(2, "a@0", True, **facts)])
+    [shown] = group["rows"]
+    assert shown["facts"] == "reward 1 · 2 tokens · 2 turns, 1 calls · at the limit of turns"
+    assert shown["conversation"] == [
+        ("user", "3 + 4 =", True),
+        ("assistant", "→ add(a=3, b=4)", False),
+        ("add", "7\\x1b[2J", True),
+        ("assistant", "7", False),
+    ]
+    page = Page("Run", "x", ["It learned."], "good", [Block(Kind.COMPLETIONS, [group], "Completions")])
+    write_html(page, tmp_path / "report.html")
+    assert '<div class="said read"><b>add</b><pre>7\\x1b[2J</pre></div>' in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("messages", ["", "{", "[1]", "[[]]", '{"role": "user"}', '[{"content": "x"}]'])
+def test_a_conversation_that_is_damaged_is_shown_by_its_last_turn(messages):
+    [group] = shown_groups([row(2, "a@0", True, messages=messages)])
+    assert (group["rows"][0]["conversation"], group["rows"][0]["text"]) == ([], "7")
 
 
 def test_long_completions_lose_their_middle_and_control_characters_their_power():

@@ -18,6 +18,7 @@ whatif        `grpo dynamics whatif`
 Other commands:
 solve_rates   `grpo solve-rates`
 trial         the table of `grpo check-reward`
+conversation  an episode as a conversation
 
 Shared by all pages:
 page          what a page is; the terminal, HTML, Markdown and pictures show it

@@ -6,7 +6,7 @@ A page is computed once. A web page is a single HTML file that needs no other fi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum, auto
@@ -232,10 +232,15 @@ def _markdown(page: Page, picture: str) -> Iterator[str]:
         elif block.kind == Kind.COMPLETIONS:
             for group in block.content:
                 yield f"### {' '.join(group['question'].split())}"
-                yield from (f"{row['facts']}:\n\n{_indented(row['text'])}" for row in group["rows"])
+                yield from (f"{row['facts']}:\n\n{_indented(_said(row))}" for row in group["rows"])
         elif block.kind in (Kind.LINES, Kind.COMMAND):
             yield from map(sentence if block.kind == Kind.LINES else _indented, block.content)
         yield from (sentence(block.nothing),) if not block.content else ()
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    """Returns a completion as text, and an episode as its conversation."""
+    return "\n".join(f"{said.name}: {said.text}" for said in row.get("conversation", ())) or row["text"]
 
 
 def _indented(text: str) -> str:

@@ -21,6 +21,7 @@ from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_evaluations, read_log, run_config
 from grpo.insight.logs.run_log import RunLog
+from grpo.insight.pages.conversation import Said, conversation, ending
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table, unfinished
 from grpo.insight.pages.curves import Curves, panels_of
 from grpo.insight.pages.dynamics import analysed, dynamics_page
@@ -40,6 +41,9 @@ TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run h
 ABOUT_GROUPS = (
     "These are whole groups of the last rounds: all completions of one prompt, some of each kind. grpo samples shows "
     "more of them."
+)
+ABOUT_EPISODES = (
+    " Shaded messages were written by tools or the environment. The model read them, and nothing is learned from them."
 )
 ABOUT_SETTINGS = "These settings differ from the defaults. config.json holds all of them."
 NO_COMPLETIONS = "The run kept no completions."
@@ -98,7 +102,7 @@ def run_page(
             Block(Kind.CHARTS, small_panels, "Numbers of training", " ".join(small_notes), layout=SMALL),
             *resumptions_table(resumptions),
             *run_tables(metrics),
-            Block(Kind.COMPLETIONS, groups, "Completions", ABOUT_GROUPS if groups else "", nothing=NO_COMPLETIONS),
+            Block(Kind.COMPLETIONS, groups, "Completions", _about(groups), nothing=NO_COMPLETIONS),
             Block(Kind.TABLE, run_facts(output, config), "How it was run", only=PAGE),
             Block(Kind.TABLE, settings(config), "Settings", ABOUT_SETTINGS, PAGE),
         ],
@@ -118,6 +122,11 @@ def settings(config: Row) -> list[tuple[str, str]]:
         if value != defaults.get(re.sub(r"^task\.sets\.[^.]+", "task", name))
     ]
     return [("key", "value"), *rows]
+
+
+def _about(groups: Sequence[Mapping[str, Any]]) -> str:
+    episodes = any(row["conversation"] for group in groups for row in group["rows"])
+    return (ABOUT_GROUPS + (ABOUT_EPISODES if episodes else "")) if groups else ""
 
 
 def shown_groups(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -154,17 +163,23 @@ def _group(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": [
             {
                 **{"graded": is_graded(row), "judged": not unjudged, "correct": row["correct"]},
-                **{"facts": _facts(row), "text": clean(_cut(row["completion"]))},
+                **{"facts": _facts(row), "text": clean(_cut(row["completion"])), "conversation": _conversation(row)},
             }
             for row in shown_rows
         ],
     }
 
 
+def _conversation(row: Row) -> list[Said]:
+    return [Said(clean(name), clean(_cut(text)), read) for name, text, read in conversation(row)]
+
+
 def _facts(row: Row) -> str:
     facts = [f"reward {row['reward']:g}"] if is_graded(row) else []
     facts += [f"{row['tokens']} tokens"]
     facts += ["cut off at the token limit"] if row.get("truncated") else []
+    facts += [f"{row['turns']} turns, {row['calls']} calls"] if {"turns", "calls"} <= row.keys() else []
+    facts += [ending(row)] if ending(row) else []
     facts += [row["outcome"].replace("_", " ") + " in grading"] if row["outcome"] != "graded" else []
     return " · ".join(facts)
 

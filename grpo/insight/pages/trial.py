@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from rich.table import Table
+from rich.text import Text
 
+from grpo.insight.pages.conversation import as_text, ending, said_in
 from grpo.types import ScoredGroup
 
 SAME = (
@@ -29,6 +32,16 @@ def trial_table(scored_groups: Sequence[ScoredGroup]) -> Table:
             question = ""
         table.add_section()
     return table
+
+
+def trial_episodes(scored_groups: Sequence[ScoredGroup]) -> Iterator[Text]:
+    """Yields the first conversation that was played, and one for each kind of failure."""
+    ends: set[str] = set()
+    for completion in (completion for scored in scored_groups for completion in scored.group.completions):
+        if completion.episode and (not ends or completion.episode.error.partition(":")[0] not in ends | {""}):
+            ends.add(completion.episode.error.partition(":")[0])
+            heading = Text("\nAn episode in which the model's turns are made up:\n", style="bold")
+            yield heading + as_text(said_in(completion.episode.messages), ending(asdict(completion.episode)))
 
 
 def _excerpt(text: str) -> str:

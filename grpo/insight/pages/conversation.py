@@ -1,0 +1,60 @@
+"""This module shows an episode as a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.text import Text
+
+from grpo.config.plain_json import parse_json
+from grpo.telemetry.json_lines import Row
+
+
+class Said(NamedTuple):
+    """This is one message of a conversation. `read` says that the model read it, rather than wrote it."""
+
+    name: str
+    text: str
+    read: bool
+
+
+def conversation(row: Row) -> list[Said]:
+    """Returns the messages of a completion's row. Returns [] for a single turn, and for messages that are damaged."""
+    try:
+        return said_in(parse_json(row.get("messages") or "[]"))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return []
+
+
+def said_in(messages: Sequence[Mapping[str, Any]]) -> list[Said]:
+    return [_said(message) for message in messages]
+
+
+def ending(row: Row) -> str:
+    """Says how an episode ended before its time, or returns ""."""
+    return str(row.get("error") or (f"at the limit of {row['ended']}" if row.get("ended") else ""))
+
+
+def as_text(messages: Sequence[Said], ended: str) -> Text:
+    """Returns a conversation for the terminal. Messages that the model read are dim."""
+    lines = [Text(f"{name}: ", style="dim" if read else "bold").append(Text(text)) for name, text, read in messages]
+    lines += [Text(f"ended: {ended}", style="yellow")] if ended else []
+    return Text("\n").join(lines)
+
+
+def _said(message: Mapping[str, Any]) -> Said:
+    """Makes a call of a tool a line as in a program.
+
+    >>> call = {"function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+    >>> _said({"role": "assistant", "content": "", "tool_calls": [call]})
+    Said(name='assistant', text='→ add(a=2, b=3)', read=False)
+    """
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [str(message.get("content") or ""), *(f"→ {call['name']}({_arguments(call)})" for call in calls)]
+    text = "\n".join(filter(None, lines)) or "(empty)"
+    return Said(str(message.get("name") or message["role"]), text, message["role"] != "assistant")
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in dict(call["arguments"]).items())

@@ -1,0 +1,89 @@
+"""This module plays episodes in which the model's turns are made up, so that they can be tried without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from grpo.config import TaskConfig
+from grpo.episodes.forms import PROGRAM
+from grpo.episodes.processes import Answer, Ended, Failed, Hanging, Link, Processes, Question
+from grpo.episodes.template import made_up_call
+from grpo.tasks.prompt_encoding import filled
+from grpo.types import Completion, EpisodeFacts, Problem
+
+
+class ScriptedEpisodes:
+    """Plays episodes of a task's sets. The model calls its first tool once, with made-up arguments, and then answers.
+
+    Programs are not played. Raises UserError if the code of an episode cannot be imported.
+    """
+
+    def __init__(self, task: TaskConfig):
+        self._sets = {name: of_set for name, of_set in task.all_sets.items() if of_set.episode}
+        self._processes = {name: Processes(of_set.episode, of_set.limits) for name, of_set in self._sets.items()}
+
+    def __call__(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts | None:
+        """Returns the facts of an episode in which the model answers with `text`, or None where nothing is played."""
+        if set_name not in self._sets or self._processes[set_name].kind == PROGRAM:
+            return None
+        return asyncio.run(self._played(set_name, problem, text))
+
+    async def _played(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts:
+        of_set = self._sets[set_name]
+        metadata = dict(problem.metadata)
+        question = {"role": "user", "content": filled(of_set.prompt.template, problem)}
+        messages = problem.messages or (question,)
+        script = Script(text, of_set.limits.turns)
+        async with self._processes[set_name].episode() as link:
+            link.send(
+                {
+                    "problem": asdict(replace(problem, metadata=metadata, messages=messages)),
+                    "row": {**metadata, of_set.answer_name: problem.answer},
+                    **{"seed": 0, "address": ""},
+                }
+            )
+            return await script.played(link, of_set.limits.seconds)
+
+    def __enter__(self) -> ScriptedEpisodes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for processes in self._processes.values():
+            processes.close()
+
+
+class Script:
+    """A script is the made-up side of one conversation."""
+
+    def __init__(self, text: str, most_turns: int):
+        self._text, self._most = text, most_turns
+        self._turns = 0
+        self._messages: Sequence[Any] = ()
+
+    async def played(self, link: Link, seconds: float) -> EpisodeFacts:
+        ended, error = Ended({}, {}), ""
+        try:
+            while isinstance(said := await link.said((), seconds), Question):
+                self._reply(said)
+            ended = said
+        except Failed as failure:
+            error = str(failure)
+        except Hanging:
+            error = f"it took longer than task.limits.seconds={seconds:g}"
+        counts = ended.counts
+        return EpisodeFacts(
+            tuple(self._messages), ended.rewards, self._turns, counts.get("calls", 0), counts.get("failed_calls", 0),
+            error=error, ended="turns" if self._turns > self._most else "",
+        )  # fmt: skip
+
+    def _reply(self, question: Question) -> None:
+        self._turns += 1
+        if self._turns > self._most:
+            return question.reply(None)
+        calls = question.tools and self._turns == 1 < self._most
+        turn = made_up_call(question.tools[0]) if calls else {"role": "assistant", "content": self._text}
+        self._messages = [*question.messages, turn]
+        question.reply(Answer(turn, Completion((), (), self._text, truncated=False), 0))
