@@ -133,6 +133,7 @@ def _run(command: str, words: list[str]) -> int:
             return 0
         return module.run(words, COMMANDS) if command == "completion" else module.run(words)
     from grpo.config.hydra import as_yaml, compose_config
+    from grpo.config.optimizer import with_learning_rate
     from grpo.config.saved import described
     from grpo.config.unread import NOT_TRAINED, RULES, refuse_unread
     from grpo.run.early_checks import check, finished
@@ -154,7 +155,7 @@ def _run(command: str, words: list[str]) -> int:
         if ranks.rank() == 0:
             print(word)
         return 0
-    config = replace(config, model=described(config.model))
+    config = with_learning_rate(replace(config, model=described(config.model)))
     check(command, config)
     if command in ("train", "launch", "eval", "solve-rates"):
         refuse_unread(words, config, RULES if command in ("train", "launch") else NOT_TRAINED)

@@ -26,6 +26,7 @@ from grpo.config import RewardPartConfig, TrainConfig, UserError
 from grpo.config.errors import require
 from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE, refuse_several
 from grpo.config.hydra import compose_config
+from grpo.config.optimizer import with_learning_rate
 from grpo.config.saved import described
 from grpo.config.start import begin_anew
 from grpo.config.unread import refuse_unread
@@ -180,7 +181,7 @@ class Trainer:
     def _checked(self) -> TrainConfig:
         """Returns the configuration with the model that it names. Raises `UserError` for what `grpo train` refuses
         before it imports torch."""
-        config = replace(self.config, model=described(self.config.model))
+        config = with_learning_rate(replace(self.config, model=described(self.config.model)))
         check("train", config)
         refuse_unread(self._words, config)
         return config

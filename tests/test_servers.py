@@ -26,12 +26,12 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """Starts a server of two workers by `grpo serve`. The server outlives the runs that use it. Yields the overrides
-    that name the server."""
+    """Starts a server of two workers by `grpo serve`, with room for adapters. The server outlives the runs that use it.
+    Yields the overrides that name the server."""
     output, port = tmp_path_factory.mktemp("served"), free_ports(1)
     server = ["rollout=vllm_server", "rollout.servers.tensor_parallel=2"]
     os.environ[KEY_VARIABLE] = ONE_THREAD[KEY_VARIABLE] = "a key of the tests"
-    words = [*SMALL, *server, f"rollout.servers.port={port}"]
+    words = [*SMALL, *server, f"rollout.servers.port={port}", "model.lora.rank=4"]
     process = subprocess.Popen(
         command("serve", *words, f"output_dir={output}"), env=ONE_THREAD, stdout=subprocess.PIPE, text=True
     )
@@ -100,7 +100,7 @@ def train_over(channel, folder, *words):
 
 
 def test_servers_draw_what_an_engine_in_process_draws_and_a_flipped_bit_ends_the_run(tmp_path, served):
-    """Both runs train a LoRA. The engine in process gets merged weights; the server gets the base, then adapters."""
+    """Both runs train a LoRA. Engine and server get the base once, then adapters."""
     plain, output = tmp_path / "plain", tmp_path / "servers"
     lora = ["model.lora.rank=4", "learner.learning_rate=3e-3"]
     alone = grpo("train", *SMALL, *QUIET, *lora, "num_steps=3", f"output_dir={plain}")

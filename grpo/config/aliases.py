@@ -227,8 +227,11 @@ INSTEAD = {
     "nothing has dropout here, since learner and sampler would then compute different models": (
         "lora_dropout lora.dropout dropout disable_dropout attention_dropout"
     ),
+    "rank-stabilized LoRA is a larger scale: set model.lora.alpha to its alpha times the square root of the rank": (
+        "use_rslora rslora rs_lora"
+    ),
     "adapters are plain LoRA here: model.lora has rank, alpha and target_modules": (
-        "use_dora use_rslora lora_modules_to_save modules_to_save lora_bias lora_target_parameters lora_task_type"
+        "use_dora lora_modules_to_save modules_to_save lora_bias lora_target_parameters lora_task_type"
     ),
     "the way to compute attention is chosen and proved by the run itself": (
         "attn_implementation flash_attn use_flash_attention_2 flash_attention use_sdpa"

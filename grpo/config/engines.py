@@ -154,6 +154,9 @@ class RolloutConfig:
     tensor_parallel: int = 1
     # The sampler holds its weights in this precision; the learner's are cast to it. auto chooses as learner.precision.
     precision: str = "auto"
+    # False gives LoRA's adapters to the sampler as adapters, beside the model's own weights. True adds them to its
+    # weights, which are rounded without bias, for a model to whose layers vLLM adds no adapters.
+    merge_adapters: bool = False
     # On a CPU the KV cache has this many GiB. On a GPU gpu_memory_fraction decides. A cache that has room for few
     # completions at a time makes sampling slow; the run then says so before its first round.
     kv_cache_gib: float = 1.0
@@ -204,9 +207,9 @@ class LearnerConfig:
     precision: str = "auto"
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
-    # AdamW's learning rate reaches this value after the warm-up, e.g. 1e-6 for a whole model (verl: optim.lr). It is
-    # below 0.5.
-    learning_rate: float = 1.0e-6
+    # AdamW's learning rate reaches this value after the warm-up (verl: optim.lr). It is below 0.5. 0 chooses 1e-6 where
+    # all weights are trained, and 1e-4 for LoRA's adapters, which begin at zero and need larger steps.
+    learning_rate: float = 0.0
     # After the warm-up the learning rate stays (constant), or falls to min_lr_fraction at step num_steps, on a straight
     # line or half a cosine.
     schedule: str = "constant"

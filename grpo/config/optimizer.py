@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
+from grpo.config.run import TrainConfig
 
+# Learning rates that are chosen for a whole model and for adapters, and the one below which adapters hardly learn.
+WHOLE_RATE, ADAPTER_RATE, SLOW_ADAPTER_RATE = 1e-6, 1e-4, 1e-5
 ADAMW = "AdamW"
 # For each optimizer that can be chosen, its class in torch and the settings that it has besides Adam's.
 CLASSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -79,6 +82,14 @@ def chosen_optimizer(learner: LearnerConfig) -> Optimizer:
     if name == "Adam" and settings.pop("adam_w_mode", True):
         name = ADAMW
     return Optimizer(name, settings)
+
+
+def with_learning_rate(config: TrainConfig) -> TrainConfig:
+    """Replaces a learning rate of 0 by the one that suits what is trained. A rate that was set stays."""
+    if config.learner.learning_rate:
+        return config
+    rate = ADAPTER_RATE if config.model.lora.rank else WHOLE_RATE
+    return replace(config, learner=replace(config.learner, learning_rate=rate))
 
 
 def learning_rate_factor(step: float, learner: LearnerConfig, num_steps: float) -> float:

@@ -7,6 +7,7 @@ from typing import Self
 
 from grpo.config.engines import LearnerConfig, ModelConfig, RolloutConfig
 from grpo.config.loss import ObjectiveConfig
+from grpo.config.optimizer import with_learning_rate
 from grpo.config.run import TrainConfig
 
 
@@ -19,6 +20,7 @@ class LearnerSettings:
     bucket_mib            size of the buckets in which weights are sent
     passes, num_steps     passes over the samples of a round, and optimizer steps of the run
     longest_wait_seconds  how long ranks wait for one another at most
+    sends_base            whether a refresh reads weights that are not trained, and not adapters only
     """
 
     model: ModelConfig
@@ -31,12 +33,13 @@ class LearnerSettings:
     num_steps: int
     seed: int
     longest_wait_seconds: float
+    sends_base: bool
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
         return cls(
             model=config.model,
-            learner=config.learner,
+            learner=with_learning_rate(config).learner,
             objective=config.objective,
             temperature=config.rollout.sampling.temperature,
             sent_precision=config.rollout.precision,
@@ -45,6 +48,7 @@ class LearnerSettings:
             num_steps=config.num_steps,
             seed=config.seed,
             longest_wait_seconds=config.longest_wait_seconds,
+            sends_base=not config.keeps_base,
         )
 
 
@@ -56,6 +60,7 @@ class SamplerSettings:
     refresh_seconds   deadline of a refresh
     continuous        whether sampling goes on while weights are replaced
     output_dir        the run's folder, in which servers write their logs
+    keeps_base        whether an engine takes the weights below adapters from the model's files
     """
 
     model: ModelConfig
@@ -65,6 +70,12 @@ class SamplerSettings:
     refresh_seconds: float
     continuous: bool
     output_dir: str
+    keeps_base: bool = False
+
+    @property
+    def adapters(self) -> bool:
+        """Says whether the sampler gets adapters as adapters, beside the model's own weights."""
+        return self.model.lora.rank > 0 and not self.rollout.merge_adapters
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
@@ -76,4 +87,5 @@ class SamplerSettings:
             refresh_seconds=config.weight_sync.deadline_seconds,
             continuous=config.pipeline == "continuous",
             output_dir=config.output_dir,
+            keeps_base=config.keeps_base,
         )

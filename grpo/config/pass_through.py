@@ -42,7 +42,7 @@ ENGINE_ARGS = {
             "sleep_preserve_parameter_names",
             *("data_parallel_size", "pipeline_parallel_size", "served_model_name", "weight_transfer_config"),
             *("enable_scale_out", "disable_uvicorn_access_log", "middleware", "quantization", "load_format"),
-            "enable_lora",
+            *("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules", "lora_dtype"),
         ),
         RUN,
     ),

@@ -13,6 +13,7 @@ from typing import Any
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.leaves import leaves
+from grpo.config.optimizer import with_learning_rate
 from grpo.config.run import TrainConfig
 from grpo.config.task import SourceRewardConfig
 
@@ -121,7 +122,6 @@ POSITIVE = (
     "rollout.servers.request_seconds",
     "learner.adam_epsilon",
     "learner.deadline_seconds",
-    "learner.learning_rate",
     "learner.micro_batch_tokens",
     "learner.logit_chunk_tokens",
     "learner.max_skipped_steps",
@@ -214,7 +214,7 @@ def _check_ranges(config: TrainConfig) -> None:
         )
     exponent = config.normalization.exponent
     require(abs(exponent) <= 10, f"normalization.exponent={exponent:g} must lie between -10 and 10; GRPO's is 1")
-    _check_optimizer(config.learner)
+    _check_optimizer(with_learning_rate(config).learner)
 
 
 def _check_optimizer(learner: LearnerConfig) -> None:

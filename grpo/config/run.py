@@ -188,6 +188,8 @@ class HardwareConfig:
     shell: str = "here"
     # This prove.json, which `grpo prove` has written on such a machine, lets a dry run tell how long the run takes.
     measured: str = ""
+    # A dry run computes for GPUs of this many GiB, e.g. 24. 0 takes the GPU that is here, and 80 where there is none.
+    gpu_memory_gib: float = 0.0
     # A device costs this much an hour, in any currency; a dry run multiplies. 0: no price.
     price_per_hour: float = 0.0
     # Ranks of several machines meet at this port of the first one; servers listen from 100 ports higher on. A run on
@@ -252,6 +254,17 @@ class TrainConfig:
         """Returns how long ranks wait for one another at most: as long as every phase of a round may take together,
         which a phase between two rounds may take too."""
         return sum(part.deadline_seconds for part in (self.rollout, self.learner, self.weight_sync))
+
+    @property
+    def keeps_base(self) -> bool:
+        """Says whether an engine takes the weights below adapters from the model's files, and not from the learner.
+
+        It does where both have one GPU in turn, which need not have room for two models then. In float32 it would hold
+        weights that a learner in bfloat16 has rounded.
+        """
+        adapters = self.model.lora.rank and not self.rollout.merge_adapters
+        rounds = self.learner.precision == "bfloat16" and self.rollout.precision == "float32"
+        return bool(adapters and self.learner.offload_states and not rounds)
 
     @property
     def largest_group(self) -> int:

@@ -31,7 +31,7 @@ from grpo.config.run import TrainConfig
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # An adapter with any of these settings is more than W + B·A·alpha/r on linear layers, which is all that is trained.
 UNTRAINED = (
-    *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"),
+    *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters", "lora_bias"),
     *("layers_to_transform", "exclude_modules", "layer_replication", "trainable_token_indices", "fan_in_fan_out"),
     *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
 )
@@ -224,7 +224,9 @@ def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
         f"{folder} names its target_modules by the pattern {targets!r}: list their names in {ADAPTER_CONFIG}",
     )
     names = targets if isinstance(targets, str) else ",".join(sorted(targets))
-    earlier_lora = LoraConfig(rank=settings["r"], alpha=float(settings["lora_alpha"]), target_modules=names)
+    # A rank-stabilized adapter is scaled by alpha / √rank.
+    stabilized = settings["r"] ** 0.5 if settings.get("use_rslora") else 1.0
+    earlier_lora = LoraConfig(rank=settings["r"], alpha=stabilized * settings["lora_alpha"], target_modules=names)
     lora = _agreed(model.lora, earlier_lora, folder, merge)
     # With `model.start` the base may be given, for example a copy in another folder; else the adapter names it.
     has_base = bool(model.start) and bool(model.path)

@@ -50,12 +50,17 @@ def _tracked(config: TrainConfig) -> bool:
 
 
 RULES = (
-    Rule(_under("model.lora", "alpha target_modules"), lambda c: c.model.lora.rank, "set model.lora.rank, e.g. to 16"),
+    Rule(
+        (*_under("model.lora", "alpha target_modules"), "rollout.merge_adapters"),
+        lambda c: c.model.lora.rank,
+        "set model.lora.rank, e.g. to 16",
+    ),
     Rule(
         ("model.revision",),
         lambda c: c.model.source == "huggingface" and not Path(c.model.path).is_dir(),
         "give a model of the hub, by model=huggingface model.path=OWNER/NAME",
     ),
+    Rule(("hardware.gpu_memory_gib",), lambda c: c.dry_run, "add dry_run=true, whose tables it changes"),
     Rule(("dynamics.adaptive.",), lambda c: c.dynamics.name == "adaptive", "add dynamics=adaptive"),
     Rule(
         ("dynamics.refresh_interval",),

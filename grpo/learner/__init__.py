@@ -20,6 +20,7 @@ flops               the floating-point operations that a model needs
 
 Files that are written and read again:
 weights, export     weights gathered bucket by bucket; a Hugging Face directory
+rounding            adapters merged into coarser weights without bias
 resharding          a checkpoint's shards: written, described, read by other ranks and in another precision
 """
 

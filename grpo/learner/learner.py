@@ -29,7 +29,7 @@ from grpo.learner.reference import AdapterReference, CopyReference, reference_lo
 from grpo.learner.resharding import SHARDS, Layout, load_resharded, only_plain_data, saved_layout, to_the_end
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.step_products import Products, StepProducts
-from grpo.learner.weights import MergeLoss, weight_buckets
+from grpo.learner.weights import weight_buckets
 from grpo.models.files import ModelFiles
 from grpo.types import (
     Batch,
@@ -83,8 +83,6 @@ class DeepSpeedLearner:
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0
         self._skipped_in_a_row = 0
-        # This holds the rounding error of the last time that adapters were merged.
-        self._merge_loss = MergeLoss()
 
     def cost(self, before: int, tokens: int) -> float:
         """Returns the floating-point operations of a run of inputs, see `grpo.learner.flops.FlopCount.of_run`."""
@@ -111,7 +109,7 @@ class DeepSpeedLearner:
     def states(self) -> LearnerStates:
         """Returns this learner's states on its device, which may be offloaded between two calls of other methods."""
         frozen_policies = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
-        return LearnerStates(self.engine, self._device, frozen_policies)
+        return LearnerStates(self.engine, self._device, frozen_policies, self._settings.sends_base)
 
     # --- log-probabilities ---------------------------------------------------------------------
 
@@ -197,8 +195,6 @@ class DeepSpeedLearner:
             # The current policy stood in for that of the round's start, so its steps since then would count as a
             # mismatch between the engines.
             means |= {name: Mean(0.0, 0.0) for name in METRICS if name.startswith(m.MISMATCH)}
-        if self._settings.model.lora.rank:
-            means[m.MERGE_ERROR] = Mean(self._merge_loss.value, 1)
         # From stage 2 on, ranks exchange gradients in every micro-batch.
         in_step = self._settings.learner.zero_stage >= 2
         means[m.IMBALANCE] = imbalance(self.collective.gather(work), in_step)
@@ -242,9 +238,7 @@ class DeepSpeedLearner:
 
     def _buckets(self, form: str, precision: str) -> Iterator[Bucket]:
         bucket_bytes = self._settings.bucket_mib * 2**20
-        if form == MERGED:
-            self._merge_loss = MergeLoss()
-        return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form, self._merge_loss)
+        return weight_buckets(self.policy, bucket_bytes, DTYPES[precision], form)
 
     def save(self, directory: str) -> None:
         """Writes all that `load` reads into a folder, where every rank finds it afterwards. Only a rank that could not

@@ -92,15 +92,25 @@ class LearnerStates:
     While states are away, the engine computes, saves and loads nothing.
     """
 
-    def __init__(self, engine: DeepSpeedEngine, device: torch.device, frozen: Sequence[nn.Module] = ()):
-        """`frozen` are modules that no refresh sends, such as a reference. Every offload takes their weights."""
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        device: torch.device,
+        frozen: Sequence[nn.Module] = (),
+        sends_base: bool = True,
+    ):
+        """`frozen` are modules that no refresh sends, such as a reference. Every offload takes their weights, and
+        without `sends_base` also the policy's weights below adapters."""
         self._engine, self._frozen, self._memory = engine, frozen, MainMemory(device)
+        self._sends_base = sends_base
 
     def offload(self, keep_weights: bool = False) -> None:
-        """Frees the device of all states. With `keep_weights` the policy's weights stay until the next call."""
+        """Frees the device of all states. With `keep_weights` the weights that a refresh sends stay until the next
+        call."""
         self._engine.empty_partition_cache()
-        weights, frozen = list(_weights(self._engine.module)), chain.from_iterable(map(_weights, self._frozen))
-        storages_staying = {tensor.untyped_storage().data_ptr() for tensor in weights if keep_weights}
+        policy, frozen = self._engine.module, chain.from_iterable(map(_weights, self._frozen))
+        weights, sent = list(_weights(policy)), _weights(policy, only_trained=not self._sends_base)
+        storages_staying = {tensor.untyped_storage().data_ptr() for tensor in sent if keep_weights}
         sharded = self._engine.optimizer
         # The engine's optimizer is ZeRO, which holds shards and buffers. It wraps another one, which holds the moments.
         states = chain(weights, frozen, _tensors(vars(sharded)), _tensors(sharded.optimizer.state))
@@ -111,9 +121,11 @@ class LearnerStates:
         self._memory.give_back()
 
 
-def _weights(module: nn.Module) -> Iterator[Tensor]:
+def _weights(module: nn.Module, only_trained: bool = False) -> Iterator[Tensor]:
     """Yields the weights of a module, and under ZeRO-3 this rank's shards of the weights."""
     for parameter in module.parameters():
+        if only_trained and not parameter.requires_grad:
+            continue
         shards = (getattr(parameter, name, None) for name in ("ds_tensor", "ds_secondary_tensor"))
         yield from _tensors([parameter, *shards])
 

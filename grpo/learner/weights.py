@@ -10,7 +10,8 @@ from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 from torch import Tensor, nn
 
 from grpo.learner.policy import Policy, base_model
-from grpo.types.weights import BASE, BASE_SUFFIX, DOWN_SUFFIX, MERGED, UP_SUFFIX
+from grpo.learner.rounding import rounded
+from grpo.types.weights import BASE, DOWN_SUFFIX, MERGED, UP_SUFFIX
 
 ADAPTER = "default"
 """peft's name for the one adapter."""
@@ -23,43 +24,19 @@ def gathered(parameters: list[nn.Parameter], modifier_rank: int | None = None) -
     return GatheredParameters(sharded, modifier_rank=modifier_rank, enabled=bool(sharded))
 
 
-@dataclass(slots=True)
-class MergeLoss:
-    """Measures how much of the adapters' change is lost to rounding when they are merged: ‖merged and rounded − merged‖
-    / ‖change by the adapters‖.
-
-    Small changes vanish between two neighbouring numbers of bfloat16. 0 means that nothing is lost, 1 that all is.
-    """
-
-    # Sums stay on the device until somebody asks for the value.
-    lost: Tensor | float = 0.0
-    change: Tensor | float = 0.0
-
-    def add(self, whole: Tensor, rounded: Tensor, delta: Tensor) -> None:
-        self.lost = self.lost + (whole - rounded).double().square().sum()
-        self.change = self.change + delta.double().square().sum()
-
-    @property
-    def value(self) -> float:
-        lost, change = float(self.lost), float(self.change)
-        return (lost / change) ** 0.5 if change else 0.0
-
-
 def weight_buckets(
-    policy: Policy, bucket_bytes: int, dtype: torch.dtype, form: str = MERGED, loss: MergeLoss | None = None
+    policy: Policy, bucket_bytes: int, dtype: torch.dtype, form: str = MERGED
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yields the model's weights in `form` (see `grpo.types.weights`), a few whole tensors at a time, in `dtype`.
 
-    Unmerged adapters, and the weights that they adapt, keep the learner's own precision for a receiver that merges
-    them. The tensors of a bucket are valid until the next bucket is asked for. Tied weights come once, under their
-    first name. Adapters are merged in float32; `loss` adds up what rounding to `dtype` then takes away.
+    The tensors of a bucket are valid until the next bucket is asked for. Tied weights come once, under their first
+    name. Adapters are merged in float32, and the sum is rounded to `dtype` without bias.
     """
-    weights = list(_weights(policy.language_model, loss or MergeLoss()))
+    weights = list(_weights(policy.language_model))
     if form == MERGED:
         pieces = [(weight.parameters, weight.merged) for weight in weights]
     else:
-        adapted_weights = [weight for weight in weights if weight.layer is not None]
-        pieces = [(weight.adapters, weight.halves) for weight in adapted_weights]
+        pieces = [(weight.adapters, weight.halves) for weight in weights if weight.layer is not None]
         if form == BASE:
             pieces = [([weight.parameter], weight.base) for weight in weights] + pieces
     bucket: list[Piece] = []
@@ -86,7 +63,6 @@ class _Weight:
     name: str
     parameter: nn.Parameter
     layer: nn.Module | None
-    loss: MergeLoss
 
     @property
     def adapters(self) -> list[nn.Parameter]:
@@ -96,28 +72,22 @@ class _Weight:
     def parameters(self) -> list[nn.Parameter]:
         return [self.parameter, *self.adapters]
 
+    def base(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+        return [(self.name, self.parameter.detach().to(dtype))]
+
     def merged(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         if self.layer is None:
-            return [(self.name, self.parameter.detach().to(dtype))]
-        (_, down), (_, up) = self.halves(dtype)
-        delta = up.float() @ down.float()
-        exact_weight = self.parameter.detach().float() + delta
-        rounded_weight = exact_weight.to(dtype)
-        self.loss.add(exact_weight, rounded_weight, delta)
-        return [(self.name, rounded_weight)]
-
-    def base(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-        if self.layer is None:
-            return self.merged(dtype)
-        return [(self.name + BASE_SUFFIX, self.parameter.detach())]
+            return self.base(dtype)
+        (_, down), (_, up) = self.halves(torch.float32)
+        return [(self.name, rounded(self.parameter.detach().float() + up @ down, dtype, self.name))]
 
     def halves(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-        down, up = self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight
-        scaled_up = up.detach() * self.layer.scaling[ADAPTER]
-        return [(self.name + DOWN_SUFFIX, down.detach()), (self.name + UP_SUFFIX, scaled_up)]
+        down, up = self.layer.lora_A[ADAPTER].weight.detach(), self.layer.lora_B[ADAPTER].weight.detach()
+        scaled_up = up.float() * self.layer.scaling[ADAPTER]
+        return [(self.name + DOWN_SUFFIX, down.to(dtype)), (self.name + UP_SUFFIX, scaled_up.to(dtype))]
 
 
-def _weights(language_model: nn.Module, loss: MergeLoss) -> Iterator[_Weight]:
+def _weights(language_model: nn.Module) -> Iterator[_Weight]:
     """Yields all weights, without the adapters' own parameters."""
     model = base_model(language_model)
     adapted_layers = {
@@ -127,7 +97,7 @@ def _weights(language_model: nn.Module, loss: MergeLoss) -> Iterator[_Weight]:
         if "lora_" in name:
             continue
         plain = name.replace(".base_layer", "")
-        yield _Weight(plain, parameter, adapted_layers.get(plain), loss)
+        yield _Weight(plain, parameter, adapted_layers.get(plain))
 
 
 def _materialized(bucket: list[Piece], dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:

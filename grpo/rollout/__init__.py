@@ -4,7 +4,7 @@ Engines in this process:
 vllm_sampler           vLLM's engine in the learner's process
 engine_arguments       its settings, which servers take too; a seed for each completion; the tokens that end one
 known_arguments        names of vLLM's arguments, checked before anything starts
-weight_names           weights under the names that vLLM's loader knows
+weight_names           weights under the names that vLLM's loader knows; the layers that adapters have
 transformers_sampler   sampling where there is no vLLM
 engine_use             how full an engine's cache gets, and where it has room for few completions
 checked_sampler        checks a sampler's completions before they are used

@@ -33,6 +33,8 @@ DIRECT = build_opener(ProxyHandler({}))
 WAIT_SECONDS = 1.0
 # These entries of a model's config.json say nothing of what it computes.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+# What a server has room for beside the model's own weights.
+ROOM = "model.lora."
 VERSION, ENGINE, LENGTH = "the version of grpo", "the version of vLLM", "model.max_length"
 # "auto" stands for different values on different machines.
 BY_MACHINE = ("rollout.precision", "model.head_precision")
@@ -164,6 +166,8 @@ def served(settings: SamplerSettings, model_path: str | Path) -> dict[str, Any]:
     model = {f"{name} of the model": value for name, value in described.items() if name not in UNIMPORTANT}
     # Servers take names with hyphens too, as flags.
     passed_on = {name.replace("-", "_"): value for name, value in settings.rollout.engine_args.items()}
+    lora = settings.model.lora
+    adapters = (("rank", lora.rank), ("target_modules", lora.target_modules))
     return (
         model
         | {
@@ -174,6 +178,7 @@ def served(settings: SamplerSettings, model_path: str | Path) -> dict[str, Any]:
             "rollout.precision": settings.rollout.precision,
             "rollout.servers.tensor_parallel": settings.rollout.servers.tensor_parallel,
         }
+        | ({f"{ROOM}{name}": value for name, value in adapters} if settings.adapters else {})
         | {f"rollout.engine_args.{name}": passed_on[name] for name in sorted({*passed_on} - OWN_TO_A_MACHINE)}
     )
 
@@ -185,6 +190,8 @@ def require_same(url: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
     Another vLLM is no reason (see `remark_on_versions`).
     """
     names = [name for name in dict.fromkeys([*ours, *theirs]) if theirs.get(name) != ours.get(name) and name != ENGINE]
+    # A server with room for adapters also serves a run without any.
+    names = [name for name in names if name in ours or not name.startswith(ROOM)]
     if theirs.get(LENGTH, 0) >= ours[LENGTH]:
         names = [name for name in names if name != LENGTH]
     differences = ", ".join(f"{name} is {theirs.get(name)!r} there and {ours.get(name)!r} here" for name in names[:3])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from importlib import metadata
@@ -19,6 +20,14 @@ from grpo.config.parts import SamplerSettings
 from grpo.models.files import ModelFiles
 
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks for which vLLM (0.32) makes room. Others get the next larger one."""
+NO_ADAPTERS = re.compile(r"does not support LoRA|could not be wrapped by any LoRA layer")
+"""What vLLM says as it starts with a model to whose layers it adds no adapters."""
+MERGE_ADAPTERS = (
+    "vLLM adds no adapters to this model's layers: set rollout.merge_adapters=true, which adds them to its weights, or "
+    "rollout.engine=transformers"
+)
 LATENT_WIDTH = 576
 """The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
 
@@ -94,6 +103,21 @@ def engine_arguments(
         if name.replace("-", "_") in arguments:
             raise UserError(f"rollout.engine_args.{name} is set by the run itself on a CPU: leave it out")
     return arguments | rollout.engine_args
+
+
+def adapter_arguments(rank: int, layers: Sequence[str]) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM` that make room for one adapter of this rank beside layers with these names.
+
+    >>> adapter_arguments(12, ["q_proj"])
+    {'enable_lora': True, 'max_loras': 1, 'max_lora_rank': 16, 'lora_target_modules': ['q_proj']}
+    """
+    room = next((possible for possible in RANKS if possible >= rank), None)
+    require(
+        room is not None,
+        f"model.lora.rank={rank} is above {RANKS[-1]}, the most that vLLM takes: lower it, or set "
+        "rollout.merge_adapters=true",
+    )
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": list(layers)}
 
 
 def colocated_arguments(

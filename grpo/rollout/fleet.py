@@ -61,9 +61,11 @@ class Member:
             await post("/pause?mode=keep", {})
         await self.link.start(post)
 
-    async def finish_refresh(self, post: Post, policy_version: int) -> None:
-        """Ends the refresh. The server's requests go on."""
+    async def finish_refresh(self, post: Post, policy_version: int, adapters: bool) -> None:
+        """Ends the refresh, which has sent `adapters` or none. The server's requests go on."""
         await self.link.finish(post, policy_version)
+        if adapters:
+            await post("/collective_rpc", {"method": "place_adapter"})
         await post("/reset_prefix_cache", {})
         # Another run may have left the server paused.
         await post("/resume", {})
@@ -118,7 +120,7 @@ class Fleet:
         # This is what a server said of weights that its model could not load, until some server has loaded all.
         self._refusal: str | None = ""
         # Requests that are under way at a refresh go on after it, their prefixes computed anew.
-        self._pauses = settings.continuous
+        self._pauses, self._adapters = settings.continuous, settings.adapters
         self._use = ServerUse()
         self._serves = served(settings, files.path)
         self._claims: Claims | None = None
@@ -213,7 +215,7 @@ class Fleet:
         """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
         has ever been able to load the weights."""
         if self._first:
-            self._on_all(partial(Member.finish_refresh, policy_version=policy_version))
+            self._on_all(partial(Member.finish_refresh, policy_version=policy_version, adapters=self._adapters))
         alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
         if refusal and not any(alive):
             raise UserError(

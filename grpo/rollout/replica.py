@@ -21,13 +21,14 @@ from urllib.parse import quote
 
 import aiohttp
 
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.disk import open_own
 from grpo.host.network import watchful
 from grpo.host.ports import ReservedPort
 from grpo.host.signals import StopRequest
 from grpo.host.tether import KILL
+from grpo.rollout.engine_arguments import MERGE_ADAPTERS, NO_ADAPTERS
 from grpo.rollout.server_middleware import COUNTERS_ROUTE, RUN, TAKE
 from grpo.types import metrics as m
 
@@ -135,7 +136,9 @@ class ServerProcess:
     def check(self) -> None:
         """Raises UserError with the end of the server's log when the server has exited."""
         if self.ended:
-            lines = self._log.read_bytes()[self._begin :].decode(errors="replace").splitlines()[-LAST_LINES:]
+            log = self._log.read_bytes()[self._begin :].decode(errors="replace")
+            require(not NO_ADAPTERS.search(log), MERGE_ADAPTERS)
+            lines = log.splitlines()[-LAST_LINES:]
             raise UserError(
                 f"a vLLM server exited with {self._process.returncode} while starting; the end of {self._log}:\n"
                 + "\n".join(lines)

@@ -26,6 +26,7 @@ from urllib.parse import unquote
 
 from grpo.rollout.engine_use import EngineUse
 from grpo.types import metrics as m
+from grpo.types.weights import ADAPTER, ADAPTER_NUMBER, NO_FILE
 
 OPEN = "/health"
 Application = Callable[[Mapping[str, Any], Any, Any], Awaitable[None]]
@@ -99,7 +100,8 @@ class ClaimMiddleware:
 class MeasuredMiddleware:
     """Answers a request for the counters with the peak of the KV cache's use, as ASGI middleware.
 
-    With the first request it adds an `EngineUse` to vLLM's loggers, which record each step of the engine.
+    With the first request it adds an `EngineUse` to vLLM's loggers, which record each step of the engine. It also gives
+    a name to the adapter that a learner sends, by which requests may ask for it.
     """
 
     def __init__(self, app: Application):
@@ -108,8 +110,11 @@ class MeasuredMiddleware:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http" and self._use is None:
-            self._use = EngineUse()
-            scope["app"].state.engine_client.logger_manager.stat_loggers.append(self._use)
+            from vllm.lora.request import LoRARequest
+
+            self._use, state = EngineUse(), scope["app"].state
+            state.engine_client.logger_manager.stat_loggers.append(self._use)
+            state.openai_serving_models.lora_requests[ADAPTER] = LoRARequest(ADAPTER, ADAPTER_NUMBER, NO_FILE)
         if scope["type"] != "http" or scope["path"] != COUNTERS_ROUTE or TAKE.encode() not in dict(scope["headers"]):
             await self._app(scope, receive, send)
             return

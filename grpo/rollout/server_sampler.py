@@ -26,7 +26,7 @@ from grpo.rollout.replica import Replica
 from grpo.rollout.servers import MODEL
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
-from grpo.types.weights import ADAPTERS, BASE, MERGED
+from grpo.types.weights import ADAPTER, ADAPTERS, BASE, MERGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ServerSampler:
     ):
         self._settings, self._tokenizer, self._stop_token_ids = settings, files.tokenizer, files.stop_token_ids
         self._file_form = FileForm(files)
-        self.policy_version = 0
+        self.policy_version, self._has_adapter = 0, False
         # Drawing may go on in another thread, beside the learner's collectives.
         self._drawing = collective.apart(settings.rollout.deadline_seconds)
         self._fleet = Fleet(settings, files, device, collective)
@@ -133,7 +133,8 @@ class ServerSampler:
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         seed = sample_seed(self._settings.seed, prompt.prompt_id, sample, self.policy_version)
         return {
-            "model": MODEL,
+            # The adapter comes with the first refresh.
+            "model": ADAPTER if self._has_adapter else MODEL,
             "token_ids": list(prompt.token_ids),
             "sampling_params": sampling_arguments(sampling, self._stop_token_ids, seed),
         }
@@ -155,7 +156,7 @@ class ServerSampler:
 
     def begin_refresh(self) -> str:
         self._fleet.begin_refresh()
-        if not self._settings.model.lora.rank:
+        if not self._settings.adapters:
             return MERGED
         return BASE if self._fleet.lacks_base() else ADAPTERS
 
@@ -164,7 +165,7 @@ class ServerSampler:
 
     def finish_weights(self, policy_version: int) -> None:
         self._fleet.finish_refresh(policy_version)
-        self.policy_version = policy_version
+        self.policy_version, self._has_adapter = policy_version, self._settings.adapters
         # With no server left the round still ends. The next request for samples raises the error.
         self._dispatcher.look_again()
 

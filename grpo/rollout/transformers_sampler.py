@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
+from torch.nn.functional import linear
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -24,7 +25,7 @@ from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import sample_seed
 from grpo.rollout.turns import Turns
 from grpo.types import Completion, Prompt, RolloutGroup
-from grpo.types.weights import MERGED
+from grpo.types.weights import ADAPTERS, BASE, DOWN_SUFFIX, MERGED, UP_SUFFIX, adapted_weight
 from grpo.weight_sync.checksum import checksums
 
 PADDED, ALIKE, ALONE = "prompts of all lengths together", "prompts of one length together", "one completion at a time"
@@ -135,6 +136,10 @@ class TransformersSampler:
         # The model's own defaults (a repetition penalty, say) would change the sampled distribution.
         self._model.generation_config = GenerationConfig()
         self._settings = settings
+        # The adapters' halves by name, and the names of all tensors that the present refresh has sent.
+        self._halves: dict[str, torch.Tensor] = {}
+        self._sent: set[str] = set()
+        self._has_base = False
         self._tokenizer = files.tokenizer
         self._way = way
         self._stop = files.stop_token_ids
@@ -195,18 +200,40 @@ class TransformersSampler:
         return Completion(token_ids, tuple(logprobs[:length]), text, not ends, ((self.policy_version, length),))
 
     def begin_refresh(self) -> str:
-        return MERGED
+        self._sent = set()
+        if not self._settings.adapters:
+            return MERGED
+        return ADAPTERS if self._has_base else BASE
 
     def load_weights(self, bucket: Bucket) -> None:
         parameters = dict(self._model.named_parameters())
         for name, tensor in bucket:
-            parameters[name].copy_(tensor)
+            weight, suffix = adapted_weight(name)
+            if not suffix:
+                parameters[name].copy_(tensor)
+            elif name in self._halves:
+                self._halves[name].copy_(tensor)
+            else:
+                self._halves[name] = tensor.clone()
+                if suffix == UP_SUFFIX:
+                    self._adapt(weight)
+            self._sent.add(name)
+
+    def _adapt(self, weight: str) -> None:
+        """Makes the layer with this weight add B·(A·x) to its output, as the learner's layer does."""
+        down, up = self._halves[weight + DOWN_SUFFIX], self._halves[weight + UP_SUFFIX]
+
+        def add(_: torch.nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            return output + linear(linear(inputs[0], down), up)
+
+        self._model.get_submodule(weight.removesuffix(".weight")).register_forward_hook(add)
 
     def finish_weights(self, policy_version: int) -> None:
-        self.policy_version = policy_version
+        self.policy_version, self._has_base = policy_version, True
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
-        return [checksums(self._model.named_parameters())]
+        tensors = (*self._model.named_parameters(), *self._halves.items())
+        return [checksums((name, tensor) for name, tensor in tensors if name in self._sent)]
 
     def cache_usage(self) -> dict[str, float]:
         return {}

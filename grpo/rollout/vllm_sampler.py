@@ -25,10 +25,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.config import SamplingConfig, UserError
-from grpo.config.errors import Interrupted
+from grpo.config.errors import Interrupted, require
 from grpo.config.parts import SamplerSettings
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
@@ -37,6 +38,9 @@ from grpo.host.terminal import say
 from grpo.interfaces import Bucket, Collective, Draw, OnGroup
 from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import (
+    MERGE_ADAPTERS,
+    NO_ADAPTERS,
+    adapter_arguments,
     colocated_arguments,
     engine_arguments,
     for_cpu,
@@ -47,7 +51,7 @@ from grpo.rollout.engine_use import EngineUse, cache_key, few_at_once
 from grpo.rollout.turns import Turn, Turns
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
-from grpo.types.weights import MERGED
+from grpo.types.weights import ADAPTER, ADAPTER_NUMBER, ADAPTERS, BASE, MERGED, NO_FILE
 
 _TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)")
 Item = TypeVar("Item")
@@ -78,10 +82,16 @@ class VllmSampler:
         # This is vLLM's level of sleep. At level 2 weights are lost, at level 1 they wait in main memory.
         self._sleep_level, self._deepest_level = 1, 2
         self._file_form = FileForm(files)
+        self._adapters, self._has_base = settings.adapters, settings.keeps_base
+        # Requests name the adapter from the first refresh on, which brings it.
+        self._adapted: dict[str, LoRARequest] = {}
         cpu_special = None if self._on_gpu else for_cpu(files)
         arguments = engine_arguments(settings, str(files.path), self._on_gpu, cpu_special)
         speculates = "speculative_config" in settings.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
+        if self._adapters:
+            layers = self._file_form.adapted_layers(settings.model.lora.target_modules)
+            arguments |= adapter_arguments(settings.model.lora.rank, layers)
         with passing_on("rollout.sampling.extra", settings.rollout.sampling.extra, VLLMValidationError):
             self._parameters(settings.rollout.sampling, seed=0)
         classes = ModelClasses()
@@ -104,7 +114,7 @@ class VllmSampler:
             say(f"grpo: {line}")
         if not self._on_gpu:
             self._llm.collective_rpc("take_onednn")
-        elif any(self._llm.collective_rpc("lost_by_sleep")):
+        elif self._adapters or any(self._llm.collective_rpc("lost_by_sleep")):
             self._deepest_level = 1
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
@@ -179,7 +189,8 @@ class VllmSampler:
     def _submit(self, name: str, sample: int, prompt: Prompt, sampling: SamplingConfig) -> None:
         seed = sample_seed(self._settings.seed, prompt.prompt_id, sample, self.policy_version)
         parameters = self._parameters(sampling, seed)
-        self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt.token_ids)}, parameters)
+        request = {"prompt_token_ids": list(prompt.token_ids)}
+        self._llm.llm_engine.add_request(name, request, parameters, **self._adapted)
 
     def _parameters(self, sampling: SamplingConfig, seed: int) -> SamplingParams:
         # Only whole answers are returned. Otherwise this process would build an answer for every new token of every
@@ -196,7 +207,9 @@ class VllmSampler:
 
     def begin_refresh(self) -> str:
         self._llm.collective_rpc("begin_refresh")
-        return MERGED
+        if not self._adapters:
+            return MERGED
+        return ADAPTERS if self._has_base else BASE
 
     def load_weights(self, bucket: Bucket) -> None:
         try:
@@ -210,6 +223,8 @@ class VllmSampler:
 
     def finish_weights(self, policy_version: int) -> None:
         self._llm.collective_rpc("finish_refresh")
+        if self._adapters:
+            self._has_base, self._adapted = True, {"lora_request": LoRARequest(ADAPTER, ADAPTER_NUMBER, NO_FILE)}
         if self._on_gpu:
             self._make_room("kv_cache")
         if not self._llm.reset_prefix_cache():
@@ -229,7 +244,8 @@ class VllmSampler:
 
         Until the first refresh, weights wait in main memory, since it is not known which ones no learner sends (see
         `grpo.weight_sync.engine_weights`). Later they are dropped, since the next refresh sends them again. They always
-        wait where vLLM's model has tensors besides its weights that would be lost.
+        wait where vLLM's model has tensors besides its weights that would be lost, and where a refresh sends adapters
+        only.
         """
         if self._on_gpu:
             self._llm.sleep(level=self._sleep_level)
@@ -279,6 +295,7 @@ def explaining_startup(on_gpu: bool) -> Iterator[None]:
                 f"model.max_length={limit[1]} is more than the positions that vLLM finds in the model's config "
                 f"({limit[2]}): lower model.max_length and rollout.sampling.max_tokens"
             ) from error
+        require(not NO_ADAPTERS.search(error_text), MERGE_ADAPTERS)
         advice = next((advice for part, advice in helps.items() if part in error_text), None)
         if advice is None:
             raise

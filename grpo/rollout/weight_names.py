@@ -7,12 +7,16 @@ tensor: `mlp.experts.gate_up_proj` is what Mixtral's files have as `block_sparse
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import Linear
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming, revert_weight_conversion
 
 from grpo.interfaces import Bucket
 from grpo.models.files import ModelFiles
-from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
+from grpo.types.weights import adapted_weight
+
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the output layer."""
 
 
 class FileForm:
@@ -34,12 +38,23 @@ class FileForm:
         if not self._splits:
             return [(self._name(name), tensor) for name, tensor in bucket]
         # Only linear layers are adapted.
-        adapter_weights = [(self._name(name), tensor) for name, tensor in bucket if _cut(name)[1]]
-        full_weights = {name: tensor for name, tensor in bucket if not _cut(name)[1]}
+        adapter_weights = [(self._name(name), tensor) for name, tensor in bucket if adapted_weight(name)[1]]
+        full_weights = {name: tensor for name, tensor in bucket if not adapted_weight(name)[1]}
         return adapter_weights + list(revert_weight_conversion(self._model, full_weights).items())
 
+    def adapted_layers(self, target_modules: str) -> list[str]:
+        """Returns the last parts of the names of all layers that `target_modules` of `model.lora` adapts.
+
+        "all-linear" means every linear layer but the output layer.
+        """
+        if target_modules != ALL_LINEAR:
+            return sorted({name.strip().rpartition(".")[2] for name in target_modules.split(",")})
+        head = self._model.get_output_embeddings()
+        names = [name for name, module in self._model.named_modules() if isinstance(module, Linear) and module != head]
+        return sorted({self._name(f"{name}.weight").split(".")[-2] for name in names})
+
     def _name(self, name: str) -> str:
-        name, suffix = _cut(name)
+        name, suffix = adapted_weight(name)
         for change in self._renamings:
             name, _ = change.rename_source_key(name)
         return name + suffix
@@ -48,9 +63,3 @@ class FileForm:
 def _of_experts(change: WeightConverter) -> bool:
     """Returns whether a conversion puts the experts of a layer into one tensor."""
     return any(".experts.*." in name for name in change.source_patterns)
-
-
-def _cut(name: str) -> tuple[str, str]:
-    """Splits off the suffix of an adapted layer's weight. Returns the name without it, and the suffix or ""."""
-    suffix = next((ending for ending in (BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX) if name.endswith(ending)), "")
-    return name.removesuffix(suffix), suffix

@@ -14,7 +14,7 @@ pipeline=continuous   Servers answer requests at all times, also during a refres
 
 A learner and a sampler may use one device in turn (`learner.offload_states`). From `wake` to `sleep` the device is the
 sampler's, and the learner's states are in main memory. The learner's weights leave last, once they have been sent to
-the sampler. Only then does the sampler allocate its cache.
+the sampler. Only then does the sampler allocate its cache. Weights below adapters leave with the rest.
 """
 
 from __future__ import annotations

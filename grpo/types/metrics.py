@@ -171,7 +171,6 @@ SIGNAL = _metric("step/signal", "share", "share of a gradient's squared norm tha
 PATH_GAIN = _metric("path/gain", "loss", "gain of the path of the last steps, for one of them")
 PATH_COSINE = _metric("path/cosine", "cosine", "cosine of that path and the next gradient")
 PATH_STEPS = _metric("path/steps", "steps", "number of steps of that path")
-MERGE_ERROR = _metric("lora/merge_error", "norm", "loss of merging an adapter into rounded weights")
 LEARNING_RATE = _metric("learner/learning_rate", "learning rate", "how far a step goes, the learning rate",
     "learning rates", "Learning rate: learning rate",
     "trl:learning_rate verl:actor/lr openrlhf:actor_lr slime:lr-pg_0 prime_rl:optim/lr rlprobe:lr")

@@ -28,6 +28,7 @@ WITH_ROUNDING = (
     "compare rollout.precision with learner.precision, leave out a kv_cache_dtype in rollout.engine_args, and try "
     "model.head_precision=float32 or {engine}; weight_sync.max_mismatch sets the limit"
 )
+WITH_MERGING = "rollout.merge_adapters=true rounds the adapters into the sampler's weights: set it to false; then "
 # The engine that the run does not use, by the one that it uses.
 OTHER_ENGINE = {
     True: "rollout.engine=transformers to see whether it is vLLM's version of this model",
@@ -82,14 +83,16 @@ class CheckedSync:
         float32: bool = False,
         after_each: bool = True,
         by_vllm: bool = True,
+        merged: bool = False,
     ):
         """`max_mismatch` is the limit in nats a token. With `after_each` the `probe` is sampled after each refresh,
         and otherwise after the first only. Without a probe after a refresh, the first step that follows must be on
-        samples of the refreshed weights. `float32` says that both sides compute in float32, and `by_vllm` which engine
-        samples."""
+        samples of the refreshed weights. `float32` says that both sides compute in float32, `by_vllm` which engine
+        samples, and `merged` whether adapters are rounded into its weights."""
         self._max_mismatch = max_mismatch
         self._probe = probe
-        self._advice = (IN_FLOAT32 if float32 else WITH_ROUNDING).format(engine=OTHER_ENGINE[by_vllm])
+        advice = IN_FLOAT32 if float32 else WITH_MERGING * merged + WITH_ROUNDING
+        self._advice = advice.format(engine=OTHER_ENGINE[by_vllm])
         self._after_each = after_each and probe is not None
         self._reported = False
 
@@ -107,7 +110,7 @@ class CheckedSync:
         float32 = in_float32(learner, rollout)
         allowed = FLOAT32_MISMATCH if float32 else ROUNDED_MISMATCH
         limit, by_vllm = sync.max_mismatch or allowed, rollout.engine != "transformers"
-        return cls(limit, probe, float32, ahead, by_vllm)
+        return cls(limit, probe, float32, ahead, by_vllm, rollout.merge_adapters)
 
     def begin(self, learner: Learner, sampler: Sampler) -> None:
         """Refreshes the sampler for the first time, and probes it. So a model that sampler and learner compute

@@ -7,7 +7,7 @@ vLLM's CPU build repacks linear weights for oneDNN and throws the originals away
 or leaves a tied output embedding silently stale (logprobs wrong by 3 nats were measured). With the two
 switches below, weights stay where they are and plain loading is exact, at 15–25 % of the CPU throughput.
 
-LoRA adapters are merged where they arrive: the receiver keeps the frozen weights and adds new adapters.
+LoRA's adapters stay adapters, beside the frozen weights (`grpo.weight_sync.vllm_adapters`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
@@ -26,8 +26,6 @@ from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
 from grpo.host.tether import end_with_tether
-from grpo.interfaces import Bucket
-from grpo.types.weights import BASE_SUFFIX, DOWN_SUFFIX, UP_SUFFIX
 from grpo.weight_sync.channel import Channel, Manifest, Meeting, open_end
 from grpo.weight_sync.checksum import checksums
 from grpo.weight_sync.engine_weights import (
@@ -38,10 +36,7 @@ from grpo.weight_sync.engine_weights import (
     named_weights,
     prepare_attention,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from grpo.weight_sync.vllm_adapters import Adapters
 
 BACKEND = "grpo"
 # The seconds that a worker on a CPU polls for the next message before it sleeps until it is woken. During sampling,
@@ -73,6 +68,7 @@ class WeightReceiver:
     them."""
 
     _own_parameters: OwnParameters | None = None
+    _adapters: Adapters | None = None
 
     def take_onednn(self) -> None:
         """Makes layers in float32 multiply by oneDNN. Called once, on a CPU.
@@ -102,30 +98,50 @@ class WeightReceiver:
     def begin_refresh(self) -> None:
         """Prepares for new weights. Called before the first bucket, in the learner's process."""
         model = self.model_runner.model
-        self._own_parameters = self._own_parameters or OwnParameters(model)
-        self._own_parameters.restore()
-        self._experts = ExpertOrder(model)
-        self._experts.begin()
+        self._adapters = self._adapters or Adapters(model)
+        self._adapters.begin()
+        with self._adapters.set_aside():
+            self._own_parameters = self._own_parameters or OwnParameters(model)
+            self._own_parameters.restore()
+            self._experts = ExpertOrder(model)
+            self._experts.begin()
 
     def receive_bucket(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Loads whole tensors under their Hugging Face names."""
-        self._own_parameters.load(bucket)
+        if weights := self._adapters.take(bucket):
+            with self._adapters.set_aside():
+                self._own_parameters.load(weights)
 
     def finish_refresh(self) -> None:
         """Arranges the loaded weights as vLLM's own loading does. Called after the last bucket, in the learner's
         process."""
-        self._experts.finish()
-        prepare_attention(self.model_runner.model, self.model_config.dtype)
-        self._own_parameters.keep()
+        with self._adapters.set_aside():
+            self._experts.finish()
+            prepare_attention(self.model_runner.model, self.model_config.dtype)
+            # An engine with adapters never sleeps so deep that it would lose a weight.
+            if not self._adapters:
+                self._own_parameters.keep()
+        self._adapters.finish()
+
+    def place_adapter(self) -> None:
+        """Puts a received adapter in its place, in a server. Called after the end of a refresh, at which vLLM removes
+        adapters."""
+        self.weight_transfer_engine.adapters.finish()
 
     def weight_checksums(self) -> Mapping[str, int]:
-        """Returns checksums of the model's own weights, see `grpo.weight_sync.checksum`. A server returns those of the
-        received buckets instead, where tensor parallelism spreads the model over workers, whose shares overlap, and
-        where adapters are merged here."""
-        transfer = self.weight_transfer_engine
-        if transfer is not None and (self.parallel_config.tensor_parallel_size > 1 or transfer.adapted):
+        """Returns checksums of the model's own weights and of its adapter, as far as the last refresh sent them, see
+        `grpo.weight_sync.checksum`. A server returns those of the received buckets instead where tensor parallelism
+        spreads the model over workers, whose shares overlap."""
+        transfer, spread = self.weight_transfer_engine, self.parallel_config.tensor_parallel_size > 1
+        if transfer is not None and spread:
             return transfer.received
-        return checksums(as_sent(named_weights(self.model_runner.model), self.model_config.dtype))
+        adapters = self._adapters if transfer is None else transfer.adapters
+        sums = checksums(adapters.received() if spread else adapters.stored())
+        if adapters.weights_came:
+            with adapters.set_aside():
+                weights = named_weights(self.model_runner.model)
+                sums.update(checksums(as_sent(weights, self.model_config.dtype)))
+        return sums
 
 
 @dataclass
@@ -157,7 +173,7 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
         end_with_tether()
         self._channel: Channel | None = None
         self.received: Counter[str] = Counter()
-        self.adapted = AdaptedWeights()
+        self.adapters = Adapters(self.model)
         self._experts = ExpertOrder(self.model)
 
     def init_transfer_engine(self, init_info: ChannelInitInfo) -> None:
@@ -168,16 +184,20 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def start_weight_update(self) -> None:
         self.received = Counter()
+        self.adapters.begin()
         self._experts.begin()
 
     def receive_weights(self, update_info: ChannelUpdateInfo) -> None:
         bucket = self._channel.receive(Manifest(update_info.names, update_info.dtypes, update_info.shapes))
         self.received.update(checksums(bucket))
-        self.model.load_weights(self.adapted.merge(bucket))
+        if weights := self.adapters.take(bucket):
+            with self.adapters.set_aside():
+                self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
-        self._experts.finish()
-        prepare_attention(self.model, self.model_config.dtype)
+        with self.adapters.set_aside():
+            self._experts.finish()
+            prepare_attention(self.model, self.model_config.dtype)
 
     def shutdown(self) -> None:
         if self._channel is not None:
@@ -186,33 +206,3 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
-
-
-class AdaptedWeights:
-    """Keeps the frozen base of every adapted weight in main memory."""
-
-    def __init__(self) -> None:
-        self._base: dict[str, Tensor] = {}
-        self._down: dict[str, Tensor] = {}
-
-    def __bool__(self) -> bool:
-        """Says whether any weight is adapted."""
-        return bool(self._base)
-
-    def merge(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
-        """Returns the weights to load from a bucket. An adapted weight is W = base + B·A in float32, and comes with the
-        bucket that brings B, after base and A."""
-        merged_bucket: list[tuple[str, Tensor]] = []
-        for name, tensor in bucket:
-            base_name, dot, kind = name.rpartition(".")
-            if dot + kind == BASE_SUFFIX:
-                self._base[base_name] = tensor.to("cpu", copy=True)
-            elif dot + kind == DOWN_SUFFIX:
-                # The tensor is copied, because the next bucket uses the same memory.
-                self._down[base_name] = tensor.clone()
-            elif dot + kind == UP_SUFFIX:
-                delta = tensor.float() @ self._down.pop(base_name).float()
-                merged_bucket.append((base_name, self._base[base_name].to(tensor.device).float() + delta))
-            else:
-                merged_bucket.append((name, tensor))
-        return merged_bucket

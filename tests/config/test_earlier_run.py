@@ -86,6 +86,9 @@ def test_an_adapter_names_its_base_unless_another_is_given(adapter):
     assert described(ModelConfig(path="my/copy", start=folder)).path == "my/copy"
     assert described(ModelConfig(path=folder, revision="v3")).revision == "v3"
     assert described(ModelConfig(start=folder, source="smollm2")) == model
+    # A rank-stabilized adapter has another scale: 8 / √4 = 16 / 4.
+    folder = adapter(base_model_name_or_path="some/base", use_rslora=True)
+    assert described(ModelConfig(path=folder)).lora.alpha == 16.0
 
 
 @pytest.mark.parametrize(

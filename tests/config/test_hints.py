@@ -90,7 +90,8 @@ attn_implementation flash_attn → the way to compute attention is chosen
 use_peft lora_r model.lora.r actor_rollout_ref.model.lora_rank max_lora_rank → model.lora.rank
 lora_alpha → model.lora.alpha
 lora_target_modules actor_rollout_ref.model.target_modules → model.lora.target_modules
-lora_modules_to_save use_dora use_rslora → adapters are plain LoRA here
+lora_modules_to_save use_dora → adapters are plain LoRA here
+use_rslora → rank-stabilized LoRA is a larger scale: set model.lora.alpha
 load_in_4bit load_in_8bit → no weights are quantized here
 dataset_config → task.data.subset
 overwrite_output_dir → a run never overwrites another

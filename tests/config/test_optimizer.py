@@ -5,7 +5,7 @@ import torch
 
 from grpo.config import LearnerConfig, UserError
 from grpo.config.hydra import compose_config
-from grpo.config.optimizer import CLASSES, Optimizer, chosen_optimizer, learning_rate_factor
+from grpo.config.optimizer import CLASSES, Optimizer, chosen_optimizer, learning_rate_factor, with_learning_rate
 from grpo.config.pass_through import check_pass_through
 from grpo.learner.engine import deepspeed_config, optimizer_settings
 
@@ -63,6 +63,14 @@ def test_a_setting_that_is_not_exact_or_is_a_key_of_the_run_is_one_line(block, e
     with pytest.raises(UserError) as refused:
         check_pass_through(compose_config(["experiment=tiny", f"+learner.deepspeed.optimizer={block}"]))
     assert expected in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_default_rate_follows_what_is_trained_and_a_rate_that_is_set_stays():
+    def rate(*words):
+        return with_learning_rate(compose_config([*words])).learner.learning_rate
+
+    assert (rate(), rate("model.lora.rank=16")) == (1e-6, 1e-4)
+    assert (rate("learner.learning_rate=1e-6", "model.lora.rank=16"), rate("experiment=quickstart")) == (1e-6, 2e-5)
 
 
 def test_learning_rate_warms_up_and_decays():

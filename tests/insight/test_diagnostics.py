@@ -186,6 +186,17 @@ def test_a_warm_up_longer_than_the_run_is_found_in_a_short_run():
     assert found[9].evidence == "it rises for learner.warmup_steps=9, and the run has 6 steps"
 
 
+@pytest.mark.parametrize(("rate", "rank", "slow"), [(1e-6, 16, True), (1e-5, 16, False), (1e-6, 0, False)])
+def test_adapters_at_a_whole_models_rate_are_found_and_not_what_comes_of_it(rate, rank, slow):
+    """A model that stays as it was is cut off as often as before."""
+    log = replace(
+        logged(healthy(7, 60) | {"truncated": np.full(60, 0.64)}),
+        settings={"learner.learning_rate": rate, "model.lora.rank": rank},
+    )
+    found = [finding.name for finding in diagnose(log)]
+    assert ("slow adapters" in found) == slow and ("truncated" in found) != slow
+
+
 def test_a_loss_that_was_made_good_is_a_setback():
     curve = np.concatenate([np.linspace(0.2, 0.8, 80), np.linspace(0.3, 0.8, 120)])
     assert {"setback"} == changed(pass_rate=curve) & {"setback", "unstable"}

@@ -58,9 +58,6 @@ def test_lora_moves_the_merged_weights_and_never_the_reference(facts, stage):
     lora = facts[stage]["lora_facts"]
     assert lora["kl"][0] == pytest.approx(0, abs=PRECISIONS[stage.partition("/")[2]]) and lora["kl"][1] > 1e-8
     assert lora["moved"] > 1e-5
-    # The learner reports what bfloat16 rounds off when adapters are merged; float32 keeps all.
-    low, high = {"float32": (0, 1e-5), "bfloat16": (1e-3, 0.5)}[stage.partition("/")[2]]
-    assert low <= lora["merge_error"] < high
     assert lora["reference_stays"]
     # Adapters are those of the seed, whatever was drawn before.
     assert lora["seeded"] == [True, False]
@@ -94,10 +91,14 @@ def test_a_second_copy_of_the_shards_changes_nothing(facts):
 
 @STAGES
 @pytest.mark.slow
-def test_a_receiver_that_keeps_the_base_needs_only_the_adapters(facts, stage):
+def test_adapters_are_sent_alone_or_merged_without_losing_their_change_to_rounding(facts, stage):
     lora = facts[stage]["lora_facts"]
-    assert max(lora["wrong"]) < 1e-6
     assert 0 < lora["share_sent"] < 0.5
+    # They are sent from a device that the weights below them have left.
+    assert lora["sent_apart"] == [0, True, True]
+    # Weights are below 0.5 here, where bfloat16 has steps of 2e-3.
+    error, lost = {"float32": (1e-7, 1e-4), "bfloat16": (2e-3, 0.05)}[stage.partition("/")[2]]
+    assert lora["error"] < error and abs(lora["arrived"] - 1) < lost
 
 
 @STAGES

@@ -68,5 +68,12 @@ def test_experts_are_sent_one_by_one_where_the_files_have_them_so(model_type, pl
 @pytest.mark.parametrize("model_type", ["mixtral", "granitemoe", "llama"])
 def test_the_end_of_the_name_of_an_adapted_weight_stays(model_type, tmp_path):
     form, name = form_of(tmp_path, model_type), LAYER + "self_attn.q_proj.weight"
-    for kind in (".base", ".lora_A", ".lora_B"):
+    for kind in (".lora_A", ".lora_B"):
         assert [sent for sent, _ in form.of([(name + kind, torch.ones(2, 2))])] == [name + kind]
+
+
+def test_all_linear_means_every_linear_layer_but_the_output_layer(tmp_path):
+    form = form_of(tmp_path, "llama")
+    layers = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert form.adapted_layers("all-linear") == layers
+    assert form.adapted_layers("self_attn.q_proj, up_proj") == ["q_proj", "up_proj"]

@@ -91,17 +91,18 @@ def test_an_activation_with_weights_has_those_of_its_models_type(receiver, dtype
     assert {tensor.dtype for tensor in (*activation.parameters(), *activation.buffers())} == {dtype}
 
 
-@pytest.mark.parametrize(
-    ("workers", "adapted", "own"), [(1, False, True), (2, False, False), (1, True, False), (None, None, True)]
-)
-def test_a_server_compares_its_model_unless_that_is_spread_over_workers_or_merged(receiver, workers, adapted, own):
-    transfer = SimpleNamespace(adapted=adapted, received={"received": 7}) if workers else None
+@pytest.mark.parametrize(("workers", "own"), [(1, True), (2, False), (None, True)])
+def test_a_server_compares_its_model_unless_that_is_spread_over_workers(receiver, workers, own):
     layer = nn.ModuleDict({"router": nn.Linear(2, 2, bias=False)})
+    adapters = receiver.Adapters(layer)
+    assert adapters.take([("router.weight", torch.ones(2, 2))]) and not adapters
+    transfer = SimpleNamespace(adapters=adapters, received={"received": 7}) if workers else None
     # vLLM widens some layers, which are compared in the type that they were sent in.
     torch.nn.init.constant_(layer["router"].weight, 0.5)
     taken = SimpleNamespace(
         weight_transfer_engine=transfer,
-        parallel_config=SimpleNamespace(tensor_parallel_size=workers),
+        _adapters=adapters,
+        parallel_config=SimpleNamespace(tensor_parallel_size=workers or 1),
         model_config=SimpleNamespace(dtype=torch.bfloat16),
         model_runner=SimpleNamespace(model=layer),
     )
@@ -110,39 +111,33 @@ def test_a_server_compares_its_model_unless_that_is_spread_over_workers_or_merge
     assert sums == (sent if own else {"received": 7})
 
 
-BASE = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+def test_an_adapter_of_a_layer_beside_which_vllm_adds_none_is_refused(receiver):
+    layers = {"model.layers.0.attn.kv_b_proj": None, "model.layers.0.attn.o_proj": None}
+    model = nn.Linear(2, 2)
+    model.lora_manager = SimpleNamespace(modules=layers, packed_modules={})
+    adapters, half = receiver.Adapters(model), torch.ones(1, 2)
+    assert adapters.take([("model.layers.0.attn.o_proj.weight.lora_A", half), ("model.norm.weight", half)]) == [
+        ("model.norm.weight", half)
+    ]
+    # Latent attention reads the first matrix in parts; the second is not there.
+    for name in ("attn.kv_b_proj", "mlp.experts.0.w1"):
+        with pytest.raises(LookupError, match=f"no adapter to model.layers.0.{name}.weight; rollout.merge_adapters=t"):
+            adapters.take([(f"model.layers.0.{name}.weight.lora_A", half)])
 
 
-def test_the_base_comes_once_and_adapters_are_added_to_it_every_time(receiver):
-    adapted = receiver.AdaptedWeights()
-    assert not adapted
-    head = torch.ones(2)
-    assert adapted.merge([("head", head), ("w.base", BASE)]) == [("head", head)]
-    assert adapted
-    down, up = torch.tensor([[1.0, 0.0]]), torch.tensor([[10.0], [20.0]])
-    # The halves may come in two buckets, of which the first one's memory is used again.
-    reused = down.clone()
-    assert adapted.merge([("w.lora_A", reused)]) == []
-    reused.zero_()
-    ((name, whole),) = adapted.merge([("w.lora_B", up)])
-    assert name == "w" and whole.tolist() == [[11.0, 2.0], [23.0, 4.0]]
-    # To the base, not to what was made of it.
-    ((_, again),) = adapted.merge([("w.lora_A", down), ("w.lora_B", -up)])
-    assert again.tolist() == [[-9.0, 2.0], [-17.0, 4.0]]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_adapter_is_added_to_the_outputs_of_fused_layers_piece_by_piece(receiver, dtype):
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-
-def test_adapters_keep_their_precision_over_a_coarser_base(receiver):
-    adapted = receiver.AdaptedWeights()
-    adapted.merge([("w.base", BASE.bfloat16())])
-    ((_, whole),) = adapted.merge([("w.lora_A", torch.tensor([[1e-4, 0.0]])), ("w.lora_B", torch.tensor([[1.0], [0]]))])
-    assert whole.dtype == torch.float32
-    assert abs(whole[0, 0].item() - 1.0001) < 1e-7
-
-
-def test_the_product_of_coarse_adapters_is_not_rounded_to_their_precision(receiver):
-    adapted = receiver.AdaptedWeights()
-    adapted.merge([("w.base", torch.zeros(1, 1))])
-    # 1 + 2⁻⁷ in two adapters each: their product, 1 + 2⁻⁶ + 2⁻¹⁴, has no place in bfloat16.
-    coarse = torch.tensor([[1 + 2**-7]], dtype=torch.bfloat16)
-    ((_, whole),) = adapted.merge([("w.lora_A", coarse), ("w.lora_B", coarse)])
-    assert whole.item() == (1 + 2**-7) ** 2
+    generator = torch.Generator().manual_seed(0)
+    inputs, outputs = torch.randn(5, 8, generator=generator).to(dtype), torch.zeros(5, 7, dtype=dtype)
+    downs = [torch.randn(1, 1, 4, 8, generator=generator).to(dtype) for _ in range(2)]
+    ups = [torch.randn(1, 1, width, 4, generator=generator).to(dtype) for width in (3, 4)]
+    PunicaWrapperCPU.add_lora_linear(SimpleNamespace(no_lora=True), outputs, inputs, downs, ups, 1.0, (3, 4))
+    assert not outputs.any()
+    PunicaWrapperCPU.add_lora_linear(SimpleNamespace(no_lora=False), outputs, inputs, downs, ups, 1.0, (3, 4))
+    changes = [
+        inputs.double() @ down[0, 0].double().T @ up[0, 0].double().T for down, up in zip(downs, ups, strict=True)
+    ]
+    close = 1e-5 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(outputs.double(), torch.cat(changes, 1), rtol=close, atol=close)

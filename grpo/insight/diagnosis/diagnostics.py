@@ -75,6 +75,11 @@ EXCLUDED = {
     "no gradient": ("nothing learned", "no gain lately", "on the plateau"),
     "gradients not finite": ("nothing learned", "no gain lately", "on the plateau"),
     "learning rate ended": ("nothing learned", "no gain lately"),
+    # A model that stays as it was goes on writing too much, or in another form.
+    "slow adapters": (
+        *("truncated", "no answers found", "prompts too hard", "nothing learned", "no gain lately"),
+        "on the plateau",
+    ),
     "no answers found": ("prompts too hard",),
     "unstable": ("setback", "nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
     "setback": ("nothing learned", "on the plateau"),

@@ -42,6 +42,7 @@ MEANINGS = {
     "far from the reference": "The policy did not begin as the reference that it is held near.",
     "KL runs off": "The model moves away from the one it began as, faster than before.",
     "learning rate ended": "The schedule has taken the learning rate to nearly 0, so hardly anything is learned.",
+    "slow adapters": "The learning rate is too small for LoRA's adapters, so the model stays nearly as it was.",
     "long warm-up": "The learning rate has not reached its full height yet, so little was learned so far.",
     "gradients not finite": "Some steps could not be taken, because their gradient was not a number.",
     "no gradient": "The optimizer gets gradients of exactly 0, so the weights do not change.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.ndimage import median_filter
 
+from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
 from grpo.dynamics.history import lag
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
@@ -69,8 +70,14 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds a learning rate that has been nearly 0 for long, or one that is still warming up after many rounds."""
+    """Finds a learning rate that has been nearly 0 for long, one that is still warming up after many rounds, or one at
+    which adapters hardly learn."""
     rates, warmup = log[m.LEARNING_RATE].values, log.settings.get("learner.warmup_steps")
+    rate = log.settings.get("learner.learning_rate")
+    if log.settings.get("model.lora.rank") and isinstance(rate, float) and 0 < rate < SLOW_ADAPTER_RATE:
+        evidence = f"adapters begin at zero, and at learner.learning_rate={rate:g} they hardly change the model"
+        remedy = f"a larger learner.learning_rate; {ADAPTER_RATE:g} is the default of adapters"
+        return Finding("slow adapters", WARNING, evidence, remedy)
     if len(rates) and isinstance(warmup, int) and warmup > log.num_steps > 0:
         evidence = f"it rises for learner.warmup_steps={warmup}, and the run has {log.num_steps} steps"
         return Finding("long warm-up", WARNING, evidence, "a smaller learner.warmup_steps")
