@@ -104,7 +104,9 @@ def memory_estimate(
     if config.rollout.engine == "vllm" and gpu_gib:
         # The engine fills the rest of its share with the cache, and sleeps while the learner works.
         share, weights = config.rollout.gpu_memory_fraction * gpu_gib * GIB, engine_weights(config, shape)
-        rows += [("sampler weights", weights, 0.0), ("sampler's KV cache and graphs", share - weights, 0.0)]
+        # Before the engine takes its cache, a refresh has the learner's weights beside the sampler's.
+        sent = states[0][1] if share_staying == 0 and not config.keeps_base else 0.0
+        rows += [("sampler weights", weights, 0.0), ("sampler's KV cache and graphs", max(share - weights, sent), 0.0)]
     elif config.rollout.engine != "vllm_server":
         # Servers have devices of their own.
         rows += [(name, amount, amount) for name, amount in _sampler(config, shape, world_size)]

@@ -25,9 +25,9 @@ from grpo.config.memory_estimate import (
     optimizer_bytes,
     step_tokens,
 )
+from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
 from grpo.config.placement import gpus_wanted, placement_table
 from grpo.host import device_memory, main_memory, ranks
-from grpo.host.device_memory import GIB_ELSEWHERE
 from grpo.host.terminal import Terminal, facts_table
 from grpo.learner.loading import with_lora
 from grpo.models.files import ModelFiles, heads_of, setting_of
@@ -72,7 +72,9 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
     shape = model_shape(files, config.model)
     lacking = too_small_a_share(config, shape) or too_much_memory(config, shape, count, local)
     # A dry run may be meant for another machine.
-    elsewhere = (on_gpu and not torch.cuda.is_available()) or (config.dry_run and bool(config.hardware.hosts))
+    elsewhere = (on_gpu and not torch.cuda.is_available()) or (
+        config.dry_run and bool(config.hardware.hosts or config.hardware.gpu_memory_gib)
+    )
     require(not lacking or elsewhere, lacking)
     if ranks.rank():
         return
@@ -80,11 +82,11 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
     if on_gpu and not torch.cuda.is_available():
         console.print(
             f"no GPU here, so this is for another machine: the tables are those of one with {num_gpus} GPUs of "
-            f"{GIB_ELSEWHERE:g} GiB",
+            f"{gpu_gib(config):g} GiB",
             soft_wrap=True,
         )
     largest = at_its_largest(config)
-    memory = memory_estimate(largest, shape, count, device_memory.device_gib(config.device))
+    memory = memory_estimate(largest, shape, count, gpu_gib(config))
     of_model = f"{shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
     if largest is not config:
         batch = largest.dynamics
@@ -103,10 +105,11 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
     if config.learner.offload_states and num_gpus:
         host_bytes = offloaded_bytes(config, shape, count) + engine_weights(config, shape)
         gib = host_bytes * local / 2**30
-        console.print(f"the learner's states and an engine's first weights take up to {gib:.0f} GiB of main memory")
+        console.print(f"the learner's states and an engine's weights take up to {gib:.0f} GiB of main memory")
     if lacking:
         console.print(lacking, style="yellow", soft_wrap=True)
-    if max(sampling, learning) > (free := device_memory.available_gib(config.device)):
+    here = gpu_gib(config) == device_memory.device_gib(config.device)
+    if max(sampling, learning) > (free := device_memory.available_gib(config.device) if here else gpu_gib(config)):
         lower = "rollout.gpu_memory_fraction" if num_gpus and sampling > learning else "learner.micro_batch_tokens"
         console.print(
             f"the memory estimate of {max(sampling, learning):.1f} GiB per rank exceeds the {free:.1f} GiB that are "
@@ -152,6 +155,11 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
             f"{100 * config.num_steps / warmup:.2g}% of learner.learning_rate"
         )
+    if config.model.lora.rank and config.learner.learning_rate < SLOW_ADAPTER_RATE:
+        yield (
+            f"adapters hardly learn at learner.learning_rate={config.learner.learning_rate:g}, since they begin at "
+            f"zero: {ADAPTER_RATE:g} is their default"
+        )
     smallest, size, largest = config.dynamics.adaptive.smallest_group, config.dynamics.group_size, config.largest_group
     if config.dynamics.name == "adaptive" and not smallest <= size <= largest:
         yield (
@@ -160,9 +168,15 @@ def surprises(config: TrainConfig) -> Iterator[str]:
         )
 
 
+def gpu_gib(config: TrainConfig) -> float:
+    """Returns the size of a rank's GPU in GiB, which `hardware.gpu_memory_gib` may say for a dry run, or 0 for CPUs."""
+    here, assumed = device_memory.device_gib(config.device), config.hardware.gpu_memory_gib
+    return assumed if here and assumed and config.dry_run else here
+
+
 def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
     """Returns a warning if vLLM's share of a GPU, in the learner's process, is smaller than its weights, or else ""."""
-    gib, fraction = device_memory.device_gib(config.device), config.rollout.gpu_memory_fraction
+    gib, fraction = gpu_gib(config), config.rollout.gpu_memory_fraction
     weights = engine_weights(config, shape) / 2**30
     if config.rollout.engine != "vllm" or not gib or weights < fraction * gib:
         return ""
@@ -176,7 +190,7 @@ def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:
 def too_much_memory(config: TrainConfig, shape: ModelShape, world_size: int, local: int) -> str:
     """Returns a line that compares the needed memory with the present memory if learner and sampler alone need more
     than this machine has, or else "". `local` is the number of ranks on a machine."""
-    if gib := device_memory.device_gib(config.device):
+    if gib := gpu_gib(config):
         at_rest_gib = offloaded_bytes(config, shape, world_size) / 2**30
         warning = (
             f"the learner's weights, gradients and optimizer take {at_rest_gib:,.1f} GiB of each GPU, which has "

@@ -9,11 +9,14 @@ from transformers import AutoConfig, GPT2Config, LlamaConfig
 from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import memory_estimate, offloaded_bytes
+from grpo.config.optimizer import with_learning_rate
+from grpo.config.validate import validate
 from grpo.host import device_memory, main_memory
 from grpo.prove import bench
 from grpo.prove.sizes import SIZES
 from grpo.run import tables
 from grpo.run.tables import (
+    gpu_gib,
     in_short,
     model_shape,
     price,
@@ -251,6 +254,47 @@ def test_where_adapters_learn_they_alone_have_gradients_and_moments():
     assert gib["learner gradients (float32)"] == pytest.approx(0.3, abs=0.01)
     assert gib["optimizer moments and masters"] == pytest.approx(0.9, abs=0.01)
     assert offloaded_bytes(settings, shape, 1) / 2**30 == pytest.approx(14.3 + 0.3 + 0.9, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "size", "sampling", "learning"),
+    [("gsm8k_qwen2_5_7b_24gb", "7b", 21.6, 19.8), ("gsm8k_qwen2_5_1_5b_24gb", "1.5b", 20.4, 16.9)],
+)
+def test_the_recipes_for_a_card_of_24_gb_fit_on_one(experiment, size, sampling, learning, tmp_path):
+    config = compose_config([f"experiment={experiment}", f"output_dir={tmp_path}/run"])
+    validate(config, 1)
+    config.learner.precision = config.rollout.precision = "bfloat16"
+    shape = shape_of(bench.config_of(SIZES[size].shape), adapted=config.model)
+    # Such a card has 23.6 GiB.
+    in_all = memory_estimate(config, shape, 1, 23.6)[-1][1:]
+    assert in_all == pytest.approx((sampling, learning), abs=0.05) and max(in_all) < 23.6
+    # A refresh that sends all weights has them on the GPU twice, and no card of 24 GB holds 7B twice.
+    config.rollout.merge_adapters = True
+    assert (memory_estimate(config, shape, 1, 23.6)[-1][1] > 23.6) == (size == "7b")
+
+
+def test_a_dry_run_computes_for_a_card_that_is_not_here(tmp_path, monkeypatch, capsys):
+    LlamaConfig(**SMALL, intermediate_size=64).save_pretrained(tmp_path)
+    small = ["experiment=tiny", "device=cuda", "learner.precision=bfloat16", "rollout.precision=bfloat16"]
+    config = compose_config([*small, "hardware.gpu_memory_gib=24", "dry_run=true"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    print_tables(config, files_of(tmp_path))
+    printed = " ".join(capsys.readouterr().out.split())
+    # vLLM's share of it is 0.4.
+    assert "GPUs of 24 GiB" in printed and "sampler's KV cache and graphs │ 9.6 GiB" in printed
+    assert gpu_gib(replace(config, dry_run=False)) == 80 and gpu_gib(replace(config, device="cpu")) == 0
+
+
+def test_a_rate_at_which_adapters_hardly_learn_is_said_before_a_run():
+    def said(rate, rank=16):
+        return [
+            *surprises(with_learning_rate(compose_config([f"learner.learning_rate={rate}", f"model.lora.rank={rank}"])))
+        ]
+
+    assert said(1e-6) == [
+        "adapters hardly learn at learner.learning_rate=1e-06, since they begin at zero: 0.0001 is their default"
+    ]
+    assert said(2e-5) == said(0) == said(1e-6, rank=0) == []
 
 
 def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp_path):
