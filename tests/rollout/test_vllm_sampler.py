@@ -251,7 +251,7 @@ def sampler():
     value._llm, value._on_gpu, value._settings = Recorded(), True, SamplerSettings.of(TrainConfig())
     value._file_form = SimpleNamespace(of=lambda bucket: bucket)
     value._sleep_level, value._deepest_level = 1, 2
-    value._adapters, value._adapted = False, {}
+    value._adapters, value._adapted, value._alone = False, {}, False
     return value
 
 
