@@ -33,7 +33,7 @@ DIRECT = build_opener(ProxyHandler({}))
 WAIT_SECONDS = 1.0
 # These entries of a model's config.json say nothing of what it computes.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-# What a server has room for beside the model's own weights.
+# These entries say for which adapters a server has room beside the model's own weights.
 ROOM = "model.lora."
 VERSION, ENGINE, LENGTH = "the version of grpo", "the version of vLLM", "model.max_length"
 # "auto" stands for different values on different machines.

@@ -23,7 +23,7 @@ CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM (0.32) makes room. Others get the next larger one."""
 NO_ADAPTERS = re.compile(r"does not support LoRA|could not be wrapped by any LoRA layer")
-"""What vLLM says as it starts with a model to whose layers it adds no adapters."""
+"""vLLM says this as it starts with a model to whose layers it adds no adapters."""
 MERGE_ADAPTERS = (
     "vLLM adds no adapters to this model's layers: set rollout.merge_adapters=true, which adds them to its weights, or "
     "rollout.engine=transformers"

@@ -167,12 +167,12 @@ def sent_apart(learner, expected):
     frozen = [parameter for parameter in learner.policy.parameters() if not parameter.requires_grad]
     stored = [getattr(parameter, "ds_tensor", parameter).untyped_storage() for parameter in frozen]
     # A weight that is mapped from a file takes no memory of a CPU.
-    held = sum(storage.nbytes() for storage in stored if storage.resizable())
+    num_bytes = sum(storage.nbytes() for storage in stored if storage.resizable())
     arrived = {name: half.clone() for bucket in learner.weight_buckets(ADAPTERS) for name, half in bucket}
     states.offload()
     states.reload()
     same = all(torch.equal(arrived[name], half) for name, half in expected.items())
-    return [held, same, torch.equal(weights(learner), before)]
+    return [num_bytes, same, torch.equal(weights(learner), before)]
 
 
 def resume_facts(model, stage, precision):
