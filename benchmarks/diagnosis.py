@@ -2,6 +2,7 @@
 
 python benchmarks/diagnosis.py [HEALTHY] [EACH_FAILURE]      (300 and 50 by default; some minutes)
 python benchmarks/diagnosis.py practice [EACH]      (failures and healthy runs from practice_*.py, 100 of each kind)
+python benchmarks/diagnosis.py episodes [EACH]      (runs with tools, from episode_logs.py, 100 of each kind)
 """
 
 import sys
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import episode_logs
 from benchmarks.log_of_curves import logged
 from benchmarks.practice_failures import FAILING
 from benchmarks.practice_healthy import ALSO_TRUE, HEALTHY
@@ -85,9 +87,26 @@ def in_practice(runs=100):
     print_alarms(f"Healthy runs of practice, {runs} of each", found, true)
 
 
+def of_episodes(runs=100):
+    """Counts the findings on runs with episodes, beside those on the same runs without."""
+    names = {finding for _, finding in episode_logs.FAILING.values()}
+    for title, kinds in (("healthy", episode_logs.HEALTHY), ("failing", episode_logs.FAILING)):
+        table = Table("kind", "found", title=f"{runs} runs each, {title}")
+        for kind, shares_of in kinds.items():
+            shares_of = shares_of[0] if isinstance(shares_of, tuple) else shares_of
+            logs = (episode_logs.log_of_episodes(shares_of, 40_000 + seed) for seed in range(runs))
+            said = Counter(finding.name for log in logs for finding in diagnose(log) if finding.name in names)
+            table.add_row(
+                kind, ", ".join(f"{name} {count / runs:.0%}" for name, count in said.most_common()) or "nothing"
+            )
+        Console().print(table)
+
+
 if __name__ == "__main__":
     words = sys.argv[1:]
     if words[:1] == ["practice"]:
         in_practice(*map(int, words[1:]))
+    elif words[:1] == ["episodes"]:
+        of_episodes(*map(int, words[1:]))
     else:
         main(*map(int, words))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import episode_logs
 from benchmarks.log_of_curves import logged
 from benchmarks.losses import drawn, first_warning
 from benchmarks.practice_failures import FAILING
@@ -22,12 +23,13 @@ from grpo.config.validate import value_at
 from grpo.dynamics.history import history_of, history_of_values
 from grpo.insight.diagnosis import evidence, progress, reward_parts, setbacks, swings
 from grpo.insight.diagnosis import findings as findings_module
-from grpo.insight.diagnosis.diagnostics import CHECKS, diagnose, unchecked
+from grpo.insight.diagnosis.diagnostics import CHECKS, OF_EPISODES, diagnose, unchecked
 from grpo.insight.diagnosis.findings import NOTE, DiagnosisRule
 from grpo.insight.diagnosis.symptoms import learning_rate
 from grpo.insight.logs.run_log import RunLog, Series
 
 RULE = DiagnosisRule()
+OF_EPISODES_FOUND = {finding for _, finding in episode_logs.FAILING.values()}
 
 
 def findings(curves):
@@ -62,6 +64,23 @@ def test_healthy_runs_of_practice_raise_no_alarm(make):
     true = ALSO_TRUE.get(make, set()) | {"problems solved"}
     found = [finding.name for finding in diagnose(logged(make(0))) if finding.severity != NOTE]
     assert set(found) <= true
+
+
+@pytest.mark.parametrize(("shares", "finding"), episode_logs.FAILING.values(), ids=episode_logs.FAILING)
+def test_failures_of_episodes_are_found(shares, finding):
+    found = {finding.name for finding in diagnose(episode_logs.log_of_episodes(shares, 0, rounds=60))}
+    assert found & OF_EPISODES_FOUND == {finding}
+
+
+@pytest.mark.parametrize("shares", episode_logs.HEALTHY.values(), ids=episode_logs.HEALTHY)
+def test_healthy_episodes_raise_no_alarm(shares):
+    log = episode_logs.log_of_episodes(shares, 0, rounds=60)
+    assert not {finding.name for finding in diagnose(log)} & OF_EPISODES_FOUND
+
+
+def test_a_run_of_single_turns_has_no_findings_of_episodes():
+    log = logged(healthy(0, rounds=40))
+    assert [check(log, RULE) for check in OF_EPISODES] == [None] * len(OF_EPISODES)
 
 
 def test_learning_since_a_round_was_sampled_ahead_is_no_mismatch_of_the_engines():

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.insight.diagnosis import progress, reward_parts, setbacks, swings, symptoms
+from grpo.insight.diagnosis import episodes, progress, reward_parts, setbacks, swings, symptoms
 from grpo.insight.diagnosis.findings import SEVERITIES, DiagnosisRule, Finding
 from grpo.insight.diagnosis.no_reward import no_reward
 from grpo.insight.diagnosis.symptoms import unanswered
@@ -69,6 +69,12 @@ CHECKS: dict[str, tuple[Check, Sequence[str | tuple[str, ...]]]] = {
     "plateau": (progress.plateau, (m.PASS_RATE,)),
 }
 """Each check has a name, a function and the metrics that it needs. One of several in parentheses is enough."""
+
+OF_EPISODES: tuple[Check, ...] = (
+    *(episodes.no_calls, episodes.given_up, episodes.unreadable_calls, episodes.failing_tools),
+    *(episodes.out_of_turns, episodes.failing_episodes),
+)
+"""These checks find nothing where completions are single turns, so a log of such a run lacks nothing for them."""
 
 EXCLUDED = {
     "constant reward": ("no signal", "no gradient", "nothing learned", "no gain lately", "on the plateau"),
@@ -123,7 +129,8 @@ def diagnose(log: RunLog, rule: DiagnosisRule | None = None) -> list[Finding]:
     if without_reward := no_reward(log):
         return [fitting(without_reward, log.settings)]
     log = progress.with_known_prompts(log, rule)
-    findings = [finding for check, _ in CHECKS.values() if (finding := check(log, rule))]
+    checks = [*(check for check, _ in CHECKS.values()), *OF_EPISODES]
+    findings = [finding for check in checks if (finding := check(log, rule))]
     findings = [fitting(finding, log.settings) for finding in compatible(findings)]
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 

@@ -53,6 +53,12 @@ MEANINGS = {
     "stale sampler": "The policy that is trained is too far from the one that wrote its samples.",
     "sampler mismatch": "Sampler and learner disagree about the same tokens under the same weights.",
     "rounds take longer": "Rounds get slower by more than their completions grow.",
+    "no calls": "The model calls no tool, so it learns nothing about using one.",
+    "tools given up": "The model called tools at first and calls them hardly any more.",
+    "unreadable calls": "Many calls are not written in the form that is read, so no tool answers them.",
+    "tools fail": "Most calls end in an error, so the model cannot learn what a tool is good for.",
+    "out of turns": "Most episodes are over before the model has given an answer.",
+    "episodes fail": "Nothing is learned from groups with an episode that failed, however good its others are.",
     "grading fails": "Some answers are never graded, so nothing can be learned from what they say.",
 }
 
@@ -124,6 +130,12 @@ class DiagnosisRule:
     longest_warmup: int = 60  # number of rounds from which on a learning rate that has always risen is a finding
     skipped: float = 0.02  # largest mean number of steps per round that were skipped because of NaN or Inf
     apart: float = 0.1  # largest difference between the pass rates in training and on held-out problems
+    no_calls: float = 0.98  # least share of episodes without a call that means none is ever made
+    given_up: float = 0.25  # rise of that share, to `nearly_all`, from which on tools are given up
+    unreadable: float = 0.2  # largest share of turns with calls that cannot be read
+    failing_calls: float = 0.5  # largest share of calls that may end in an exception
+    out_of_turns: float = 0.5  # largest share of episodes that may run out of turns
+    failing_episodes: float = 0.05  # largest share of episodes that may fail
     ungraded: float = 0.02  # largest share of answers whose grading failed or timed out
     collapse: float = 0.1  # largest loss of pass rate against the run's best
     losing: float = 8.0  # weight of a fall (`losses.Fall`), with the cosines of steps, from which on it is a loss
