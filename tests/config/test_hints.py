@@ -139,6 +139,36 @@ adam_offload → learner.offload_optimizer
 max_async_level → rollout.max_staleness
 main_process_port → hardware.first_port
 learner.zero → learner.zero_stage
+deepspeed_config adafactor → learner.deepspeed
+sequence_len max_len → model.max_length
+sample_packing pad_to_multiple_of dynamic_batch → learner.layout
+tf32 load_in_16bit bf16_full_eval → learner.precision
+val_set_size → task.data.held_out_fraction
+policy_loss_type actor_rollout_ref.actor.policy_loss.loss_mode → objective.name
+vllm_importance_sampling_mode → objective.correction.mode
+no_advantage_std_norm → normalization.exponent
+enable_prefix_caching actor_rollout_ref.rollout.load_format → rollout.engine_args
+actor_rollout_ref.model.override_config rope_scaling → model.config
+unsloth_vllm_standby deepspeed_enable_sleep → learner.offload_states
+unsloth_num_chunks → learner.logit_chunk_tokens
+ring_attn_size sequence_parallel_degree → learner.sequence_parallel
+trainer.resume_from_path auto_resume_from_checkpoints → checkpoint.resume
+trainer.esi_redundant_time → checkpoint.grace_seconds
+eval_n_samples_per_prompt → evaluation.samples_per_problem
+zpg → learner.hpz_partition_size
+fsdp_auto_wrap_policy dp_shard_size → the learner shards by DeepSpeed ZeRO
+peft_use_dora loftq_config exclude_modules → adapters are plain LoRA here
+full_finetuning unfrozen_parameters → all weights are trained, or adapters with model.lora.rank
+ray_kwargs.ray_init.num_cpus hybrid_engine → there is no Ray here
+kl_target algorithm.kl_ctrl.horizon → objective.kl.coefficient stays as it is
+enable_ema → no average of the weights is kept
+special_tokens.pad_token disable_fast_tokenizer → the tokenizer is that of the model's folder
+cut_cross_entropy liger_rope → there is no such kernel here
+trainer.default_hdfs_dir → a run writes to a folder of this machine
+vllm_structured_outputs_regex → the sampler draws from the whole policy
+device_map → `dry_run=true` shows the memory
+train_on_inputs router_aux_loss_coef → GRPO has no such thing here
+trainer.balance_batch → gradients are exact sums over all ranks
 rollout.temperature sampling.temperature → rollout.sampling.temperature
 evaluation.max_new_tokens → evaluation.max_tokens
 task.prompt.system_prompt → task.prompt.system
