@@ -14,7 +14,7 @@ from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import require
 from grpo.config.hydra import compose_sweep
 from grpo.host.terminal import Terminal
-from grpo.sweep.cell_process import gpus_here, run_cells
+from grpo.sweep.cell_process import gpus_here, run_cells, side_by_side
 from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, RUNNING, SWEEP_FILE, Ledger, begin_ledger, open_ledger
 from grpo.sweep.short_names import short_names
@@ -26,8 +26,10 @@ Runs every variant of configs/sweep/NAME.yaml (or of a file of your own), with s
 of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done,
 so the name of its folder (runs/sweep by default) holds no time.
   grpo sweep sweep=normalization experiment=tiny seeds=5 output_dir=runs/dial
+  grpo sweep sweep=papers experiment=tiny dynamics.refresh_interval=4 seeds=5 output_dir=runs/papers
   grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 jobs=2
-jobs=2 runs two at a time, each with GPUs of its own. On Slurm an array of jobs shares the work in the same way:
+Runs fill the GPUs of this machine, each with GPUs of its own; jobs=2 runs two at a time. On Slurm an array of jobs
+shares the work in the same way:
   sbatch --array=1-8 --gpus=1 --wrap "grpo sweep sweep=normalization seeds=5 output_dir=runs/dial"
 """
 
@@ -56,8 +58,12 @@ def run(words: Sequence[str]) -> int:
     print(f"{len(ledger.cells)} runs, of which {len(pending)} are still to do, in {ledger.folder}", flush=True)
     if pending:
         try:
-            own = gpus_here() if config.jobs > 1 and not config.command else []
-            run_cells(ledger, [ledger.cells[index] for index in pending], config.jobs, own)
+            cells = [ledger.cells[index] for index in pending]
+            gpus = gpus_here() if config.jobs != 1 and not config.command else []
+            jobs = config.jobs or side_by_side(cells, len(gpus))
+            if jobs > max(1, config.jobs):
+                print(f"{jobs} runs at a time share the {len(gpus)} GPUs of this machine", flush=True)
+            run_cells(ledger, cells, jobs, gpus if jobs > 1 else [])
         except KeyboardInterrupt:
             print("stopped; run the same command again to continue", flush=True)
     Terminal().print(ledger_table(ledger))

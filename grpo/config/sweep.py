@@ -27,8 +27,9 @@ class SweepConfig:
     # Every run may spend this many of the budget's units, e.g. 20000 samples. 0 keeps num_steps (budget=steps) or takes
     # the completions of the first variant's num_steps (budget=samples); tokens and seconds need a number.
     amount: int = 0
-    # This many runs go side by side on this machine. With several, each sees only GPUs of its own.
-    jobs: int = 1
+    # This many runs go side by side on this machine. With several, each sees only GPUs of its own. 0 fills the GPUs of
+    # this machine, and runs one after another on a CPU.
+    jobs: int = 0
     # This command runs `grpo` for one run, e.g. "srun grpo". "" is this Python. `train` follows it, or `launch` where a
     # run has several ranks or named machines (hardware=node). Such a command gives a run its GPUs itself.
     command: str = ""

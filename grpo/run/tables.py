@@ -96,7 +96,7 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
     else:
         for line in in_short(config, count, places, memory, of_model):
             console.print(line, soft_wrap=True)
-    for line in surprises(config):
+    for line in filter(None, (*surprises(config), idle_gpus(config, local, torch.cuda.device_count() * on_gpu))):
         console.print(line, style="yellow", soft_wrap=True)
     _, sampling, learning = memory[-1]
     if config.learner.offload_optimizer and num_gpus:
@@ -172,6 +172,24 @@ def gpu_gib(config: TrainConfig) -> float:
     """Returns the size of a rank's GPU in GiB, which `hardware.gpu_memory_gib` may say for a dry run, or 0 for CPUs."""
     here, assumed = device_memory.device_gib(config.device), config.hardware.gpu_memory_gib
     return assumed if here and assumed and config.dry_run else here
+
+
+def idle_gpus(config: TrainConfig, local: int, num_gpus: int) -> str:
+    """Returns a line about GPUs of this machine that neither a rank nor a server uses, or "" where all are used.
+
+    >>> idle_gpus(TrainConfig(), 1, 8)
+    '7 of the 8 GPUs here are unused: `grpo launch … hardware=node` learns and samples on all of them'
+    """
+    unused = num_gpus - max(local, gpus_wanted(config))
+    if unused <= 0:
+        return ""
+    # configs/hardware/node.yaml is that of eight GPUs.
+    number = "" if num_gpus == GPUS_ELSEWHERE else f" hardware.ranks_per_node={num_gpus}"
+    are = "is" if unused == 1 else "are"
+    return (
+        f"{unused} of the {num_gpus} GPUs here {are} unused: `grpo launch … hardware=node{number}` learns and samples "
+        "on all of them"
+    )
 
 
 def too_small_a_share(config: TrainConfig, shape: ModelShape) -> str:

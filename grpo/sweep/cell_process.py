@@ -36,6 +36,12 @@ def gpus_here() -> list[str]:
     return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
 
 
+def side_by_side(cells: Sequence[Cell], num_gpus: int) -> int:
+    """Returns how many runs the GPUs of this machine have room for: at least one, and one where runs use others."""
+    most = max(cell.gpus for cell in cells)
+    return max(1, min(len(cells), num_gpus // most)) if all(cell.gpus for cell in cells) else 1
+
+
 def run_cells(ledger: Ledger, cells: Sequence[Cell], jobs: int, gpus: Sequence[str]) -> None:
     """Runs cells to their ends, `jobs` at a time, and records in the ledger how each ended.
 

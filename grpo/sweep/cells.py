@@ -85,8 +85,8 @@ def _check(sweep: SweepConfig) -> None:
         raise UserError("a sweep needs `variants`, which map a name to a list of overrides")
     if sweep.seeds < 1:
         raise UserError(f"seeds={sweep.seeds} must be above 0")
-    if sweep.jobs < 1:
-        raise UserError(f"jobs={sweep.jobs} must be above 0")
+    if sweep.jobs < 0:
+        raise UserError(f"jobs={sweep.jobs} must not be negative")
     if sweep.budget not in BUDGETS:
         raise UserError(f"budget={sweep.budget!r} is unknown: choose one of {' | '.join(BUDGETS)}")
     if sweep.amount < 0:

@@ -123,6 +123,37 @@ def test_a_dry_run_is_that_of_the_machines_it_is_for(hardware, ranks, row, tmp_p
     assert "on 1 rank " in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "local", "num_gpus", "line"),
+    [
+        ([], 1, 2, "1 of the 2 GPUs here is unused: `grpo launch … hardware=node hardware.ranks_per_node=2` learns"),
+        (["hardware=split"], 4, 8, ""),
+        (
+            ["hardware=split", "rollout.servers.replicas=2"],
+            4,
+            8,
+            "2 of the 8 GPUs here are unused: `grpo launch … hard",
+        ),
+        ([], 1, 1, ""),
+        ([], 1, 0, ""),
+    ],
+)
+def test_gpus_that_nothing_uses_are_named_with_the_words_that_use_them(words, local, num_gpus, line):
+    said = tables.idle_gpus(compose_config(["experiment=gsm8k_qwen2_5_7b", *words]), local, num_gpus)
+    assert said.startswith(line) and bool(said) == bool(line)
+
+
+def test_a_run_on_one_of_eight_gpus_says_so(tmp_path, monkeypatch, capsys):
+    LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
+    for name, value in {"is_available": True, "device_count": 8}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    for name in ("device_gib", "available_gib"):
+        monkeypatch.setattr(device_memory, name, lambda device: 79.6)
+    small = ["experiment=tiny", "device=cuda", "learner.precision=bfloat16", "rollout.precision=bfloat16"]
+    print_tables(compose_config(small), files_of(tmp_path))
+    assert "7 of the 8 GPUs here are unused: `grpo launch … hardware=node`" in capsys.readouterr().out
+
+
 def test_a_share_of_a_gpu_that_does_not_hold_the_samplers_weights_is_reported(tmp_path, monkeypatch, capsys):
     LlamaConfig(**LLAMA, num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     # 32.8 B parameters take 61 GiB in bfloat16, and 0.4 of 79.6 GiB is 31.8.

@@ -19,9 +19,10 @@ from benchmarks.runs import command
 from grpo.cli import main
 from grpo.commands.sweep import ledger_table
 from grpo.config import UserError
+from grpo.config.hydra import compose_sweep
 from grpo.host.terminal import Terminal
-from grpo.sweep.cell_process import gpus_here, run_cells
-from grpo.sweep.cells import Cell
+from grpo.sweep.cell_process import gpus_here, run_cells, side_by_side
+from grpo.sweep.cells import Cell, cells_of
 from grpo.sweep.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, State, begin_ledger, open_ledger
 from tests import warm
 from tests.runs import grpo
@@ -210,6 +211,26 @@ def test_runs_one_after_another_see_all_gpus(tmp_path):
     cells = [Cell(f"v-seed{seed}", "v", seed, ()) for seed in range(2)]
     ledger = run_in(tmp_path, 1, [], cells, MEET.replace("{other}", "v-seed0"))
     assert [(ledger.path(cell) / "gpus.txt").read_text() for cell in cells] == ["all", "all"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_gpus", "at_once"), [([1] * 20, 8, 8), ([1] * 3, 8, 3), ([2, 4], 8, 2), ([4] * 9, 8, 2)]
+)
+def test_runs_fill_the_gpus_of_a_machine(gpus, num_gpus, at_once):
+    cells = [Cell(f"v-seed{seed}", "v", seed, (), gpus=count) for seed, count in enumerate(gpus)]
+    assert side_by_side(cells, num_gpus) == at_once
+
+
+@pytest.mark.parametrize(("gpus", "num_gpus"), [([1, 1], 0), ([16], 8), ([0, 1], 8)])
+def test_runs_go_one_after_another_on_a_cpu_where_one_needs_more_and_where_one_uses_other_machines(gpus, num_gpus):
+    assert side_by_side([Cell("v", "v", 0, (), gpus=count) for count in gpus], num_gpus) == 1
+
+
+@pytest.mark.parametrize("preset", ["papers", "sizes"])
+def test_a_preset_has_the_same_samples_for_each_variant(preset):
+    cells = cells_of(compose_sweep(preset, ["seeds=1"]), ["experiment=tiny"])
+    assert len(cells) == {"papers": 4, "sizes": 3}[preset]
+    assert {word for cell in cells for word in cell.overrides if word.startswith("limits")} == {"limits.samples=5120"}
 
 
 def test_more_runs_side_by_side_than_gpus_are_refused(tmp_path):
