@@ -2,9 +2,10 @@
 # A run under Slurm, on one machine or several:
 #   sbatch --nodes=2 --gpus-per-node=8 launch/slurm.sh experiment=gsm8k_qwen2_5_7b hardware=slurm
 #   sbatch --nodes=1 --gpus-per-node=8 launch/slurm.sh experiment=gsm8k_qwen2_5_7b hardware=split
-# Two minutes before its time is up, or when it is preempted, the job is asked to stop: it saves, goes back into the
-# queue, and continues from that checkpoint (checkpoint.resume=auto). Its folder is runs/NAME/job-NUMBER. `scancel JOB`
-# ends all of it.
+# Two minutes before its time is up, or when it is preempted, the job is asked to stop: it saves after its present
+# optimizer step, goes back into the queue, and continues from that checkpoint. Its folder is runs/NAME/job-NUMBER.
+# `scancel JOB` ends all of it. GRPO_IMAGE=grpo.sif runs an image of launch/Dockerfile on every machine by Apptainer, and
+# any other name by pyxis and enroot.
 #SBATCH --job-name=grpo
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -14,15 +15,24 @@
 #SBATCH --signal=B:TERM@120
 set -uo pipefail
 cd "${SLURM_SUBMIT_DIR:?start it with sbatch, from the folder of the checkout}"
-bash launch/setup.sh || exit
+run=(srun --ntasks-per-node=1 --cpu-bind=none)
+case ${GRPO_IMAGE:-} in
+  "") bash launch/setup.sh || exit
+      run=("${GRPO_VENV:-.venv}/bin/python" -m grpo.cli); each=() ;;
+  *.sif) run+=(apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$GRPO_IMAGE" grpo); each=(hardware.shell=each) ;;
+  *) run+=("--container-image=$GRPO_IMAGE" "--container-mounts=$PWD:$PWD" "--container-workdir=$PWD" grpo)
+     each=(hardware.shell=each) ;;
+esac
+# Learners and servers in containers share this key.
+export GRPO_SERVER_KEY=${GRPO_SERVER_KEY:-$(head -c 24 /dev/urandom | base64 | tr -d '+/=')}
 # The run's folder is named by the job, whose number stays the same when it goes back into the queue.
 export GRPO_START="job-$SLURM_JOB_ID"
-"${GRPO_VENV:-.venv}/bin/python" -m grpo.cli launch checkpoint.resume=auto "$@" &
-run=$!
-trap 'kill -TERM $run' TERM
-wait $run
+"${run[@]}" launch checkpoint.resume=auto checkpoint.grace_seconds=110 "$@" "${each[@]}" &
+job=$!
+trap 'kill -TERM $job' TERM
+wait $job
 code=$?
 # The signal cuts the first wait short.
-while kill -0 $run 2>/dev/null; do wait $run; code=$?; done
+while kill -0 $job 2>/dev/null; do wait $job; code=$?; done
 if ((code == 143)); then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code

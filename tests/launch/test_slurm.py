@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,39 @@ def test_a_job_that_slurm_starts_again_finds_its_folder_and_its_checkpoint(tmp_p
     (runs / "job-17" / "checkpoints" / "step-00000002").mkdir(parents=True)
     assert job(tmp_path, runs) == started
     assert [path.name for path in runs.iterdir()] == ["job-17"]
+
+
+@pytest.mark.parametrize(
+    ("image", "within"),
+    [
+        ("grpo.sif", f"apptainer exec --nv --bind {ROOT} --pwd {ROOT} grpo.sif grpo launch "),
+        (
+            "my/grpo",
+            f"--container-image=my/grpo --container-mounts={ROOT}:{ROOT} --container-workdir={ROOT} grpo launch ",
+        ),
+    ],
+)
+def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back_into_the_queue(
+    image, within, tmp_path
+):
+    for name, program in {
+        "srun": 'echo "$*" $GRPO_START ${#GRPO_SERVER_KEY}; trap "exit 143" TERM; touch here; sleep 60 & wait $!',
+        "scontrol": 'echo scontrol "$*"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "17"}
+    words = ["bash", "launch/slurm.sh", "experiment=tiny", "hardware=slurm"]
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment | {"GRPO_IMAGE": image}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "here").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        started, requeued = process.stdout.read().splitlines()
+    assert process.returncode == 143 and requeued == "scontrol requeue 17"
+    assert started.startswith("--ntasks-per-node=1 --cpu-bind=none ") and within in started
+    # The machines agree on the folder, and have one key. The last of several words for a key counts.
+    given = "checkpoint.resume=auto checkpoint.grace_seconds=110 experiment=tiny hardware=slurm hardware.shell=each"
+    assert started.endswith(f"{given} job-17 {len('x' * 32)}")
