@@ -87,7 +87,7 @@ MAY_NAME = {
     "learner": {"torch", "transformers", "deepspeed", "peft", "safetensors"},
     "evaluation": {"numpy", "scipy"},
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow"},
-    "episodes": {"transformers", "aiohttp"},
+    "episodes": {"transformers", "aiohttp", "verifiers"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors"},
     "launch": {"torch"},

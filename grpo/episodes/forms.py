@@ -33,7 +33,7 @@ Chat = Callable[..., Awaitable[Message]]
 raises `EpisodeOver` once the episode has reached a limit."""
 
 TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
-PROGRAM_WORD = "program:"
+PROGRAM_WORD, VERIFIERS_WORD = "program:", "verifiers:"
 
 
 class EpisodeOver(Exception):
@@ -52,14 +52,17 @@ class Form:
 
 
 def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
-    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``, or ``"program: COMMAND"``. Tools
-    that come with grpo stand before it, as in ``"python,file.py:name"``, or alone. They keep to `limits`.
+    """Imports what `path` names: ``"file.py:name,name"`` or ``"package.module:name"``, or ``"program: COMMAND"``, or
+    ``"verifiers:ID"``. Tools that come with grpo stand before it, as in ``"python,file.py:name"``, or alone. They keep
+    to `limits`.
 
     A class with a method `reset` is an environment. A function whose first parameter is `chat` leads its own
     conversation. All other functions are tools. Raises UserError for everything else.
     """
     if path.startswith(PROGRAM_WORD):
         return _program(path)
+    if path.startswith(VERIFIERS_WORD):
+        return _environment_of_verifiers(path)
     before, colon, names = path.rpartition(":")
     *first, module = before.split(",") if colon else (*path.split(","), "")
     unknown = [name for name in map(str.strip, first) if name not in READY]
@@ -89,6 +92,17 @@ def _program(path: str) -> Form:
     if not words or not shutil.which(words[0]):
         raise UserError(f"task.episode={path!r}: there is no program {(words or [''])[0]!r} to be run")
     return Form(PROGRAM, words=tuple(words))
+
+
+def _environment_of_verifiers(path: str) -> Form:
+    try:
+        from grpo.episodes.verifiers_bridge import player
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"task.episode={path} needs a Python that has verifiers ({error}): run bash launch/verifiers.sh, and set "
+            "task.python=.venv-verifiers/bin/python"
+        ) from error
+    return Form(FUNCTION, (player(shlex.split(path.removeprefix(VERIFIERS_WORD))),))
 
 
 def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:

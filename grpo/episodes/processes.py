@@ -15,6 +15,7 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from grpo.config import LimitsConfig
@@ -49,6 +50,9 @@ class Processes:
         begin = [str(theirs.fileno()), json.dumps(asdict(limits)), path]
         words = [python or sys.executable, "-m", "grpo.episodes.process", *begin]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+        if python:
+            # Its own programs come first.
+            environment["PATH"] = os.pathsep.join([str(Path(python).parent), environment.get("PATH", "")])
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment
         )

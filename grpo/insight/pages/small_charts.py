@@ -38,7 +38,7 @@ class SmallChart:
         if all(name.endswith("_fraction") for name in self.names):
             share_from_zero(axes)
         elif min(values := [value for name in self.names for value in run.series(name)[1]]) >= 0:
-            axes.set_ylim(0, 1.08 * max(values))
+            axes.set_ylim(0, 1.08 * max(values) or 1.0)
         axes.set_title(self.title)
         over_steps(axes, run, self.lines[0][0].unit)
         return " ".join(metric.sentence for metric, _ in self.lines if run.has(metric.name))
