@@ -9,6 +9,7 @@ forms       what an episode may be: functions as tools, an environment class, a 
 messages    brings messages into the form that chat templates read
 gateway     answers programs that speak OpenAI's chat interface
 ready_tools tools that come with grpo
+verifiers_bridge  plays environments of verifiers, in a Python of their own
 process     the program in which episodes run, each in a process of its own
 processes   starts it, speaks with the episodes, kills those that take too long
 sampler     samples episodes on top of any engine

@@ -17,7 +17,7 @@ import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from subprocess import PIPE
 from typing import Any
 
@@ -33,6 +33,7 @@ Chat = Callable[..., Awaitable[Message]]
 raises `EpisodeOver` once the episode has reached a limit."""
 
 TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
+RESERVED = ("reset", "get_reward")
 PROGRAM_WORD, VERIFIERS_WORD = "program:", "verifiers:"
 
 
@@ -122,17 +123,18 @@ def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """Returns the public methods of a class of environments but `reset`. They are its tools."""
+    """Returns the public methods of a class of environments that are its tools: all but `reset` and `get_reward`."""
     functions = inspect.getmembers(kind, inspect.isfunction)
-    return {name: function for name, function in functions if not name.startswith("_") and name != "reset"}
+    return {name: function for name, function in functions if not name.startswith("_") and name not in RESERVED}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of an episode is what its own code says of it."""
+    """The outcome of an episode is what its own code says of it. `state` is what an environment holds at its end."""
 
     rewards: dict[str, float]
     counts: Counter[str]
+    state: dict[str, Any] = field(default_factory=dict)
 
 
 async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any]) -> Outcome:
@@ -159,7 +161,20 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
         return Outcome({}, counts)
     with suppress(EpisodeOver):
         await _converse(chat, messages, form.schemas, tools, counts)
-    return Outcome(_rewards(getattr(environment, "reward", None)), counts)
+    own_reward = getattr(environment, "get_reward", None)
+    reward = await _called(own_reward, {}) if callable(own_reward) else getattr(environment, "reward", None)
+    return Outcome(_rewards(reward), counts, _state(environment))
+
+
+def _state(environment: Any) -> dict[str, Any]:
+    """Returns the public attributes of an environment that JSON can hold."""
+    state: dict[str, Any] = {}
+    for name in dir(environment):
+        # A property may raise anything, and an open file has no JSON.
+        with suppress(Exception):
+            if not name.startswith("_") and not callable(value := getattr(environment, name)):
+                state[name] = json.loads(json.dumps(value))
+    return state
 
 
 async def _run(words: Sequence[str], problem: Problem, row: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ the trainer over that socket by JSON lines, never by pickles, since what a model
 
     to the trainer      {"pid": n}                                   names the process that is to be killed
                         {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
-                        {"rewards": {…}, "counts": {…}}              ends the episode
+                        {"rewards": {…}, "counts": {…}, "state": {…}} ends the episode
                         {"error": "…"}                               ends it as failed
     from the trainer    {"problem": {…}, "row": {…}, "seed": n, "address": "…"}
                         {"chat": n, "message": {…}}                  answers
@@ -130,9 +130,9 @@ async def _episode(link: socket.socket, form: Form) -> None:
     listening = asyncio.create_task(trainer.listen())
     try:
         outcome = await played(form, trainer.chat, Problem(**begin["problem"]), begin["row"])
-        trainer.send({"rewards": outcome.rewards, "counts": outcome.counts})
+        trainer.send({"rewards": outcome.rewards, "counts": outcome.counts, "state": outcome.state})
     except EpisodeOver:
-        trainer.send({"rewards": {}, "counts": {}})
+        trainer.send({"rewards": {}, "counts": {}, "state": {}})
     except MemoryError:
         trainer.send({"error": "it needs more memory than task.limits.memory_gib"})
     except BaseException as error:

@@ -14,7 +14,7 @@ import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from grpo.config import LimitsConfig
 from grpo.config.errors import UserError
 from grpo.episodes.messages import Message, Unreadable, messages_of, tools_of
 from grpo.episodes.process import LONGEST_LINE
-from grpo.types import Completion
+from grpo.types import Completion, Problem
 
 START_SECONDS = 300.0
 """The file of an episode may take this long to be imported."""
@@ -129,6 +129,7 @@ class Ended:
 
     rewards: Mapping[str, float]
     counts: Mapping[str, int]
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Link:
@@ -141,6 +142,14 @@ class Link:
 
     def send(self, values: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(values, default=str).encode() + b"\n")
+
+    def begin(self, problem: Problem, answer_name: str, seed: int, address: str) -> None:
+        """Begins the episode of a problem, whose messages put it to the model. `answer_name` is the column of answers,
+        and `address` a gateway's, or ""."""
+        metadata = dict(problem.metadata)
+        row = {**metadata, answer_name: problem.answer}
+        asked = asdict(replace(problem, metadata=metadata, messages=tuple(problem.messages)))
+        self.send({"problem": asked, "row": row, "seed": seed, "address": address})
 
     def put(self, said: Question | Ended | Failed) -> None:
         """Adds to what `said` returns."""
@@ -163,7 +172,7 @@ class Link:
         if "error" in values:
             return Failed(values["error"])
         if "rewards" in values:
-            return Ended(values["rewards"], values["counts"])
+            return Ended(values["rewards"], values["counts"], values["state"])
 
         def reply(answer: Answer | None) -> None:
             self.send({"chat": values["chat"], **({"message": answer.message} if answer else {"over": True})})

@@ -54,6 +54,7 @@ class Recorder:
         self.unreadable = 0
         self.last: Completion | None = None
         self.messages: tuple[Message, ...] = ()
+        self.num_opening = 0
 
     @property
     def opening(self) -> tuple[int, ...]:
@@ -85,6 +86,7 @@ class Recorder:
         for number, call in enumerate(message.get("tool_calls") or ()):
             # Some templates want an id of nine letters and digits.
             call["id"] = f"c{self.num_turns % 10**5:05d}{number % 1000:03d}"
+        self.num_opening = self.num_opening or len(messages)
         self.num_turns += 1
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable

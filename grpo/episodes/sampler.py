@@ -13,13 +13,13 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from grpo.config import LimitsConfig, SamplingConfig
 from grpo.config.errors import Interrupted, SamplerLost, UserError
 from grpo.episodes.gateway import Gateway
-from grpo.episodes.processes import Answer, Failed, Hanging, Link, Processes, Question
+from grpo.episodes.processes import Answer, Ended, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.recorder import Place, Recorder, common_opening
 from grpo.episodes.template import ChatTemplate, Message
 from grpo.interfaces import Draw, OnGroup
@@ -218,8 +218,7 @@ class _Play:
         self._ask, self._seed, self._warn = ask, seed, warn
         self.recorder = Recorder(stage.template)
         self._ended, self._error, self._seconds, self._num_asked = "", "", 0.0, 0
-        self._rewards: Mapping[str, float] = {}
-        self._counts: Mapping[str, int] = {}
+        self._said = Ended({}, {})
 
     async def run(self, places: asyncio.Semaphore) -> None:
         """Plays the episode to its end, in a process of its own once there is room for one."""
@@ -245,22 +244,14 @@ class _Play:
 
     async def _follow(self, link: Link, address: str) -> None:
         """Answers what the episode's code asks, until it has ended."""
-        problem, metadata = self._prompt.problem, dict(self._prompt.problem.metadata)
-        messages = tuple(self._stage.messages(problem))
+        problem = replace(self._prompt.problem, messages=tuple(self._stage.messages(self._prompt.problem)))
         name = f"{self._seed}/{self._prompt.prompt_id}/{self._sample}"
-        link.send(
-            {
-                "problem": asdict(replace(problem, metadata=metadata, messages=messages)),
-                "row": {**metadata, self._stage.answer_name: problem.answer},
-                "seed": int.from_bytes(name.encode()[-8:], "big"),
-                "address": address,
-            }
-        )
+        link.begin(problem, self._stage.answer_name, int.from_bytes(name.encode()[-8:], "big"), address)
         answers: set[asyncio.Task[None]] = set()
         try:
             while isinstance(said := await link.said(answers, self._stage.limits.seconds), Question):
                 answers = {task for task in answers if not task.done()} | {asyncio.create_task(self._answer(said))}
-            self._rewards, self._counts = said.rewards, said.counts
+            self._said = said
         finally:
             for task in answers:
                 task.cancel()
@@ -309,10 +300,12 @@ class _Play:
             self._warn(self._prompt.problem, self._error)
         facts = EpisodeFacts(
             messages=recorder.messages,
-            rewards=self._rewards,
+            opening=recorder.num_opening,
+            rewards=self._said.rewards,
+            state=self._said.state,
             turns=recorder.num_turns,
-            calls=self._counts.get("calls", 0),
-            failed_calls=self._counts.get("failed_calls", 0),
+            calls=self._said.counts.get("calls", 0),
+            failed_calls=self._said.counts.get("failed_calls", 0),
             unreadable_calls=recorder.unreadable,
             branches=recorder.num_branches,
             seconds=self._seconds,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from grpo.config import TaskConfig
-from grpo.episodes.forms import PROGRAM
+from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Answer, Ended, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.template import made_up_call
 from grpo.tasks.prompt_encoding import filled
@@ -18,34 +18,35 @@ from grpo.types import Completion, EpisodeFacts, Problem
 class ScriptedEpisodes:
     """Plays episodes of a task's sets. The model calls its first tool once, with made-up arguments, and then answers.
 
-    Programs are not played. Raises UserError if the code of an episode cannot be imported.
+    Raises UserError if the code of an episode cannot be imported.
     """
 
     def __init__(self, task: TaskConfig):
         self._sets = {name: of_set for name, of_set in task.all_sets.items() if of_set.episode}
-        self._processes = {name: Processes(of_set.episode, of_set.limits) for name, of_set in self._sets.items()}
+        self._processes = {
+            name: Processes(of_set.episode, of_set.limits, of_set.python) for name, of_set in self._sets.items()
+        }
 
     def __call__(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts | None:
         """Returns the facts of an episode in which the model answers with `text`, or None where nothing is played."""
-        if set_name not in self._sets or self._processes[set_name].kind == PROGRAM:
+        if set_name not in self._sets:
             return None
         return asyncio.run(self._played(set_name, problem, text))
 
     async def _played(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts:
         of_set = self._sets[set_name]
-        metadata = dict(problem.metadata)
         question = {"role": "user", "content": filled(of_set.prompt.template, problem)}
         messages = problem.messages or (question,)
         script = Script(text, of_set.limits.turns)
-        async with self._processes[set_name].episode() as link:
-            link.send(
-                {
-                    "problem": asdict(replace(problem, metadata=metadata, messages=messages)),
-                    "row": {**metadata, of_set.answer_name: problem.answer},
-                    **{"seed": 0, "address": ""},
-                }
-            )
-            return await script.played(link, of_set.limits.seconds)
+        gateway = Gateway(of_set.gateway)
+        await gateway.start()
+        try:
+            async with self._processes[set_name].episode() as link:
+                with gateway.address(link) as address:
+                    link.begin(replace(problem, messages=messages), of_set.answer_name, 0, address)
+                    return await script.played(link, of_set.limits.seconds)
+        finally:
+            await gateway.stop()
 
     def __enter__(self) -> ScriptedEpisodes:
         return self
@@ -62,6 +63,7 @@ class Script:
         self._text, self._most = text, most_turns
         self._turns = 0
         self._messages: Sequence[Any] = ()
+        self._opening = 0
 
     async def played(self, link: Link, seconds: float) -> EpisodeFacts:
         ended, error = Ended({}, {}), ""
@@ -73,11 +75,17 @@ class Script:
             error = str(failure)
         except Hanging:
             error = f"it took longer than task.limits.seconds={seconds:g}"
-        counts = ended.counts
         return EpisodeFacts(
-            tuple(self._messages), ended.rewards, self._turns, counts.get("calls", 0), counts.get("failed_calls", 0),
-            error=error, ended="turns" if self._turns > self._most else "",
-        )  # fmt: skip
+            messages=tuple(self._messages),
+            opening=self._opening,
+            rewards=ended.rewards,
+            state=ended.state,
+            turns=self._turns,
+            calls=ended.counts.get("calls", 0),
+            failed_calls=ended.counts.get("failed_calls", 0),
+            ended="turns" if self._turns > self._most else "",
+            error=error,
+        )
 
     def _reply(self, question: Question) -> None:
         self._turns += 1
@@ -85,5 +93,6 @@ class Script:
             return question.reply(None)
         calls = question.tools and self._turns == 1 < self._most
         turn = made_up_call(question.tools[0]) if calls else {"role": "assistant", "content": self._text}
+        self._opening = self._opening or len(question.messages)
         self._messages = [*question.messages, turn]
         question.reply(Answer(turn, Completion((), (), self._text, truncated=False), 0))

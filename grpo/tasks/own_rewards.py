@@ -1,7 +1,8 @@
 """This module imports a user's own reward function, and adapts the signatures that TRL and verl use.
 
-A function's parameters decide how it is called: for each completion, once for each group (parameter `completions`), or
-once for all groups that are sampled together, such as a round's (parameter `groups`). The function may be async.
+A function's parameters decide how it is called: for each completion, once for each group (parameter `completions` or
+`environments`), or once for all groups that are sampled together, such as a round's (parameter `groups`). The function
+may be async.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from grpo.config import UserError
 from grpo.config.errors import first_line, require
-from grpo.types import Problem, RolloutGroup
+from grpo.types import EpisodeFacts, Problem, RolloutGroup
 from grpo.types.imported import given, imported
 
 START_SECONDS = 300.0
@@ -30,8 +32,8 @@ Facts = Mapping[str, Any]
 """Arguments for a reward function besides texts and the problem's columns, such as the step; see `reward_facts`."""
 
 NOTHING: Facts = {}
-FACTS = ("prompt", "messages", "source", "step", "tokens", "truncated")
-OF_EACH = ("tokens", "truncated")
+FACTS = ("prompt", "messages", "source", "step", "tokens", "truncated", "conversation", "environments")
+OF_EACH = ("tokens", "truncated", "conversation", "environments")
 """These facts are lists with one entry for each completion."""
 
 WANTED = (
@@ -56,6 +58,8 @@ def reward_facts(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
     step       the number of optimizer steps of the policy that sampled the last token
     tokens     the token ids of each completion
     truncated  whether the token limit cut each completion off
+    conversation  the messages of each episode after those that ask the question, or None for a single turn
+    environments  an `EndedEnvironment` of each episode, or None for a single turn
     """
     problem = group.prompt.problem
     messages = [dict(message) for message in problem.messages]
@@ -66,8 +70,27 @@ def reward_facts(group: RolloutGroup, wanted: frozenset[str]) -> Facts:
         "step": lambda: group.newest_version,
         "tokens": lambda: [list(completion.token_ids) for completion in group.completions],
         "truncated": lambda: [completion.truncated for completion in group.completions],
+        "conversation": lambda: [_conversation(completion.episode) for completion in group.completions],
+        "environments": lambda: [_environment(completion.episode) for completion in group.completions],
     }
     return {name: fact() for name, fact in facts.items() if name in wanted}
+
+
+class EndedEnvironment(SimpleNamespace):
+    """This object stands for an environment, whose process has ended. It has the attributes that JSON can hold."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the environment had no attribute {name} at its end that JSON can hold; it had {', '.join(vars(self))}"
+        )
+
+
+def _conversation(facts: EpisodeFacts | None) -> list[Any] | None:
+    return [dict(message) for message in facts.messages[facts.opening :]] if facts else None
+
+
+def _environment(facts: EpisodeFacts | None) -> EndedEnvironment | None:
+    return EndedEnvironment(**facts.state) if facts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +165,16 @@ class GroupReward:
     def __call__(self, completions: Sequence[str], problem: Problem, facts: Facts) -> Sequence[Any]:
         """Returns the function's rewards, one for each completion; None counts as 0.
 
-        Prompts and completions are chat messages when the problem has messages, else texts. Each column of the data is
-        a list with one entry for each completion. Raises ValueError for another number of rewards than
-        completions.
+        Prompts and completions are chat messages when the problem has messages, else texts. The completion of an
+        episode is all of its messages but those that asked the question. Each column of the data is a list with one
+        entry for each completion. Raises ValueError for another number of rewards than completions.
         """
         chat = bool(problem.messages)
-        contents = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
+        contents: list[Any] = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
+        contents = [whole or text for whole, text in zip(facts.get("conversation", contents), contents, strict=True)]
+        # TRL passes environments where there are some, and knows no argument `conversation`.
+        foreign = {"conversation", *([] if any(facts.get("environments", ())) else ["environments"])} - self.needed
+        facts = {name: fact for name, fact in facts.items() if name not in foreign}
         prompt = [dict(message) for message in problem.messages] if chat else problem.question
         columns = {**self._columns(problem), "prompts": prompt}
         # A column of the data has its name before a fact.
@@ -245,8 +272,9 @@ def own_reward(path: str, answer_name: str, called: bool = False) -> Part:
     any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     plain = {name: parameter for name, parameter in parameters.items() if parameter.kind not in _STARRED}
     needed = frozenset(name for name, parameter in plain.items() if parameter.default is inspect.Parameter.empty)
-    if GROUP in plain:
+    if GROUP in plain or ("environments" in plain and "completion" not in plain):
         wanted = frozenset(plain) & {*FACTS} | {fact for name, fact in _TRL_NAMES.items() if name in plain}
+        wanted |= {"conversation", *(["environments"] if any_name else [])}
         return GroupReward(_synchronous(function), answer_name, None if any_name else frozenset(plain), needed, wanted)
     if needed == {BATCH}:
         return BatchReward(_synchronous(function))

@@ -22,7 +22,7 @@ from grpo.config.credentials import PLACE
 from grpo.config.task import remote_kind
 from grpo.tasks.grading_worker import UNANSWERED, RawGrade, merged, numbers
 from grpo.tasks.judge import Judge, excerpt
-from grpo.tasks.own_rewards import FACTS, reward_facts
+from grpo.tasks.own_rewards import FACTS, OF_EACH, reward_facts
 from grpo.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class _RemotePart:
         problem, completion = group.prompt.problem, group.completions[place]
         if self._judge:
             return self._judge.request(problem.question, problem.answer, completion.text)
-        facts = reward_facts(group, frozenset(FACTS) - {"tokens", "truncated"})
+        facts = reward_facts(group, frozenset(FACTS) - {*OF_EACH})
         return {
             "completion": completion.text,
             "answer": problem.answer,

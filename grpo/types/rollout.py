@@ -70,13 +70,16 @@ class Observed:
 class EpisodeFacts:
     """The facts of an episode say what happened in the turns of a completion.
 
-    `messages` is the conversation, in the words of chat templates. `rewards` are what the episode itself returned, by
-    name. `ended` is "" for an episode that came to its own end, or the limit that ended it: "turns", "tokens" or
-    "seconds". `error` says why it failed, or is "". `seconds` is the time that tools and environment took.
+    `messages` is the conversation, in the words of chat templates, and `opening` of them stood before the model's first
+    turn. `rewards` are what the episode itself returned, by name, and `state` is what its environment held at the end.
+    `ended` is "" for an episode that came to its own end, or the limit that ended it: "turns", "tokens" or "seconds".
+    `error` says why it failed, or is "". `seconds` is the time that tools and environment took.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
+    opening: int = 0
     rewards: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     turns: int = 1
     calls: int = 0
     failed_calls: int = 0

@@ -70,6 +70,18 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     assert outcome.rewards == {"reward": 9.0}
 
 
+def test_an_environment_may_score_itself_and_leaves_what_json_can_hold():
+    outcome, _ = play("Scored", call("guess", number=2), call("guess", number=3))
+    assert outcome.rewards == {"reward": 1.0}
+    assert outcome.state == {"target": 3, "guesses": [2, 3]}
+    assert [schema["function"]["name"] for schema in form_of(f"{ACTS}:Scored").schemas] == ["guess"]
+
+
+def test_a_python_without_verifiers_has_none_of_its_environments():
+    with pytest.raises(UserError, match="run bash launch/verifiers.sh, and set task.python="):
+        form_of("verifiers:wordle")
+
+
 def test_an_environment_describes_its_methods_without_self():
     [schema] = form_of(f"{ACTS}:Counter").schemas
     assert schema["function"]["name"] == "count"

@@ -29,4 +29,3 @@ def test_a_run_plays_an_environment_of_verifiers(tmp_path):
     for row in rows(tmp_path / "run" / "metrics.jsonl"):
         assert row["episodes/failed_fraction"] == 0 and row["episodes/turns_mean"] == 1.0
         assert row["reward/mean"] >= 0.5
-

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.rewards import build_parts
-from grpo.types import Completion, Problem, Prompt, RolloutGroup
+from grpo.types import Completion, EpisodeFacts, Problem, Prompt, RolloutGroup
 
 SOURCE = """
 import asyncio, numpy, sys
@@ -58,6 +59,13 @@ class Uncallable: pass
 class Needy:
     def __init__(self, scale): self.scale = scale
     def __call__(self, completion): return self.scale
+def of_environments(environments, **kwargs): return [env.reward + len(env.guesses) for env in environments]
+def of_words(completions, **kwargs):
+    return [len(words) + float(words[-1]["content"] == "2") + len(kwargs["environments"]) for words in completions]
+def of_conversation(completion, conversation): return float(len(conversation))
+def of_nothing(environments, completions): return [env.score for env in environments]
+def without(completions, **kwargs):
+    return [float({"environments", "conversation"}.isdisjoint(kwargs))] * len(completions)
 def hangs(completions):
     while True: pass
 """
@@ -147,6 +155,23 @@ def test_a_function_gets_what_its_parameters_name(rewards):
     facts = {"named/step": 6.0, "named/asked": 7.0, "named/source": 1.0}
     assert first == {"named": 0.0, "named/tokens": 2.0, "trl_ids": 15.0, **facts}
     assert second == {"named": 1.0, "named/tokens": 3.0, "trl_ids": 6.0, **facts}
+
+
+def test_a_function_of_trl_sees_environments_and_whole_conversations(rewards):
+    asked = {"role": "user", "content": "1 + 1?"}
+    said = [{"role": "assistant", "content": "", "tool_calls": []}, {"role": "tool", "content": "two"}]
+    state = {"reward": 0.5, "guesses": ["a", "b"]}
+    facts = EpisodeFacts((asked, *said, {"role": "assistant", "content": "2"}), opening=1, state=state)
+    names = ("of_environments", "of_words", "of_conversation", "without")
+    [[grade]] = scored(rewards(*names), (replace(written("2"), episode=facts),))
+    assert grade == {"of_environments": 2.5, "of_words": 5.0, "of_conversation": 3.0, "without": 0.0}
+    assert scored(rewards("without"), (written("2"),)) == [[{"without": 1.0}]]
+
+
+def test_an_attribute_that_did_not_outlive_its_environment_is_named(rewards):
+    facts = EpisodeFacts(opening=1, state={"reward": 0.5})
+    with pytest.raises(UserError, match="no attribute score at its end that JSON can hold; it had reward"):
+        scored(rewards("of_nothing"), (replace(written("2"), episode=facts),))
 
 
 def test_an_async_function_of_one_completion_is_asked_about_a_whole_group_at_once(rewards):
