@@ -21,8 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from grpo.config.errors import UserError
-from grpo.episodes.messages import Unreadable, messages_of, tools_of
-from grpo.episodes.process import POLICY
+from grpo.episodes.messages import POLICY, Unreadable, messages_of, tools_of
 from grpo.episodes.processes import Answer, Link, Question
 
 logger = logging.getLogger(__name__)

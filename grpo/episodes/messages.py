@@ -8,6 +8,9 @@ from typing import Any
 
 Message = dict[str, Any]
 
+POLICY = "policy"
+"""Programs may call the model so. Any other name does as well."""
+
 ROLES = {"developer": "system", "function": "tool"}
 """These roles have other names in a chat template."""
 

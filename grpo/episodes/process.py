@@ -36,13 +36,11 @@ from grpo.config import LimitsConfig
 from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line
 from grpo.episodes.forms import EpisodeOver, Form, form_of, played
-from grpo.episodes.messages import Message
+from grpo.episodes.messages import POLICY, Message
 from grpo.sandbox.walls import end_with_parent
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
-POLICY = "policy"
-"""Programs may call the model so. Any other name does as well."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import verifiers.v1 as vf
 
 from grpo.config.errors import UserError
-from grpo.episodes.process import POLICY
+from grpo.episodes.messages import POLICY
 from grpo.types import Problem
 
 DEFAULTS = {"agent.harness.id": "null", "agent.runtime.type": "subprocess"}
