@@ -50,7 +50,8 @@ NAMES = {
         "max_turns max_tool_calling_iterations max_assistant_turns multi_turn.max_assistant_turns max_steps_per_episode"
     ),
     "task.reward.parts": (
-        "custom_reward_function custom_reward_function.name custom_reward_function.path remote_rm_url reward_fn "
+        "code_reward custom_reward_function custom_reward_function.name custom_reward_function.path remote_rm_url "
+        "reward_fn reward_model.sandbox_fusion.url sandbox_fusion sandbox_fusion.url "
         "reward_funcs reward_function reward_functions reward_manager reward_model reward_model.enable "
         "reward_model.path reward_weights task.reward.function task.reward.functions task.reward.name task.reward.path "
         "task.reward.weights reward_model_name_or_path reward_pretrain sandbox_fusion sandbox_fusion.url"

@@ -14,26 +14,27 @@ forked before they come. Their process alone can say that they have passed.
 
 from __future__ import annotations
 
-import ast
 import builtins
-import importlib
 import json
-import linecache
 import os
-import selectors
+import select
 import signal
-import socket
 import sys
 import time
-import traceback
-import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 from grpo.sandbox.peers import OPERATIONS, Peer, call
 from grpo.sandbox.walls import confine, enclose, end_with_parent
 
+if TYPE_CHECKING:
+    import ast
+
+# Every sandbox pays for what is imported here. Only some programs need the rest.
 Action = Callable[[], None]
+Channel = tuple[int, int]
+"""A channel is what a peer reads from, and what it writes to."""
 CHUNK, FLOOD = 2**16, 2**20
 
 
@@ -75,7 +76,7 @@ class Supervisor:
         self._seconds_left, self._memory = settings["seconds"], settings["memory"]
         self._characters = settings["characters"]
         self._requests = b""
-        self._program: socket.socket | None = None
+        self._program: Channel | None = None
 
     def serve(self) -> Action:
         """Answers requests until there are no more. In a child, returns what that has to do."""
@@ -116,15 +117,15 @@ class Supervisor:
         return None
 
     def _load(self, program: str) -> Action | None:
-        ours, theirs = socket.socketpair()
+        (questions, to_program), (answers, from_program) = os.pipe(), os.pipe()
         child = os.fork()
         if not child:
-            ours.close()
             null = os.open("/dev/null", os.O_RDWR)
-            self._become(null, null, null, keep=theirs.fileno())
-            return lambda: serve_functions(program, theirs.fileno())
-        theirs.close()
-        self._program = ours
+            self._become(null, null, null, keep=(questions, from_program))
+            return lambda: serve_functions(program, (questions, from_program))
+        os.close(questions)
+        os.close(from_program)
+        self._program = answers, to_program
         _say({"error": ""})
         return None
 
@@ -136,20 +137,19 @@ class Supervisor:
         if not child:
             null = os.open("/dev/null", os.O_RDWR)
             # The descriptor of the verdict is known to this process alone.
-            channel, verdict_end = program.detach(), verdict_end
-            self._become(null, null, null, keep=(channel, verdict_end))
-            return lambda: examine(source, channel, verdict_end)
+            self._become(null, null, null, keep=(*program, verdict_end))
+            return lambda: examine(source, program, verdict_end)
         os.close(verdict_end)
         [text], ended = self._watch(child, [verdict])
         late = "the tests took too long" if ended == "seconds" else f"the process of the tests ended ({ended})"
         _say(json.loads(text) if text.endswith("\n") else {"error": late, "unreadable": False})
         return None
 
-    def _become(self, given: int, out: int, error_out: int, keep: int | tuple[int, ...] = ()) -> None:
+    def _become(self, given: int, out: int, error_out: int, keep: tuple[int, ...] = ()) -> None:
         """Makes this child what it is for life: its three streams, no other descriptors but `keep`, and its limits."""
         for number, descriptor in enumerate((given, out, error_out)):
             os.dup2(descriptor, number)
-        kept = sorted({0, 1, 2, *((keep,) if isinstance(keep, int) else keep)})
+        kept = sorted({0, 1, 2, *keep})
         for before, after in zip(kept, [*kept[1:], 4096], strict=True):
             os.closerange(before + 1, after)
         self._requests = b""
@@ -160,25 +160,23 @@ class Supervisor:
         waits for it. Returns the texts, and how it ended."""
         written, ended, process = {pipe: b"" for pipe in pipes}, "", os.pidfd_open(child)
         deadline = time.monotonic() + self._seconds_left
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (*pipes, process, 0):
-                selector.register(descriptor, selectors.EVENT_READ)
-            while not ended:
-                ready = [key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
-                if not ready:
-                    ended = "seconds"
-                for pipe in written.keys() & set(ready):
-                    chunk = os.read(pipe, CHUNK)
-                    written[pipe] += chunk
-                    if not chunk:
-                        selector.unregister(pipe)
-                    if len(written[pipe]) > 4 * self._characters + FLOOD:
-                        ended = "output"
-                if 0 in ready:
-                    # Nobody asks while an answer is due, so this is the end.
-                    os._exit(0)
-                if ready == [process]:
-                    break
+        watched = [*pipes, process, 0]
+        while not ended:
+            ready = select.select(watched, [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready:
+                ended = "seconds"
+            for pipe in written.keys() & {*ready}:
+                chunk = os.read(pipe, CHUNK)
+                written[pipe] += chunk
+                if not chunk:
+                    watched.remove(pipe)
+                if len(written[pipe]) > 4 * self._characters + FLOOD:
+                    ended = "output"
+            if 0 in ready:
+                # Nobody asks while an answer is due, so this is the end.
+                os._exit(0)
+            if ready == [process]:
+                break
         self._seconds_left = max(0.0, deadline - time.monotonic())
         os.kill(child, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -194,21 +192,25 @@ class Supervisor:
 def run_main(program: str, last_value: bool) -> None:
     """Runs a program as Python does, and then leaves as Python does. With `last_value` it prints the value of the last
     line, if that is an expression."""
-    module = types.ModuleType("__main__")
+    module = ModuleType("__main__")
     sys.modules["__main__"] = module
     name = "<program>"
-    linecache.cache[name] = (len(program), None, program.splitlines(keepends=True), name)
     try:
-        tree = ast.parse(program, name)
-        last = tree.body.pop() if last_value and tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, name, "exec"), module.__dict__)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__)
+        code, last = compile(program, name, "exec"), None
+        if last_value:
+            code, last = _without_last(program, name)
+        exec(code, module.__dict__)
+        if last:
+            value = eval(last, module.__dict__)
             if value is not None:
                 print(repr(value))
     except SystemExit:
         raise
     except BaseException as error:
+        import linecache
+        import traceback
+
+        linecache.cache[name] = (len(program), None, program.splitlines(keepends=True), name)
         # The frames of this file are nobody's business.
         frames = error.__traceback__
         while frames and frames.tb_frame.f_code.co_filename != name:
@@ -217,9 +219,19 @@ def run_main(program: str, last_value: bool) -> None:
         sys.exit(1)
 
 
-def serve_functions(program: str, channel: int) -> None:
+def _without_last(program: str, name: str) -> tuple[CodeType, CodeType | None]:
+    """Compiles a program without its last line, and that by itself, if it is an expression."""
+    import ast
+
+    tree = ast.parse(program, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    value = compile(ast.Expression(last.value), name, "eval") if isinstance(last, ast.Expr) else None
+    return compile(tree, name, "exec"), value
+
+
+def serve_functions(program: str, channel: Channel) -> None:
     """Runs a program, and then lets the tests call its functions."""
-    module = types.ModuleType("program")
+    module = ModuleType("program")
     sys.modules["program"] = module
     error = ""
     try:
@@ -231,13 +243,15 @@ def serve_functions(program: str, channel: int) -> None:
         "global": lambda name: module.__dict__[name],
         **OPERATIONS,
     }
-    Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), operations).serve()
+    Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), operations).serve()
     os._exit(0)
 
 
-def examine(source: str, channel: int, verdict: int) -> None:
+def examine(source: str, channel: Channel, verdict: int) -> None:
     """Runs tests, and writes to `verdict` why they have failed. Functions test_… are called."""
-    peer = Peer(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"), {"call": call})
+    import ast
+
+    peer = Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), {"call": call})
     error, tree = "", None
     try:
         tree = ast.parse(source, "<tests>")
@@ -266,6 +280,9 @@ def _namespace(tree: ast.Module, peer: Peer, names: list[str]) -> dict[str, Any]
     A program cannot put its own function in the place of one of Python's, such as `set`, unless the tests are of
     nothing else. Nor can it stand for a module of Python's library, or for numpy.
     """
+    import ast
+    import importlib
+
     nodes = list(ast.walk(tree))
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import signal
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 NOBODY = 65534
 CLOSED = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
@@ -63,6 +61,11 @@ def _system_call(name: str, number: int, *arguments: object) -> None:
         raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
 def end_with_parent(parent: int | None = None) -> None:
     """Makes the kernel kill this process when its parent ends. Ends it at once if that is `parent` no more."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,11 +81,11 @@ def enclose(folders: Sequence[str]) -> None:
 
     The process that has called this waits outside until the other has ended. Raises OSError where the kernel refuses.
     """
-    architecture = ARCHITECTURES.get(platform.machine())
+    architecture = ARCHITECTURES.get(os.uname().machine)
     if architecture is None:
-        raise OSError(f"it knows processors of the kinds {' and '.join(ARCHITECTURES)}, and not {platform.machine()}")
+        raise OSError(f"it knows processors of the kinds {' and '.join(ARCHITECTURES)}, and not {os.uname().machine}")
     # The kernel counts no processes of the machine's root, so that somebody else has to run them.
-    is_root = os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[:2] == ["0", "0"]
+    is_root = os.geteuid() == 0 and _read("/proc/self/uid_map").split()[:2] == ["0", "0"]
     if is_root:
         os.setgroups([])
     _map_users(is_root)
@@ -112,7 +115,8 @@ def _map_users(is_root: bool) -> None:
         if os.read(wait, 1):
             try:
                 for name, text in files.items():
-                    Path(f"/proc/{own}/{name}").write_text(text)
+                    with open(f"/proc/{own}/{name}", "w") as file:
+                        file.write(text)
                 code = 0
             except OSError as error:
                 code = error.errno or 1
@@ -132,7 +136,7 @@ def _mount(folders: Sequence[str], pivot_root: int) -> None:
     """Puts a new root in place of the machine's: folders that can be read, a few devices, and a scratch folder."""
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     _call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
-    Path("/tmp/old").mkdir()
+    os.mkdir("/tmp/old")
     _system_call("pivot_root", pivot_root, b"/tmp", b"/tmp/old")
     os.chdir("/")
     # A folder comes before those inside it, which are there then.
@@ -141,10 +145,10 @@ def _mount(folders: Sequence[str], pivot_root: int) -> None:
             _protect(name, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, AT_RECURSIVE)
     for name in DEVICES:
         _show(f"/dev/{name}")
-    Path("/tmp").mkdir()
-    Path("/dev/shm").symlink_to("/tmp")
+    os.mkdir("/tmp")
+    os.symlink("/tmp", "/dev/shm")
     _call("umount2", b"/old", MNT_DETACH)
-    Path("/old").rmdir()
+    os.rmdir("/old")
     options = f"size={SCRATCH_BYTES},nr_inodes=4096,mode=1777".encode()
     _call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, options)
     _protect("/", ATTR_RDONLY, 0)
@@ -154,18 +158,18 @@ def _mount(folders: Sequence[str], pivot_root: int) -> None:
 def _show(name: str) -> bool:
     """Shows a file or a folder of the machine under its own name, and tells whether that is a mount of its own now. A
     link, as /lib often is, stays a link."""
-    old, new = Path("/old") / name[1:], Path(name)
-    if os.path.lexists(new) or not os.path.lexists(old):
+    old = f"/old{name}"
+    if os.path.lexists(name) or not os.path.lexists(old):
         return False
-    new.parent.mkdir(parents=True, exist_ok=True)
-    if old.is_symlink():
-        new.symlink_to(old.readlink())
+    os.makedirs(os.path.dirname(name), exist_ok=True)
+    if os.path.islink(old):
+        os.symlink(os.readlink(old), name)
         return False
-    if old.is_dir():
-        new.mkdir()
+    if os.path.isdir(old):
+        os.mkdir(name)
     else:
-        new.touch()
-    _call("mount", os.fsencode(old), os.fsencode(new), None, MS_BIND | MS_REC, None)
+        os.close(os.open(name, os.O_CREAT))
+    _call("mount", os.fsencode(old), os.fsencode(name), None, MS_BIND | MS_REC, None)
     return True
 
 
@@ -196,8 +200,8 @@ def confine(seconds: float, memory: int) -> None:
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(name, (limit, limit))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if platform.machine() in ARCHITECTURES:
-        program = ctypes.create_string_buffer(_filter(*ARCHITECTURES[platform.machine()]))
+    if os.uname().machine in ARCHITECTURES:
+        program = ctypes.create_string_buffer(_filter(*ARCHITECTURES[os.uname().machine]))
         pointer = struct.pack("HxxxxxxP", len(program.raw) // 8, ctypes.addressof(program))
         _call("prctl", PR_SET_SECCOMP, 2, pointer, 0, 0)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo.sandbox.sandbox import Limits, Run, Sandbox, UnreadableTests, unavailable
@@ -193,6 +194,20 @@ def test_without_walls_a_program_has_its_limits_all_the_same():
         assert sandbox.run(f"print(open({__file__!r}).read()[3:8])").out == "These\n"
         assert "PermissionError" in sandbox.run("import os; os.fork()").error_out
         assert sandbox.run("import os; dict(os.environ).get('PYTHONPATH')", last_value=True).out == ""
+
+
+def test_a_sandbox_ends_with_its_caller():
+    """The caller is killed while a program runs."""
+    program = (
+        "from grpo.sandbox.sandbox import *\nsandbox = Sandbox(Limits(300.0, 1.0, 100))\n"
+        "print('ready', flush=True)\nsandbox.run('while True: pass')"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert caller.stdout.readline() == "ready\n"
+    inside = psutil.Process(caller.pid).children(recursive=True)
+    caller.kill()
+    caller.communicate()
+    assert inside and psutil.wait_procs(inside, timeout=30)[1] == []
 
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="this machine lacks unshare")
