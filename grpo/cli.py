@@ -41,6 +41,7 @@ USAGE = """usage: grpo COMMAND [key=value ...]
                 grpo samples runs/a correct=false limit=3
   export        writes the model of a checkpoint, or its adapter, as a Hugging Face folder
                 grpo export runs/a models/a
+  audit         compares a run's records with its data, weights, graders and configuration
   dynamics      fits, forecasts, diagnoses or replays a run, or plans one: grpo dynamics help
   config        explains every key: grpo config clip
   completion    lets the Tab key complete words: eval "$(grpo completion bash)", or zsh, or fish
@@ -61,7 +62,7 @@ MENDABLE = (
 # The words of these commands are overrides of a run's configuration. The other commands read their words themselves.
 CONFIGURED = ("train", "serve", "eval", "solve-rates", "check-reward")
 # These commands need a word. Without one they print their usage.
-WORDED = ("sweep", "report", "samples", "export", "dynamics")
+WORDED = ("sweep", "report", "samples", "export", "audit", "dynamics")
 COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "prove")
 
 

@@ -50,6 +50,8 @@ MAY_IMPORT = {
         *("types", "interfaces", "measure", "loop", "config", "host", "algorithm", "dynamics", "tasks", "models"),
         *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "insight", "episodes"),
     },
+    # This compares what a run left with its configuration. Its specification of a step shares no code with the learner.
+    "audit": {"types", "measure", "config", "models", "tasks", "telemetry", "run"},
     "sweep": {"config", "host", "telemetry"},
     "launch": {"config", "host"},
     # This puts the engines of a run together to measure them.
@@ -60,7 +62,7 @@ MAY_IMPORT = {
     # The door.
     "commands": {
         *("types", "interfaces", "config", "host", "tasks", "models", "rollout", "evaluation", "insight"),
-        *("telemetry", "run", "sweep", "launch", "prove"),
+        *("telemetry", "run", "sweep", "launch", "prove", "audit"),
     },
     "trainer": {"types", "config", "host", "telemetry", "run"},
     "cli": {"config", "host", "run"},
@@ -90,6 +92,7 @@ MAY_NAME = {
     "episodes": {"transformers", "aiohttp", "verifiers"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors"},
+    "audit": {"torch", "transformers"},
     "launch": {"torch"},
     "prove": {"torch", "transformers"},
     "commands": {"torch", "scipy", "rich"},
@@ -105,9 +108,9 @@ HIDDEN = {
 CALLERS = {
     "cli": set(),
     "commands": set(),
-    "run": {"commands", "trainer", "prove", "cli"},
+    "run": {"commands", "trainer", "prove", "audit", "cli"},
     "loop": {"run"},
-    "measure": {"loop", "run"},
+    "measure": {"loop", "run", "audit"},
     # This is the wall between the trainer and what studies runs.
     "insight": {"run", "commands"},
 }

@@ -13,6 +13,8 @@ from grpo.config.errors import UserError
 
 # These say how the run was configured, which code ran, and what had been changed in that code.
 CONFIG_FILE, CODE_FILE, PATCH_FILE = "config.json", "code.json", "code.patch"
+# The manifest names what the run was made from, with digests of data, weights and files, and of what it left.
+MANIFEST_FILE = "manifest.json"
 # Each round adds a line of numbers, and one with the identity of every prompt asked. Each evaluation adds a line too,
 # and some completions are kept.
 METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
@@ -56,7 +58,8 @@ FOLDERS = (
 # a folder of this name with a number.
 EARLIER = "earlier-"
 LEFT_BEHIND = (
-    *(CONFIG_FILE, CODE_FILE, PATCH_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, END_FILE),
+    *(CONFIG_FILE, CODE_FILE, PATCH_FILE, MANIFEST_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE),
+    END_FILE,
     *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, PICTURE_FILE, REPORT_FILE, PAGE_FILE, DYNAMICS_PAGE_FILE),
 )
 

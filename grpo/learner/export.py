@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,17 +25,18 @@ EXPORT_DTYPES = DTYPES | {"float16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder is the target of an export: the weights, the tokenizer, and the text of a model card.
+    """A folder is the target of an export: the weights, the tokenizer, and the texts of its other files by their names,
+    such as a model card.
 
     It appears whole or not at all: it is filled under another name, and an older folder at `path` stays until then.
     """
 
     path: Path
     tokenizer: PreTrainedTokenizerBase
-    card: str
+    texts: Mapping[str, str]
 
     def fill(self, write: Callable[[Path], object]) -> None:
-        """Fills the folder: `write` saves the model, then tokenizer and card follow. Raises OSError or
+        """Fills the folder: `write` saves the model, then tokenizer and texts follow. Raises OSError or
         SafetensorError."""
         writing, before = (self.path.with_name(f".{name}-{self.path.name}") for name in ("writing", "removing"))
         for folder in (writing, before):
@@ -44,7 +45,8 @@ class Folder:
             writing.mkdir(parents=True)
             write(writing)
             self.tokenizer.save_pretrained(writing)
-            (writing / CARD_FILE).write_text(self.card, encoding="utf-8")
+            for name, text in self.texts.items():
+                (writing / name).write_text(text, encoding="utf-8")
             # safetensors gives its files to the owner alone. All get the rights of a usual file, which others may read.
             for file in writing.iterdir():
                 shutil.copymode(writing / CARD_FILE, file)

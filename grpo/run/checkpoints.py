@@ -34,6 +34,7 @@ from grpo.config.saved import read_score, read_state
 from grpo.host.disk import remove, room
 from grpo.host.together import fail_together, on_all
 from grpo.interfaces import Collective
+from grpo.learner.collective import TorchCollective
 from grpo.learner.resharding import SHARDS, only_plain_data, raising_os_errors
 from grpo.run.checksums import Doubt, compare_checksums, write_checksums
 from grpo.types import Progress
@@ -195,6 +196,14 @@ def require_whole(checkpoint: Path, collective: Collective) -> None:
     doubt = _checked(checkpoint, collective, read_state)
     if doubt and collective.rank == 0:
         print(f"grpo: {checkpoint} {doubt.fact}: {doubt.risk}", file=sys.stderr)
+
+
+def damage_of(checkpoint: Path) -> Doubt | None:
+    """Compares a checkpoint with its checksums, on one process. Returns what doubt is left, if any.
+
+    Raises UserError for a file that is missing or differs.
+    """
+    return _checked(checkpoint, TorchCollective(torch.device("cpu")), read_state)
 
 
 def _checked(checkpoint: Path, collective: Collective, check: Check) -> Doubt | None:

@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TrainConfig, UserError
-from grpo.config.folder import MODELS_FOLDER, step_name, step_of
+from grpo.config.folder import MANIFEST_FILE, MODELS_FOLDER, step_name, step_of
 from grpo.host.alive import working
 from grpo.host.disk import size_of
 from grpo.host.together import on_first
 from grpo.interfaces import Collective
 from grpo.learner.collective import TorchCollective
-from grpo.learner.export import Folder, export, export_adapter
+from grpo.learner.export import CARD_FILE, Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import Policy
 from grpo.loop import LoopParts
@@ -50,8 +50,8 @@ class ModelWriter:
 
     def _write(self, step: int, directory: Path, adapter: bool = False) -> None:
         config, collective = self._config, self._parts.collective
-        card = on_first(collective, lambda: card_of(Path(config.output_dir), config, step, adapter))
-        folder = Folder(directory, self._tokenizer, card or "")
+        texts = on_first(collective, lambda: _texts(Path(config.output_dir), config, step, adapter))
+        folder = Folder(directory, self._tokenizer, texts or {})
         _write_into(folder, self._policy, config.learner.precision, collective, adapter)
 
 
@@ -99,9 +99,16 @@ def export_checkpoint(
     learner = config.learner
     policy = load_policy(files, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
     run, step = checkpoint.parent.parent, step_of(checkpoint)
-    folder = Folder(directory, files.tokenizer, card_of(run, config, step, adapter))
+    folder = Folder(directory, files.tokenizer, _texts(run, config, step, adapter))
     _write_into(folder, policy, dtype or learner.precision, alone, adapter)
     return checkpoint
+
+
+def _texts(run: Path, config: TrainConfig, step: int, adapter: bool) -> dict[str, str]:
+    """Returns the model card, and the manifest of the run if it has one, by the names of their files."""
+    manifest = run / MANIFEST_FILE
+    texts = {CARD_FILE: card_of(run, config, step, adapter)}
+    return texts | ({MANIFEST_FILE: manifest.read_text(encoding="utf-8")} if manifest.exists() else {})
 
 
 def _write_into(folder: Folder, policy: Policy, dtype: str, collective: Collective, adapter: bool) -> None:

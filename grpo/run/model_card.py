@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig
-from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE
+from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE, MANIFEST_FILE
 from grpo.config.plain_json import read_object
 from grpo.evaluation.held_out import is_unjudged
 from grpo.telemetry.json_lines import read_metrics
@@ -18,6 +18,10 @@ from grpo.telemetry.json_lines import read_metrics
 PIPE = r"\|"
 """This is how a vertical bar is written within a cell of a Markdown table."""
 HELD_OUT = "held-out problems"
+MANIFEST = (
+    f"`{MANIFEST_FILE}` beside this card has the SHA-256 of the problems, of the base's weights and of the files that "
+    "the model was trained with, and of all that the run had left when it ended. `grpo audit RUN` compares them."
+)
 SMOLLM2, SMOLLM2_LICENSE = "HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"
 """The model of model.source=smollm2 has this name on the hub, and this license."""
 FORMATS = ("file", "trl", "verl")
@@ -39,7 +43,8 @@ def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) ->
     code = run / CODE_FILE
     versions = read_object(code) if code.exists() else {}
     evaluations = read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).exists() else []
-    return card(config, step, evaluations, versions, "peft" if adapter else "transformers")
+    library = "peft" if adapter else "transformers"
+    return card(config, step, evaluations, versions, library, (run / MANIFEST_FILE).exists())
 
 
 def card(
@@ -48,15 +53,18 @@ def card(
     evaluations: Sequence[Mapping[str, Any]],
     code: Mapping[str, Any],
     library: str = "transformers",
+    has_manifest: bool = False,
 ) -> str:
     """Returns the card as Markdown, with the header that the Hugging Face hub reads.
 
     `evaluations` are the rows of evaluations.jsonl, `code` the content of code.json. `library` is the one that loads
-    the folder.
+    the folder. `has_manifest` says whether the run's manifest lies beside the card.
     """
     so_far = [row for row in evaluations if row["step"] <= step]
     parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library, _example(so_far))]
     parts += [_results(so_far), _table("Training", _facts(config, step)), _again(config, code)]
+    if has_manifest:
+        parts.append(MANIFEST)
     return "\n\n".join(parts) + "\n"
 
 

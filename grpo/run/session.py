@@ -35,6 +35,7 @@ from grpo.run.assembly import assemble, sampler_in_turn
 from grpo.run.clocks import Clocks, TimedSampler, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
+from grpo.run.manifest import closing, facts_of_start, open_manifest
 from grpo.run.observers import Checkpointer, Evaluator, InOrder, Together, Watch
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
@@ -99,7 +100,12 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                         f"an earlier run left no checkpoint in {config.output_dir}; what it logged is now in {earlier}"
                     )
             # Services are opened before the engines: if one does not answer, no time is lost.
-            with recording_failure(Path(config.output_dir)), open_services(config, collective, saved) as services:
+            output = Path(config.output_dir)
+            with (
+                closing(output, collective.rank == 0),
+                recording_failure(output),
+                open_services(config, collective, saved) as services,
+            ):
                 session = Session(ready, task, saved, services, ends)
                 with outlasting():
                     return session.run(observers)
@@ -121,7 +127,7 @@ class Session:
         device = ranks.device(config.device)
         self._config, self._output, self._saved, self._services = config, Path(config.output_dir), saved, services
         self._tokenizer, self._suite, self._device = files.tokenizer, ready.suite, device
-        self._problems = ready.task.identity
+        self._problems, self._model = ready.task.identity, files.path
         with working("loading the model into the learner"), explaining_oom("loading the model"):
             learner = DeepSpeedLearner(LearnerSettings.of(config), files, device, saved.checkpoint if saved else None)
         self._collective = learner.collective
@@ -146,7 +152,7 @@ class Session:
         progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
         with working("giving the sampler the learner's weights"):
             parts.weight_sync.begin(parts.learner, TimedSampler(parts.sampler, self._clocks))
-        files = on_first(self._collective, lambda: open_files(self._config, self._services, saved))
+        files = on_first(self._collective, lambda: self._open_files(progress.step))
         with files or nullcontext():
             progress, verdict = self._train(progress, verdict, files, observers)
         reason = verdict.reason if verdict.stop else ""
@@ -163,6 +169,15 @@ class Session:
             return EXIT_STOPPED
         self._leave(Ending(FINISHED, progress.step, reason))
         return 0
+
+    def _open_files(self, step: int) -> RecordFiles:
+        """Opens the run's files, and writes into its manifest what it is made from."""
+        config, saved = self._config, self._saved
+        files = open_files(config, self._services, saved)
+        with working("hashing the model's weights"):
+            start = facts_of_start(config, self._model, self._problems, self._device, step)
+        open_manifest(self._output, start, resumed=saved is not None)
+        return files
 
     def _train(
         self, progress: Progress, verdict: Verdict, files: RecordFiles | None, observers: Sequence[Observer]

@@ -57,6 +57,23 @@ def _episode_row(completion: Completion, episode: EpisodeFacts) -> dict[str, Any
     }
 
 
+def tokens_row(scored: ScoredGroup, sample: int, learned_in: int) -> dict[str, Any]:
+    """Returns what a learner needs of a completion: its tokens, their log-probabilities under the sampler, and whether
+    it is learned from.
+
+    `learned_in` is the number of the optimizer step within its round, or −1 for a group that no step learns from.
+    """
+    completion = scored.group.completions[sample]
+    observed = [[piece.at, piece.token_ids, piece.keep] for piece in completion.observed]
+    return {
+        "token_ids": completion.token_ids,
+        "logprobs": completion.sampler_logprobs,
+        "included": scored.included[sample],
+        "learned_in": learned_in,
+        **({"observed": json.dumps(observed)} if observed else {}),
+    }
+
+
 def whole_groups(sampled: Iterable[ScoredGroup], count: int) -> list[dict[str, Any]]:
     """Returns the rows of the first groups that have at least `count` completions together, each group whole."""
     rows: list[dict[str, Any]] = []
@@ -86,7 +103,8 @@ class CompletionFiles:
     """This observer writes every completion of a round to a Parquet file, one for each rank.
 
     The file `completions/step-00000012-rank-0.parquet` holds what rank 0 sampled for the round that ended at step 12.
-    It has the columns of `completion_row`, `step`, and one `reward/NAME` for each part of the reward.
+    It has the columns of `completion_row` and of `tokens_row`, `step`, and one `reward/NAME` for each part of the
+    reward.
     """
 
     def __init__(self, output: Path, rank: int, resume_step: int | None = None):
@@ -103,8 +121,10 @@ class CompletionFiles:
         import pyarrow.parquet as pq
 
         step = finished.progress.step
+        learned = {id(scored): number for number, groups in enumerate(finished.collected.steps) for scored in groups}
         rows = [
             {"step": step, **_encodable(completion_row(scored, sample))}
+            | tokens_row(scored, sample, learned.get(id(scored), -1))
             | {f"reward/{name}": value for name, value in scored.grades[sample].parts.items()}
             for scored in finished.collected.sampled
             for sample in range(len(scored.grades))

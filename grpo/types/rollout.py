@@ -135,6 +135,7 @@ class Completion:
         """
         branches: list[tuple[tuple[int, ...], Completion]] = []
         context, base, own, first, done = list(prompt), prompt, [], 0, 0
+        whole_prompt = True
         # The end closes the last branch, as a rewritten history would.
         for piece in (*self.observed, Observed(len(self.token_ids), (), keep=0)):
             context += self.token_ids[done : piece.at]
@@ -148,8 +149,10 @@ class Completion:
                 tokens = self.token_ids[first : piece.at]
                 branches.append((base, replace(self, token_ids=tokens, sampler_logprobs=logprobs, observed=(*own,))))
             context = [*context[: piece.keep], *piece.token_ids]
-            # Tokens that are kept beyond the prompt are read again. They are no targets a second time.
-            again = tuple(context[len(prompt) :]) if piece.keep >= len(prompt) else ()
+            # Tokens that are kept beyond the prompt are read again. They are no targets a second time. A history that
+            # once lost the prompt's end does not begin with the prompt, however much is kept of it later.
+            whole_prompt = whole_prompt and piece.keep >= len(prompt)
+            again = tuple(context[len(prompt) :]) if whole_prompt else ()
             base = prompt if again else tuple(context)
             own, first = [Observed(0, again)] if again else [], piece.at
         return branches

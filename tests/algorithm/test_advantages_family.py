@@ -1,7 +1,6 @@
 """These tests compare MaxRL, pass@k, REINFORCE++ and GDPO with formulas in float64 and with numbers of other
 frameworks."""
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import torch
 
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.normalization import Moments, advantages
+from grpo.audit import reference
 from grpo.config import NormalizationConfig, TrainConfig
 from grpo.types import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 from tests.fakes import SingleRank, on_ranks
@@ -44,22 +44,14 @@ def test_a_group_whose_mean_is_not_above_zero_has_no_advantage():
     assert one([-1.0, 1.0], mean_exponent=0.0) == [-1.0, 1.0]
 
 
-def over_all_subsets(rewards, k, exponent):
-    """Returns the pass@k advantages, computed by enumeration of all subsets of k completions."""
-    subsets = list(itertools.combinations(range(len(rewards)), k))
-    best = {subset: max(rewards[i] for i in subset) for subset in subsets}
-    mean = sum(best.values()) / len(subsets)
-    std = (sum((value - mean) ** 2 for value in best.values()) / len(subsets)) ** 0.5
-    holding = [[best[subset] for subset in subsets if i in subset] for i in range(len(rewards))]
-    return [(sum(own) / len(own) - mean) / std**exponent for own in holding]
-
-
 @pytest.mark.parametrize("rewards", [[1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0, 1], [0.3, -1.0, 2.0, 0.3, 0.0, 1.5]])
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 0.5])
 def test_pass_at_k_is_the_mean_over_all_subsets(rewards, k, exponent):
-    advantages = one(rewards, name="pass_at_k", k=k, exponent=exponent)
-    assert advantages == pytest.approx(over_all_subsets(rewards, k, exponent), rel=1e-12)
+    settings = {"name": "pass_at_k", "k": k, "exponent": exponent}
+    advantages = one(rewards, **settings)
+    enumerated = reference.pass_at_k(rewards, (0.0, 0.0), NormalizationConfig(**settings))
+    assert advantages == pytest.approx(enumerated, rel=1e-12)
     assert sum(advantages) == pytest.approx(0, abs=1e-12)
 
 

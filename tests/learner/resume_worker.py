@@ -75,7 +75,7 @@ def start_facts(model, before, after):
     learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
     folder = saved(learner, first)
     there, exported = weights(learner), Path(folder, "model")
-    target = Folder(exported, SimpleNamespace(save_pretrained=lambda folder: None), "")
+    target = Folder(exported, SimpleNamespace(save_pretrained=lambda folder: None), {"README.md": ""})
     export(learner.policy, first.learner.precision, target, learner.collective)
     learner.engine.destroy()
     read = load_policy(files_of(exported), ModelConfig(path=str(exported)), first.learner.precision, 64)

@@ -29,7 +29,7 @@ def policy(base):
 
 
 def folder_at(path, tokenizer=lambda folder: None):
-    return Folder(path, SimpleNamespace(save_pretrained=tokenizer), "# A card")
+    return Folder(path, SimpleNamespace(save_pretrained=tokenizer), {"README.md": "# A card"})
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", torch.float16), ("float32", torch.float32)])

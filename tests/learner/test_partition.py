@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo.config import LearnerConfig
+from grpo.audit.reference import Settings, step_loss
+from grpo.config import AggregationConfig, LearnerConfig, NormalizationConfig, ObjectiveConfig
 from grpo.learner.engine import deepspeed_config
 from tests import warm
-from tests.learner.groups import LEVELS, MASKED, OBSERVED, uneven_groups
+from tests.learner.groups import LEVELS, OBSERVED, uneven_groups
 from tests.learner.models import tiny_llama
 
 TOLERANCE = 1e-5
@@ -30,49 +31,15 @@ def changes(tmp_path_factory):
     return model, changes, counts
 
 
-def alone(language_model, prompt, completion):
-    """Returns log π of each token that a completion wrote, each computed by a pass over all that stood before it."""
-    context, logprobs = [*prompt], []
-    for place, token in enumerate(completion.token_ids):
-        for piece in completion.observed:
-            if piece.at == place:
-                context = [*context[: piece.keep], *piece.token_ids]
-        logits = language_model(torch.tensor([context])).logits[0, -1]
-        logprobs.append(logits.log_softmax(-1)[token])
-        context.append(token)
-    return torch.stack(logprobs)
-
-
 def reference_step(model: str, level: str) -> tuple[dict[str, torch.Tensor], float]:
-    """Returns the gradient and loss of every completion computed alone: in float64, with transformers' eager attention
-    and the formulas as printed."""
+    """Returns the gradient and loss by the specification, with transformers' eager attention in float64."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     language_model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, **eager)
-    groups = [group.scored for group in uneven_groups(OBSERVED)]
-    kept = [[i for i in range(len(g.grades)) if (index, i) not in MASKED] for index, g in enumerate(groups)]
-    sizes = [[len(g.group.completions[i].token_ids) for i in keep] for g, keep in zip(groups, kept, strict=True)]
-    tokens, sequences = sum(map(sum, sizes)), sum(map(len, sizes))
-    total = torch.zeros((), dtype=torch.float64)
-    for scored, keep, lengths in zip(groups, kept, sizes, strict=True):
-        rewards = torch.tensor(scored.rewards, dtype=torch.float64)
-        std = rewards.std(correction=0)
-        for index, length in zip(keep, lengths, strict=True):
-            advantage = (rewards[index] - rewards.mean()) / std if std > 0 else torch.tensor(0.0)
-            completion, prompt = scored.group.completions[index], scored.group.prompt.token_ids
-            logprobs = alone(language_model, prompt, completion)
-            sampler = torch.tensor(completion.sampler_logprobs, dtype=torch.float64)
-            correction = (logprobs.detach() - sampler).exp().clamp(max=2.0)
-            losses = -(logprobs - logprobs.detach()).exp() * advantage * correction
-            scale = {
-                "token_mean": 1 / tokens,
-                "sequence_mean": 1 / (length * sequences),
-                "constant": 1 / (20 * sequences),
-                "prompt_mean": 1 / (sum(lengths) * len(groups)),
-            }[level]
-            total = total + scale * losses.sum()
-    total.backward()
+    objective = ObjectiveConfig(aggregation=AggregationConfig(level=level, constant_length=20))
+    loss = step_loss(language_model, uneven_groups(OBSERVED), Settings(NormalizationConfig(), objective))
+    loss.backward()
     gradient = {name: parameter.grad for name, parameter in language_model.named_parameters()}
-    return gradient, total.item()
+    return gradient, loss.item()
 
 
 def relative_difference(ours, reference):

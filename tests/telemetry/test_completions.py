@@ -27,7 +27,9 @@ def finished(step, texts=("7", "\x1b[2J8")):
     completions = tuple(Completion((5, 6), (0.0, 0.0), text, False, ((step, 2),)) for text in texts)
     grades = tuple(Grade(float(text == "7"), text == "7", {"math": float(text == "7"), "form": 0.5}) for text in texts)
     scored = ScoredGroup(RolloutGroup(prompt, completions, step, step), grades, (True,) * len(texts))
-    return SimpleNamespace(progress=SimpleNamespace(step=step), collected=SimpleNamespace(sampled=[scored]))
+    return SimpleNamespace(
+        progress=SimpleNamespace(step=step), collected=SimpleNamespace(sampled=[scored], steps=[[scored]])
+    )
 
 
 def test_each_rank_writes_a_file_each_round_and_the_last_round_is_read_first(tmp_path):
@@ -185,7 +187,7 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path, capsys):
     [scored] = round_of_one.collected.sampled
     scored = replace(scored, group=replace(scored.group, completions=(episode,)))
     CompletionFiles(tmp_path, 0, None).after_round(
-        SimpleNamespace(progress=round_of_one.progress, collected=SimpleNamespace(sampled=[scored]))
+        SimpleNamespace(progress=round_of_one.progress, collected=SimpleNamespace(sampled=[scored], steps=[[scored]]))
     )
     [row] = read_completions(tmp_path)
     assert (row["turns"], row["calls"], row["observed_tokens"], row["tokens"]) == (2, 1, 3, 2)

@@ -1,0 +1,40 @@
+"""This module has the lines of an audit: what was compared, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from grpo.config.errors import UserError
+
+SAME, DIFFERS, UNCHECKED = "same", "differs", "not checked"
+
+
+class Line(NamedTuple):
+    """A line says of a subject, such as the problems, whether it is what the run's records say."""
+
+    subject: str
+    outcome: str
+    fact: str
+
+
+Check = Callable[[], Iterable[Line]]
+
+
+def compared(subject: str, wrong: list[str], fact: str) -> Iterator[Line]:
+    """Yields a line for each thing that is wrong, the first ten of them, or one that nothing is. `fact` says what was
+    compared."""
+    if not wrong:
+        yield Line(subject, SAME, fact)
+    for text in wrong[:10]:
+        yield Line(subject, DIFFERS, text)
+    if len(wrong) > 10:
+        yield Line(subject, DIFFERS, f"{len(wrong) - 10} more")
+
+
+def tried(subject: str, check: Check) -> Iterator[Line]:
+    """Yields the lines of a check, or one that says why it could not be made."""
+    try:
+        yield from check()
+    except UserError as error:
+        yield Line(subject, UNCHECKED, str(error))

@@ -1,0 +1,170 @@
+"""These tests doctor a small recorded run in many ways, and check that an audit names each of them."""
+
+import contextlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.cli import main
+from grpo.run.manifest import close_manifest, read_manifest
+from tests.runs import grpo
+
+pytestmark = pytest.mark.slow
+
+REWARD = """def close(completion, answer, metadata):
+    return 1.0 if completion.strip() == answer else 0.1 * completion.strip().isdigit()
+"""
+WORDS = (
+    *("experiment=tiny", "dynamics.prompts_per_step=4", "dynamics.group_size=4", "num_steps=2", "seed=1"),
+    *("rollout.engine=transformers", "learner.precision=float32", "rollout.precision=float32"),
+    *("evaluation.num_problems=0", "checkpoint.every_rounds=1", "tracking.completions=all"),
+    *("task=file", "task.data.path=problems.jsonl", "task.data.held_out_fraction=0", "dynamics.diagnose_every=0"),
+    "task.prompt.template='{question}'",
+    'task.reward.parts=[{name: "rewards.py:close"}]',
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Makes a run in a folder that also has its problems and its reward."""
+    folder = tmp_path_factory.mktemp("recorded")
+    problems = [{"problem": f"{a} + {b} = ", "answer": str(a + b)} for a in range(5) for b in range(4)]
+    (folder / "problems.jsonl").write_text("".join(f"{json.dumps(problem)}\n" for problem in problems))
+    (folder / "rewards.py").write_text(REWARD)
+    with contextlib.chdir(folder):
+        done = grpo("train", *WORDS, "output_dir=run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture
+def run(recorded, tmp_path, monkeypatch):
+    """Copies the recorded run, so that a test may doctor it."""
+    shutil.copytree(recorded, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return Path("run")
+
+
+def audit(capsys, *words, code=1):
+    """Audits the run as a person does. Returns what differs, by subject."""
+    assert main(["audit", "run", *words]) == code
+    found = {}
+    for line in re.findall(r"^differs +(.*)", capsys.readouterr().out, re.MULTILINE):
+        subject, fact = re.fullmatch(r"((?:step \d+: )?[\w -]+): (.*)", line).groups()
+        found[subject] = f"{found.get(subject, '')}{fact}\n"
+    return found
+
+
+def rewrite(file, change):
+    """Changes the rows of a file of JSON lines."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    change(rows)
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def rewrite_completions(run, change):
+    """Changes the completions of the first round, and closes the manifest anew, as a forger would."""
+    file = run / "completions" / "step-00000001-rank-0.parquet"
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    change(rows)
+    pq.write_table(table.from_pylist(rows), file)
+    close_manifest(run)
+
+
+def test_an_honest_run_has_the_same_everywhere(run, capsys):
+    assert audit(capsys, code=0) == {}
+    manifest = read_manifest(run)
+    assert [start["step"] for start in manifest["starts"]] == [0]
+    assert manifest["starts"][0]["own_files"].keys() == {"rewards.py"}
+    assert {"metrics.jsonl", "checkpoints/step-00000002/SHA256SUMS", "model/model.safetensors"} <= manifest[
+        "end"
+    ].keys()
+    assert json.loads((run / "model" / "manifest.json").read_text()) == manifest
+    assert "`manifest.json` beside this card" in (run / "model" / "README.md").read_text()
+
+
+def test_a_changed_metric_is_named(run, capsys):
+    rewrite(run / "metrics.jsonl", lambda rows: rows[1].update({"reward/mean": rows[1]["reward/mean"] + 0.1}))
+    found = audit(capsys, "recompute=false")
+    assert found.keys() == {"records", "metrics of completions"}
+    assert found["records"] == "metrics.jsonl was changed after the run\n"
+    assert "step 2: metrics.jsonl has reward/mean=" in found["metrics of completions"]
+
+
+def test_a_changed_loss_is_named(run, capsys):
+    rewrite(run / "metrics.jsonl", lambda rows: rows[0].update({"policy/loss": rows[0]["policy/loss"] + 0.01}))
+    assert audit(capsys).keys() == {"records", "step 1: loss"}
+
+
+def test_a_changed_reward_is_named_also_where_the_manifest_was_forged(run, capsys):
+    def change(rows):
+        rows[0]["reward"] += 0.5
+
+    rewrite_completions(run, change)
+    found = audit(capsys, "recompute=false")
+    assert found.keys() == {"grades", "metrics of completions"}
+    assert "sample 0 of" in found["grades"] and "when it is graded again" in found["grades"]
+
+
+def test_a_changed_completion_is_named(run, capsys):
+    def change(rows):
+        rows[0]["token_ids"] = rows[0]["token_ids"][::-1] if len({*rows[0]["token_ids"]}) > 1 else [5, 5, 5]
+        rows[1]["completion"] = "7" if rows[1]["reward"] < 0.1 else "seven"
+
+    rewrite_completions(run, change)
+    found = audit(capsys)
+    assert "sample 1 of" in found["grades"]
+    assert "sample 0 of" in found["step 1: log-probabilities"]
+
+
+def test_a_prompt_that_was_left_out_is_named(run, capsys):
+    def change(rows):
+        rows[1].update({name: rows[1][name][1:] for name in ("prompt_ids", "correct", "lengths", "versions")})
+
+    left_out = json.loads((run / "prompts.jsonl").read_text().splitlines()[1])["prompt_ids"][0]
+    rewrite(run / "prompts.jsonl", change)
+    found = audit(capsys, "recompute=false")
+    assert found["prompts"] == f"step 2: prompts.jsonl lacks {left_out}, which was next\n"
+    assert "groups/num_sampled=4.0, and other records give 3.0" in found["metrics of prompts"]
+
+
+def test_other_problems_are_named(run, capsys):
+    problems = Path("problems.jsonl").read_text()
+    Path("problems.jsonl").write_text(problems.replace('"answer": "7"', '"answer": "8"'))
+    assert "questions, answers or their order" in audit(capsys, "recompute=false")["problems"]
+
+
+def test_an_edited_reward_function_is_named(run, capsys):
+    Path("rewards.py").write_text(REWARD.replace("0.1", "0.2").replace("1.0", "0.9"))
+    found = audit(capsys, "recompute=false")
+    assert found["own files"].startswith("rewards.py was changed after the run: its SHA-256 was ")
+    assert "when it is graded again" in found["grades"]
+
+
+def test_a_damaged_checkpoint_and_another_configuration_are_named(run, capsys):
+    config = json.loads((run / "config.json").read_text())
+    config["learner"]["learning_rate"] = 0.5
+    (run / "config.json").write_text(json.dumps(config))
+    state = run / "checkpoints" / "step-00000002" / "state.json"
+    state.write_text(state.read_text() + " ")
+    found = audit(capsys, "recompute=false")
+    assert "learner.learning_rate was" in found["configuration"] and "says 0.5" in found["configuration"]
+    assert "step-00000002/state.json is damaged" in found["checkpoints"]
+
+
+def test_a_run_of_a_version_without_a_manifest_is_checked_as_far_as_it_goes(run, capsys):
+    (run / "manifest.json").unlink()
+    assert main(["audit", "run", "recompute=false"]) == 0
+    said = capsys.readouterr().out
+    assert "not checked  manifest: the run was made by a version without manifest.json" in said
+    assert "not checked  steps: recompute=false" in said and "same         grades: 32 completions" in said
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "has no config.json: give the folder of a run that has finished a round" in capsys.readouterr().err
