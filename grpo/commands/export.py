@@ -14,13 +14,14 @@ from grpo.models.upload import check_upload, upload
 from grpo.run.export_source import to_export
 
 USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16|float32] [adapter=true]
-                   [upload=USER/NAME [public=true]] [model.trust_remote_code=true]
+                   [upload=USER/NAME [public=true]] [despite_gates=true] [model.trust_remote_code=true]
 
 Writes the model of a checkpoint with its tokenizer and a model card into DIRECTORY, which transformers and vLLM load.
 A run's folder stands for its checkpoint with the best held-out pass rate, or the newest where none was evaluated.
 dtype is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it was
 trained, in peft's format, instead of merging it into the weights. upload=USER/NAME sends DIRECTORY to the Hugging Face
-hub too, where a new model is private unless public=true. It needs no GPU. Python code that comes with the model runs
+hub too, where a new model is private unless public=true. A model that is beyond a gate of its run is refused unless
+despite_gates=true. It needs no GPU. Python code that comes with the model runs
 only with model.trust_remote_code=true, also if the checkpoint's own configuration allows it.
 
   grpo export runs/x models/x  the best checkpoint of a run
@@ -37,7 +38,7 @@ def run(words: Sequence[str]) -> int:
     if len(places) != 2:
         raise UserError("grpo export needs a checkpoint or a run's folder, and a folder to write (grpo export help)")
     settings = [word for word in words if "=" in word]
-    kinds = {"dtype": _dtype, "adapter": truth, "upload": str, "public": truth, TRUST: truth}
+    kinds = {"dtype": _dtype, "adapter": truth, "upload": str, "public": truth, "despite_gates": truth, TRUST: truth}
     options = typed(settings, **kinds)
     require(
         not (options.get("adapter") and "dtype" in options),
@@ -48,7 +49,7 @@ def run(words: Sequence[str]) -> int:
     if "upload" in options:
         check_upload(name)
     (place, directory), adapter = places, options.get("adapter", False)
-    to_export(place, directory, adapter)
+    to_export(place, directory, adapter, options.get("despite_gates", False))
     with working("writing the model"):
         # This import takes seconds, so wrong words and folders are reported before.
         from grpo.run.exporting import export_checkpoint

@@ -52,7 +52,7 @@ from grpo.config.loss import (
     ObjectiveConfig,
     TokenSelectionConfig,
 )
-from grpo.config.run import CheckpointConfig, DynamicsConfig, EvaluationConfig, TrackingConfig, TrainConfig
+from grpo.config.run import CheckpointConfig, DynamicsConfig, EvaluationConfig, GateConfig, TrackingConfig, TrainConfig
 from grpo.config.task import (
     CurriculumConfig,
     DataConfig,
@@ -74,6 +74,7 @@ __all__ = [
     "DataConfig",
     "DynamicsConfig",
     "EvaluationConfig",
+    "GateConfig",
     "KlConfig",
     "LearnerConfig",
     "LimitsConfig",

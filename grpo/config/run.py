@@ -59,6 +59,9 @@ class DynamicsConfig:
     # fixed keeps group size and refresh interval as configured; adaptive begins with them and changes them, and the
     # prompts per step where adaptive.fewest_prompts or adaptive.most_prompts allow it.
     name: str = "fixed"
+    # With name=fixed, True has the guard watch the run as it does under adaptive. Where the pass rate collapses, it
+    # halves the learning rate and returns to the checkpoint of the best policy; a fourth time it stops the run.
+    guard: bool = False
     # A prompt gets this many completions, G (TRL: num_generations; verl: rollout.n), from 2 to 16384.
     group_size: int = 8
     # A round has this many optimizer steps, τ, on samples of one policy; then the sampler gets the new weights. 1 is
@@ -215,6 +218,27 @@ class LimitsConfig:
 
 
 @dataclass(kw_only=True)
+class GateConfig:
+    """A gate is a bound of a metric, and what happens when a run goes beyond it."""
+
+    # The gate watches this number of metrics.jsonl, or of an evaluation: pass_rate, completions/repetition_fraction,
+    # evaluation/pass@1, evaluation/math500/pass@1.
+    metric: str = ""
+    # The gate breaks when the metric is below this.
+    below: float | None = None
+    # The gate breaks when the metric is above this.
+    above: float | None = None
+    # True compares the difference to the metric's first value in the run, e.g. {metric: evaluation/mmlu/pass@1,
+    # below: -0.02, from_start: true}.
+    from_start: bool = False
+    # The gate breaks after this many rounds, or evaluations, in a row beyond a bound.
+    rounds: int = 1
+    # stop ends the run. back returns to the newest checkpoint of a policy within all gates, and stops after three
+    # returns. refuse_export goes on. After each of them `grpo export` refuses a model that broke the gate.
+    then: str = "stop"
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """The run is everything that `grpo train` reads; these keys stand at its top."""
 
@@ -236,6 +260,8 @@ class TrainConfig:
     # The run has this many optimizer steps in all (TRL: max_steps).
     num_steps: int = 100
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    # Gates are bounds of metrics, e.g. [{metric: completions/repetition_fraction, above: 0.2, then: back}].
+    gates: list[GateConfig] = field(default_factory=list)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     # The seed decides the order of prompts, the samples and the first weights of adapters.
     seed: int = 0

@@ -11,6 +11,7 @@ trend, forecast          the curve's trend, and the forecast that follows it
 
 Choices for the next round:
 scheduler                builds the configured scheduler, with limits and the entropy bonus around it
+gates                    bounds of metrics, and what happens beyond them
 adaptive, adaptive_state `dynamics=adaptive`, when it stops, and what it remembers
 refresh_interval, guard  the choice of the refresh interval; the reaction to unstable training
 losses                   whether a run that trains has lost what it could do

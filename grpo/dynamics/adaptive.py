@@ -81,18 +81,7 @@ class AdaptiveScheduler:
             reason = "as before, since no completion could be graded"
             return Decision(plan, Verdict(good_step=state.guard.best_step, reason=reason), state)
         state = remember(state, statistics)
-        rate, error = pass_rate(statistics.unbiased_counts)
-        facts = guard.RoundFacts(
-            step=statistics.step - statistics.plan.refresh_interval - lag_of(statistics),
-            pass_rate=rate,
-            error=error,
-            ess=off_policyness(statistics).ess,
-            skipped_steps=sum(not report.applied for report in statistics.reports),
-            interval=plan.refresh_interval,
-            rate_factor=plan.learning_rate_factor,
-            cosine=cosine_of(statistics),
-        )
-        action, guard_state = guard.watch(self._setting.guard, state.guard, facts)
+        action, guard_state = guard.watch(self._setting.guard, state.guard, facts_of(statistics, plan))
         state = replace(state, guard=guard_state)
         if action:
             return self._recovered(plan, action, state)
@@ -241,6 +230,21 @@ class AdaptiveScheduler:
             return now, "", state
         reason = f"τ {now}→{choice.interval}: {choice.reason}"
         return choice.interval, reason, replace(state, longest=choice.interval) if choice.interval < now else state
+
+
+def facts_of(statistics: RoundStatistics, plan: RoundPlan) -> guard.RoundFacts:
+    """Returns the facts of a round that the guard looks at. Some of its completions could be graded."""
+    rate, error = pass_rate(statistics.unbiased_counts)
+    return guard.RoundFacts(
+        step=statistics.step - statistics.plan.refresh_interval - lag_of(statistics),
+        pass_rate=rate,
+        error=error,
+        ess=off_policyness(statistics).ess,
+        skipped_steps=sum(not report.applied for report in statistics.reports),
+        interval=plan.refresh_interval,
+        rate_factor=plan.learning_rate_factor,
+        cosine=cosine_of(statistics),
+    )
 
 
 def difficulty_of(state: AdaptiveState) -> Difficulty:

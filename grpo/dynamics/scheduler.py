@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from grpo.dynamics.adaptive import FARTHEST_RATE, AdaptiveScheduler, Setting, StopRule
+from grpo.dynamics.adaptive import FARTHEST_RATE, AdaptiveScheduler, Setting, StopRule, facts_of
+from grpo.dynamics.gates import GatedScheduler, Numbers, ungated
 from grpo.dynamics.group_size import BatchRule
-from grpo.dynamics.guard import GuardRule
+from grpo.dynamics.guard import GuardRule, GuardState, watch
 from grpo.dynamics.refresh_interval import RefreshRule
 from grpo.dynamics.step import BatchSetting
 from grpo.types import Decision, Progress, RoundPlan, RoundStatistics, State, Verdict
@@ -51,6 +52,36 @@ class FixedScheduler:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Returns None, since this scheduler has no state."""
+
+
+class GuardedScheduler:
+    """This scheduler keeps the configured sizes and has the guard watch the run (`dynamics.guard`).
+
+    The guard halves the learning rate and goes back to the best policy, and at last stops the run. It never shortens
+    the refresh interval, which stays as configured.
+    """
+
+    def __init__(self, plan: RoundPlan, rule: GuardRule):
+        self._plan, self._rule = plan, rule
+
+    def init(self) -> tuple[RoundPlan, GuardState]:
+        return self._plan, GuardState()
+
+    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: GuardState) -> Decision[GuardState]:
+        if not statistics.unbiased_counts:
+            reason = "as before, since no completion could be graded"
+            return Decision(plan, Verdict(good_step=state.best_step, reason=reason), state)
+        action, after = watch(self._rule, state, replace(facts_of(statistics, plan), interval=1))
+        if action is None:
+            return Decision(plan, Verdict(good_step=after.best_step), after)
+        verdict = Verdict(action.stop, action.go_back, after.best_step, action.reason)
+        return Decision(replace(plan, learning_rate_factor=action.rate_factor), verdict, after)
+
+    def judge(self, step: int, state: GuardState) -> Verdict:
+        return Verdict(good_step=state.best_step)
+
+    def restore(self, values: Mapping[str, Any]) -> GuardState:
+        return rebuilt(GuardState, values or {}, "scheduler.guard")
 
 
 def first_plan(config: TrainConfig) -> RoundPlan:
@@ -113,7 +144,14 @@ def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
 
 def may_go_back(config: TrainConfig) -> bool:
     """Tells whether the scheduler may send the run back to a checkpoint. If so, a checkpoint is needed at the start."""
-    return config.dynamics.name == "adaptive" and config.checkpoint.every_rounds > 0
+    guarded = config.dynamics.name == "adaptive" or config.dynamics.guard
+    may = guarded or any(gate.then == "back" for gate in config.gates)
+    return may and config.checkpoint.every_rounds > 0
+
+
+def guard_rule(config: TrainConfig) -> GuardRule:
+    """Returns when the guard acts on a run of this configuration."""
+    return GuardRule(may_go_back=may_go_back(config), changing_prompts=changes_prompts(config))
 
 
 def changes_prompts(config: TrainConfig) -> bool:
@@ -135,8 +173,10 @@ def batch_setting(config: TrainConfig) -> BatchSetting:
     )
 
 
-def fixed(config: TrainConfig, world_size: int) -> FixedScheduler:
-    """Builds the scheduler of `dynamics=fixed`."""
+def fixed(config: TrainConfig, world_size: int) -> Scheduler:
+    """Builds the scheduler of `dynamics=fixed`, with the guard if it is asked for."""
+    if config.dynamics.guard:
+        return GuardedScheduler(first_plan(config), guard_rule(config))
     return FixedScheduler(first_plan(config))
 
 
@@ -162,7 +202,7 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             most_clipped=rules.max_clip_fraction,
             least_saving=rules.min_saving,
         ),
-        guard=GuardRule(may_go_back=may_go_back(config), changing_prompts=changes_prompts(config)),
+        guard=guard_rule(config),
         stop=StopRule(rules.stop_gain, rules.stop_patience, rules.stop_min_steps),
         momentum=config.learner.betas[0],
         num_steps=config.num_steps,
@@ -175,12 +215,21 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
 SCHEDULERS: dict[str, Callable[[TrainConfig, int], Scheduler]] = {"fixed": fixed, "adaptive": adaptive}
 
 
-def build_scheduler(config: TrainConfig, world_size: int) -> Scheduler:
-    """Builds the configured scheduler, wrapped to end the run at its limits and to follow an entropy target, if set."""
+def means_of(statistics: RoundStatistics) -> Mapping[str, float]:
+    """Returns the means of a round that have a value."""
+    return {name: mean.value for name, mean in statistics.means.items() if mean.count}
+
+
+def build_scheduler(config: TrainConfig, world_size: int, numbers: Numbers = means_of) -> Scheduler:
+    """Builds the configured scheduler, wrapped to keep the run within its gates, to follow an entropy target, if set,
+    and to end the run at its limits. `numbers` returns the metrics of a round, which gates compare."""
     scheduler = SCHEDULERS[config.dynamics.name](config, world_size)
+    if config.gates:
+        scheduler = GatedScheduler(scheduler, config.gates, numbers)
     if config.objective.entropy_target:
         scheduler = EntropyControl(scheduler, config.objective.entropy_target, config.objective.entropy_step)
-    return LimitedScheduler(scheduler, {unit: limit for unit, limit in asdict(config.limits).items() if limit})
+    limits = {unit: limit for unit, limit in asdict(config.limits).items() if limit}
+    return LimitedScheduler(scheduler, limits, bool(config.gates))
 
 
 class EntropyControl(Generic[State]):
@@ -232,9 +281,10 @@ class LimitedScheduler(Generic[State]):
     counted too, so that a limit set on resume includes what was spent before. Seconds are wall-clock seconds of rounds.
     """
 
-    def __init__(self, scheduler: Scheduler[State], limits: Mapping[str, float]):
+    def __init__(self, scheduler: Scheduler[State], limits: Mapping[str, float], gated: bool = False):
+        """`gated` says whether a `GatedScheduler` is within, which a resumed run may have lost."""
         self._scheduler = scheduler
-        self._limits = limits
+        self._limits, self._gated = limits, gated
 
     def init(self) -> tuple[RoundPlan, LimitedState[State]]:
         plan, inner = self._scheduler.init()
@@ -254,7 +304,8 @@ class LimitedScheduler(Generic[State]):
         # In checkpoints of older versions the fields of the inner state stand beside `spent`.
         inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
         spent = rebuilt(Mapping[str, float], values.get("spent", {}), "scheduler.spent")
-        return LimitedState(spent, self._scheduler.restore(rebuilt(Mapping[str, Any], inner or {}, "scheduler.inner")))
+        saved = rebuilt(Mapping[str, Any], inner or {}, "scheduler.inner")
+        return LimitedState(spent, self._scheduler.restore(saved if self._gated else ungated(saved)))
 
     def _within(self, verdict: Verdict, spent: Mapping[str, float]) -> Verdict:
         for unit, limit in self._limits.items():

@@ -19,6 +19,7 @@ clocks        measures the seconds of each part, ends a process that hangs, and 
 After each round:
 observers     evaluate, save and diagnose
 records       files, trackers and terminal
+gates         the numbers that gates compare
 manifest      what a run was made from, and what it left
 evaluating    evaluates on held-out problems
 

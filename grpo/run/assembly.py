@@ -43,6 +43,7 @@ from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadCollector, AheadSource, OnDemandSource, Source
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.clocks import Beside, Clocks, RestingSampler, TimedSampler, Wrapped
+from grpo.run.gates import RoundNumbers
 from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND
 from grpo.types import ScoredGroup
 from grpo.weight_sync.refresh import CheckedSync, Probe
@@ -58,8 +59,10 @@ def assemble(
     learner: DeepSpeedLearner,
     store: CheckpointStore,
     clocks: Clocks,
+    numbers: RoundNumbers,
 ) -> LoopParts:
-    """Puts the parts of a run together. `clocks` times them; `store` holds the checkpoints for going back."""
+    """Puts the parts of a run together. `clocks` times them; `store` holds the checkpoints for going back. Gates
+    compare `numbers`."""
     collective = learner.collective
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
@@ -72,7 +75,7 @@ def assemble(
         learner=timed,
         make_batches=BatchMaker(config.normalization, config.objective, laid_out, collective, parts, learner.cost),
         weight_sync=sync,
-        scheduler=build_scheduler(config, collective.world_size),
+        scheduler=build_scheduler(config, collective.world_size, numbers),
         checkpoint_up_to=clocks.between("load", store.whole),
         go_back=clocks.between("load", GoingBack(collector, timed, sampler, sync)),
         collective=collective,

@@ -21,6 +21,7 @@ from grpo.host.disk import require_folder, require_writable
 from grpo.host.ports import require_ports
 from grpo.models import resolve
 from grpo.rollout.known_arguments import check_engine_arguments
+from grpo.run.gates import check_gates
 from grpo.tasks.early_checks import check_early
 from grpo.telemetry.ending import FINISHED, read_ending
 
@@ -45,6 +46,7 @@ def check(command: str, config: TrainConfig) -> None:
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
         validate(config, ranks.counts(config.hardware, config.dry_run)[0])
+        check_gates(config)
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:

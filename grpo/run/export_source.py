@@ -8,17 +8,19 @@ from pathlib import Path
 from grpo.config import TrainConfig, UserError
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in, refuse_several
 from grpo.config.pass_through import check_model_settings
-from grpo.config.saved import read_config, read_score
+from grpo.config.saved import read_config, read_score, read_state
 from grpo.host.disk import require_writable
 from grpo.models.resolve import check_early
+from grpo.run.gates import require_within
 
 
-def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainConfig]:
+def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool = True) -> tuple[Path, TrainConfig]:
     """Returns the checkpoint at `place` and the configuration that it was trained with.
 
     `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). Raises
-    UserError if there is no checkpoint, if `directory` is not empty or cannot be made, if `adapter` is set for a run
-    without adapters, and if the model that the run began with is gone.
+    UserError if there is no checkpoint, if its model is beyond a gate of its run, unless `despite_gates`, if
+    `directory` is not empty or cannot be made, if `adapter` is set for a run without adapters, and if the model that
+    the run began with is gone.
     """
     refuse_several(place)
     place = place.resolve()
@@ -27,6 +29,10 @@ def to_export(place: Path, directory: Path, adapter: bool) -> tuple[Path, TrainC
         raise UserError(f"{directory} is not an empty folder: give a new one")
     require_writable(directory, key="")
     config = read_config(checkpoint)
+    if not despite_gates:
+        # A copy of a checkpoint may have another name.
+        progress = read_state(checkpoint).get("progress")
+        require_within(checkpoint.parent.parent, config, progress["step"] if isinstance(progress, dict) else 0)
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
     check_model_settings(config.model)

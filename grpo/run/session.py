@@ -35,6 +35,7 @@ from grpo.run.assembly import assemble, sampler_in_turn
 from grpo.run.clocks import Clocks, TimedSampler, explaining_oom
 from grpo.run.evaluating import PolicyEvaluation, record_evaluation
 from grpo.run.exporting import Exporter, ModelWriter
+from grpo.run.gates import RoundNumbers, broken_gates
 from grpo.run.manifest import closing, facts_of_start, open_manifest
 from grpo.run.observers import Checkpointer, Evaluator, InOrder, Together, Watch
 from grpo.run.parts import build_sampler, load_task
@@ -140,7 +141,8 @@ class Session:
             sampler = sampler_in_turn(config, learner, build, self._clocks)
         ends.callback(sampler.close)
         self._store = checkpoint_store(config, self._collective)
-        self._parts = assemble(config, task, sampler, learner, self._store, self._clocks)
+        self._numbers = RoundNumbers()
+        self._parts = assemble(config, task, sampler, learner, self._store, self._clocks, self._numbers)
         self._writer = ModelWriter(config, learner.policy, files.tokenizer, self._parts)
         # A machine that is soon taken away leaves no time for the round.
         self._stop = StopRequest([HURRYING] if config.checkpoint.grace_seconds else [STOPPING, HURRYING])
@@ -190,6 +192,7 @@ class Session:
             profiled = ProfiledRounds(parts.clock, profile_rounds, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
+        self._numbers.evaluated = evaluator.results.get
         facts = {"config": asdict(config), "base": self._base and asdict(self._base), PROBLEMS: self._problems}
         resumed_at = progress.step if config.checkpoint.resume else -1
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
@@ -231,6 +234,11 @@ class Session:
     def _leave(self, ending: Ending) -> None:
         """Exports the model of the last step if configured, records how the run ended, and writes the report."""
         exported = self._output / MODEL_FOLDER if self._config.checkpoint.export else None
+        broken = from_first(self._collective, lambda: broken_gates(self._output, self._config, ending.step))
+        if exported and broken:
+            exported = None
+            if self._first:
+                print(f"no model is written, since it is beyond the run's gates: {'; '.join(broken)}")
         if exported:
             self._writer.at_the_end(ending.step, exported)
         if self._first:

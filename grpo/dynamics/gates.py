@@ -1,0 +1,145 @@
+"""This module keeps a run within its gates: bounds of metrics, and what happens beyond them.
+
+A gate of `gates` breaks when its metric was beyond the bound in `rounds` rounds in a row that have the metric. Then the
+run stops, or goes back to the newest checkpoint of a policy that was within all gates, or goes on with a model that
+`grpo export` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic
+
+from grpo.types import Decision, RoundPlan, RoundStatistics, State, Verdict
+from grpo.types.plain import rebuilt
+
+if TYPE_CHECKING:
+    from grpo.config import GateConfig
+    from grpo.interfaces import Scheduler
+
+Numbers = Callable[[RoundStatistics], Mapping[str, float]]
+"""A function of this type returns the metrics of a round, and those of an evaluation of the policy that sampled it."""
+
+MOST_RETURNS = 3
+"""A run that breaks a gate again after this many returns stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """These are what gates remember between rounds: the first value of each metric, and in how many rounds in a row
+    each gate, by its number, was beyond its bound."""
+
+    firsts: Mapping[str, float] = field(default_factory=dict)
+    beyond: Mapping[str, int] = field(default_factory=dict)
+
+
+def watched(
+    gates: Sequence[GateConfig], before: Watched, numbers: Mapping[str, float]
+) -> tuple[list[tuple[GateConfig, str]], Watched]:
+    """Watches the numbers of a round. Returns each gate that breaks with them, with the reason, and what to remember.
+
+    A gate breaks once, and again only after its metric has been within the bound.
+    """
+    firsts, beyond, broken = {**numbers, **before.firsts}, dict(before.beyond), []
+    for number, gate in enumerate(gates):
+        if gate.metric not in numbers:
+            continue
+        value = numbers[gate.metric] - (firsts[gate.metric] if gate.from_start else 0.0)
+        reason = beyond_bound(gate, value)
+        beyond[str(number)] = beyond.get(str(number), 0) + 1 if reason else 0
+        if beyond[str(number)] == gate.rounds:
+            broken.append((gate, reason))
+    metrics = {gate.metric for gate in gates}
+    return broken, Watched({name: value for name, value in firsts.items() if name in metrics}, beyond)
+
+
+def beyond_bound(gate: GateConfig, value: float) -> str:
+    """Says how a value is beyond a gate's bound, or returns "".
+
+    A value may be below one bound and above another:
+
+    >>> from grpo.config import GateConfig
+    >>> beyond_bound(GateConfig(metric="pass_rate", below=0.2, above=0.9), 0.1)
+    'pass_rate is 0.1, below 0.2'
+    """
+    name = f"{gate.metric} since the start" if gate.from_start else gate.metric
+    if gate.below is not None and value < gate.below:
+        return f"{name} is {value:.3g}, below {gate.below:g}"
+    if gate.above is not None and value > gate.above:
+        return f"{name} is {value:.3g}, above {gate.above:g}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedState(Generic[State]):
+    """The state holds what gates remember, the steps of the last policy that was within all of them, how often the run
+    went back, and the state of the scheduler within."""
+
+    gates: Watched
+    good_step: int
+    returns: int
+    inner: State
+
+
+class GatedScheduler(Generic[State]):
+    """This scheduler decides as another one does until a gate breaks."""
+
+    def __init__(self, scheduler: Scheduler[State], gates: Sequence[GateConfig], numbers: Numbers):
+        self._scheduler, self._gates, self._numbers = scheduler, gates, numbers
+
+    def init(self) -> tuple[RoundPlan, GatedState[State]]:
+        plan, inner = self._scheduler.init()
+        return plan, GatedState(Watched(), 0, 0, inner)
+
+    def next(
+        self, plan: RoundPlan, statistics: RoundStatistics, state: GatedState[State]
+    ) -> Decision[GatedState[State]]:
+        decision = self._scheduler.next(plan, statistics, state.inner)
+        broken, gates = watched(self._gates, state.gates, self._numbers(statistics))
+        within = not any(gates.beyond.values())
+        # The round's numbers are those of the policy that sampled it.
+        good_step = statistics.step - len(statistics.reports) if within else state.good_step
+        verdict, returns = self._verdict(decision.verdict, broken, good_step, state.returns)
+        if verdict.go_back:
+            # The policy that the run goes back to is measured anew.
+            gates = replace(gates, beyond={})
+        return Decision(decision.plan, verdict, GatedState(gates, good_step, returns, decision.state))
+
+    def _verdict(
+        self, verdict: Verdict, broken: Sequence[tuple[GateConfig, str]], good_step: int, returns: int
+    ) -> tuple[Verdict, int]:
+        # The checkpoint of the last policy within the gates is kept, unless the scheduler itself goes back to one.
+        if any(gate.then == "back" for gate in self._gates) and not verdict.go_back:
+            verdict = replace(verdict, good_step=good_step)
+        for gate, reason in broken:
+            said = f"a gate is broken: {reason}"
+            if gate.then == "refuse_export":
+                verdict = replace(verdict, reason=f"{said}: grpo export refuses this model")
+            elif gate.then == "back" and returns < MOST_RETURNS:
+                returns += 1
+                back = f"{said}, back to step {good_step} ({returns} of {MOST_RETURNS} times)"
+                verdict = replace(verdict, go_back=True, good_step=good_step, reason=back)
+            else:
+                again = f" after {returns} returns" if gate.then == "back" else ""
+                return Verdict(stop=True, good_step=good_step, reason=f"{said}{again}: stop"), returns
+        return verdict, returns
+
+    def judge(self, step: int, state: GatedState[State]) -> Verdict:
+        return self._scheduler.judge(step, state.inner)
+
+    def restore(self, values: Mapping[str, Any]) -> GatedState[State]:
+        # A run that is resumed may have had no gates before. `gates` is then no key of its state.
+        saved = {"inner": values} if "gates" not in values else values
+        inner = self._scheduler.restore(rebuilt(Mapping[str, Any], saved.get("inner") or {}, "scheduler.inner"))
+        return GatedState(
+            rebuilt(Watched, saved.get("gates", {}), "scheduler.gates"),
+            rebuilt(int, saved.get("good_step", 0), "scheduler.good_step"),
+            rebuilt(int, saved.get("returns", 0), "scheduler.returns"),
+            inner,
+        )
+
+
+def ungated(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the state within that of a `GatedScheduler`, for a run that is resumed without gates."""
+    return rebuilt(Mapping[str, Any], values.get("inner") or {}, "scheduler.inner") if "gates" in values else values

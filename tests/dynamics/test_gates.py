@@ -1,0 +1,112 @@
+"""These tests check when gates break, what the run does then, and that the guard watches a fixed schedule."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from grpo.config import GateConfig, TrainConfig
+from grpo.dynamics.scheduler import build_scheduler, may_go_back, replanned
+from grpo.types import Mean, Progress, RoundStatistics, StepReport
+
+
+def configured(*gates, **dynamics):
+    config = TrainConfig(gates=[*gates])
+    for name, value in dynamics.items():
+        setattr(config.dynamics, name, value)
+    return config
+
+
+def rounds(config, values, name="completions/repetition_fraction", scheduler=None):
+    """Returns the verdicts of rounds of one step each, in which a metric has these values."""
+    scheduler = scheduler or build_scheduler(config, 1)
+    plan, state = scheduler.init()
+    verdicts = []
+    for step, value in enumerate(values, 1):
+        means = {"completions/length_mean": Mean(320.0, 32.0), "prompts/length_mean": Mean(40.0, 4.0)}
+        means[name] = Mean(value, 1.0)
+        counts = {(round(8 * value), 8): 64} if name == "pass_rate" else {(3, 8): 4}
+        reports = (StepReport(step, True, 1.0, 1e-6, 1.0, {}),)
+        statistics = RoundStatistics(step, step, plan, means, counts, {"round": 1.0}, reports)
+        decision = scheduler.next(plan, statistics, state)
+        plan, state = decision.plan, decision.state
+        verdicts.append(decision.verdict)
+        if decision.verdict.stop:
+            break
+    return verdicts, plan, state
+
+
+REPETITION = GateConfig(metric="completions/repetition_fraction", above=0.2)
+
+
+def test_a_run_stops_once_a_gate_is_broken():
+    verdicts, *_ = rounds(configured(REPETITION), [0.0, 0.1, 0.3, 0.1])
+    assert [verdict.stop for verdict in verdicts] == [False, False, True]
+    assert verdicts[-1].reason == "a gate is broken: completions/repetition_fraction is 0.3, above 0.2: stop"
+
+
+def test_a_gate_breaks_after_rounds_in_a_row():
+    gate = replace(REPETITION, rounds=3)
+    verdicts, *_ = rounds(configured(gate), [0.3, 0.3, 0.1, 0.3, 0.3, 0.3, 0.3])
+    assert [verdict.stop for verdict in verdicts] == [False] * 5 + [True]
+
+
+def test_a_curve_that_falls_slowly_breaks_a_gate_on_its_difference_to_the_start():
+    gate = GateConfig(metric="pass_rate", below=-0.1, from_start=True)
+    falling = [0.6 - 0.01 * step for step in range(40)]
+    verdicts, *_ = rounds(configured(gate), falling, "pass_rate")
+    assert len(verdicts) == 12 and verdicts[-1].reason.startswith(
+        "a gate is broken: pass_rate since the start is -0.11, below -0.1"
+    )
+
+
+def test_a_gate_sends_a_run_back_to_the_last_policy_within_all_gates_three_times_and_then_stops_it():
+    config = configured(replace(REPETITION, then="back"))
+    verdicts, *_ = rounds(config, [0.0, 0.0, 0.0, 0.3, 0.3, 0.3, 0.3])
+    # The third round measured the policy of step 2, and the fourth that of step 3.
+    assert [(verdict.go_back, verdict.good_step, verdict.stop) for verdict in verdicts] == [
+        *((False, step, False) for step in (0, 1, 2)),
+        *[(True, 2, False)] * 3,
+        (False, 2, True),
+    ]
+    assert verdicts[3].reason.endswith("above 0.2, back to step 2 (1 of 3 times)")
+    assert verdicts[6].reason.endswith("above 0.2 after 3 returns: stop")
+    assert may_go_back(config) and not may_go_back(configured(REPETITION))
+
+
+def test_a_gate_that_refuses_exports_lets_the_run_go_on():
+    verdicts, *_ = rounds(configured(replace(REPETITION, then="refuse_export")), [0.3, 0.3])
+    assert [(verdict.stop, verdict.go_back) for verdict in verdicts] == [(False, False)] * 2
+    assert (
+        verdicts[0].reason.endswith("above 0.2: grpo export refuses this model")
+        and verdicts[1].reason != verdicts[0].reason
+    )
+
+
+@pytest.mark.parametrize("dynamics", ["fixed", "adaptive"])
+@pytest.mark.parametrize("then", ["gated", "ungated"])
+def test_a_run_with_gates_is_resumed_with_them_and_without(dynamics, then):
+    config = configured(replace(REPETITION, rounds=3), name=dynamics)
+    _, plan, state = rounds(config, [0.3, 0.3])
+    saved = json.loads(json.dumps(asdict(Progress(2, 2, 16, plan, state))))
+    progress = Progress(2, 2, 16, plan, saved["scheduler"])
+    again = config if then == "gated" else configured(name=dynamics)
+    resumed = replanned(progress, config, again, build_scheduler(again, 1))
+    assert resumed.scheduler.spent == state.spent
+    inner = resumed.scheduler.inner
+    assert (inner.gates.beyond == {"0": 2}) if then == "gated" else (inner == state.inner.inner)
+    fresh = replanned(Progress(2, 2, 16, plan, asdict(resumed.scheduler)), again, config, build_scheduler(config, 1))
+    assert fresh.scheduler.inner.returns == 0
+
+
+def test_the_guard_watches_a_fixed_schedule_and_keeps_its_sizes():
+    config = configured(guard=True, refresh_interval=1)
+    values = [0.75] * 6 + [0.0] * 60
+    verdicts, plan, _ = rounds(config, values, "pass_rate")
+    first = next(verdict for verdict in verdicts if verdict.go_back)
+    assert (
+        "damping lost (pass rate fell from 0.75" in first.reason
+        and "learning rate halved, back to step" in first.reason
+    )
+    assert (plan.group_size, plan.refresh_interval) == (8, 1) and plan.learning_rate_factor < 1
+    assert may_go_back(config) and not any(verdict.go_back for verdict in rounds(configured(), values, "pass_rate")[0])

@@ -1,0 +1,92 @@
+"""These tests check which gates are refused before a run, and which models `grpo export` refuses."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from grpo.cli import main
+from grpo.config import GateConfig, TrainConfig, UserError
+from grpo.run.gates import RoundNumbers, broken_gates, check_gates
+from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        ({"metric": "pass@1"}, r"gates\[0\].metric=pass@1 is no metric of a round or an evaluation"),
+        ({"metric": "pass_rate"}, r"gates\[0\] has no bound: give below=, above= or both"),
+        ({"metric": "pass_rate", "below": 0.1, "then": "warn"}, "then=warn is none of stop, back, refuse_export"),
+        ({"metric": "pass_rate", "below": 0.1, "rounds": 0}, "rounds=0 must be at least 1"),
+        ({"metric": "memory/peak_rss_gib", "above": 9.0}, "on the first rank only: set then=refuse_export"),
+    ],
+)
+def test_a_gate_that_cannot_work_is_refused(gate, message):
+    with pytest.raises(UserError, match=message):
+        check_gates(TrainConfig(gates=[GateConfig(**gate)]))
+
+
+def test_a_way_back_without_checkpoints_is_refused():
+    config = TrainConfig(gates=[GateConfig(metric="pass_rate", below=0.1, then="back")])
+    check_gates(config)
+    config.checkpoint.every_rounds = 0
+    with pytest.raises(UserError, match="needs checkpoints to go back to: set checkpoint.every_rounds above 0"):
+        check_gates(config)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Writes a run's records: evaluations fall at step 4, and the second round repeats itself."""
+    gates = [
+        GateConfig(metric="evaluation/pass@1", below=-0.05, from_start=True, then="refuse_export"),
+        GateConfig(metric="completions/repetition_fraction", above=0.2, rounds=2),
+    ]
+    rate = {0: 0.5, 2: 0.55, 4: 0.4}
+    rows = [{"step": step, "pass@1": {"value": value, "low": 0.0, "high": 1.0}, "pass@k": {}, "samples_per_problem": 1,
+             "mean_length": 3.0, "truncated_fraction": 0.0} for step, value in rate.items()]  # fmt: skip
+    (tmp_path / "evaluations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    rounds = [
+        {"step": step, "completions/repetition_fraction": value} for step, value in ((2, 0.0), (4, 0.3), (6, 0.3))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rounds))
+    config = TrainConfig(gates=gates)
+    for step in (2, 4):
+        checkpoint = tmp_path / "checkpoints" / f"step-{step:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").write_text(
+            json.dumps({"config": asdict(config), "score": None, "progress": {"step": step}})
+        )
+    return tmp_path, config
+
+
+def test_a_model_is_judged_by_the_numbers_of_its_own_policy(run):
+    output, config = run
+    assert broken_gates(output, config, 0) == broken_gates(output, config, 2) == []
+    # The third round, which ended at step 6, was sampled by the policy of step 4.
+    assert broken_gates(output, config, 4) == [
+        "evaluation/pass@1 since the start is -0.1, below -0.05",
+        "completions/repetition_fraction is 0.3, above 0.2",
+    ]
+
+
+def test_an_export_of_a_model_beyond_its_gates_is_refused_unless_it_is_asked_for(run, tmp_path, capsys):
+    output, _ = run
+    assert main(["export", str(output), str(tmp_path / "out")]) == 2
+    assert "the model of step 4" in (said := capsys.readouterr().err) and "despite_gates=true" in said
+    # The next reason is another one: this model was never there.
+    assert main(["export", str(output), str(tmp_path / "out"), "despite_gates=true"]) == 2
+    assert "gates" not in capsys.readouterr().err
+    assert main(["export", str(output / "checkpoints" / "step-00000002"), str(tmp_path / "out")]) == 2
+    assert "gates" not in capsys.readouterr().err
+
+
+def test_gates_see_a_rounds_derived_numbers_and_the_evaluation_of_its_policy():
+    means = {"completions/length_mean": Mean(10.0, 2.0), "prompts/length_mean": Mean(4.0, 1.0)}
+    reports = (StepReport(3, True, 1.0, 1e-6, 1.0, {}), StepReport(4, True, 1.0, 1e-6, 1.0, {}))
+    statistics = RoundStatistics(1, 4, RoundPlan(2, 2, 1), means, {(1, 2): 1}, {"round": 1.0}, reports)
+    numbers = RoundNumbers()
+    assert numbers(statistics)["pass_rate"] == 0.5 and "evaluation/pass@1" not in numbers(statistics)
+    result = {"pass@1": {"value": 0.25, "low": 0.0, "high": 1.0}, "pass@k": {}, "samples_per_problem": 1,
+              "mean_length": 3.0, "truncated_fraction": 0.0}  # fmt: skip
+    numbers.evaluated = {2: result}.get
+    assert numbers(statistics)["evaluation/pass@1"] == 0.25
