@@ -134,6 +134,8 @@ def _map_users(is_root: bool) -> None:
 
 def _mount(folders: Sequence[str], pivot_root: int) -> None:
     """Puts a new root in place of the machine's: folders that can be read, a few devices, and a scratch folder."""
+    # Another user has to pass through the folders that are made here.
+    os.umask(0o022)
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     _call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
     os.mkdir("/tmp/old")

@@ -189,6 +189,15 @@ def test_tests_that_are_no_python_are_not_the_fault_of_the_program():
         sandbox.test("def f(x): return x", "assert f(")
 
 
+def test_a_user_whose_new_files_nobody_else_may_read_has_a_sandbox_too():
+    before = os.umask(0o077)
+    try:
+        with Sandbox(Limits(60.0, 1.0, 1000)) as sandbox:
+            assert sandbox.run("import decimal; print(decimal.Decimal(42))").out == "42\n"
+    finally:
+        os.umask(before)
+
+
 def test_without_walls_a_program_has_its_limits_all_the_same():
     with Sandbox(Limits(60.0, 1.0, 1000), closed=False) as sandbox:
         assert sandbox.run(f"print(open({__file__!r}).read()[3:8])").out == "These\n"
