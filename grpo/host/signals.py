@@ -26,6 +26,8 @@ LOOK_SECONDS = 0.2
 # launcher and torchrun pass theirs on. Signals within this many seconds after the first count as one request.
 TOGETHER_SECONDS = 3.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+END = 0
+"""No signal has this number. It ends the thread that reads numbers of signals."""
 HURRY = signal.SIGURG
 """A launcher sends this signal to all processes below it when no time is left to finish a round. It does not disturb
 those that do not know it, since the kernel ignores it by default."""
@@ -73,7 +75,7 @@ class StopRequest:
         self._ended = True
         if self._messages:
             signal.set_wakeup_fd(self._wakeup_before)
-            os.write(self._number_end, b"\0")
+            os.write(self._number_end, bytes([END]))
 
     def _request(self, number: int, frame: object) -> None:
         now = time.monotonic()
@@ -106,16 +108,19 @@ class StopRequest:
         only the main thread may ask Python for it.
         """
         count, answered = 0, -math.inf
-        while count < len(self._messages) and not self._ended:
-            for number in filter(None, os.read(self._numbers, 64)):
+        while END not in (numbers := os.read(self._numbers, 64)):
+            for number in numbers:
                 now = time.monotonic()
                 if number in (*SIGNALS, HURRY) and (more := self._counted(count, number, now, answered)) > count:
                     count, answered = more, now
-        if not self._ended:
+            if count < len(self._messages):
+                continue
             time.sleep(TOGETHER_SECONDS)
-        for number in SIGNALS:
-            if not self._ended and signal.getsignal(number) == self._request:
-                ctypes.CDLL(None).signal(int(number), int(signal.SIG_DFL))
+            for number in SIGNALS:
+                if not self._ended and signal.getsignal(number) == self._request:
+                    ctypes.CDLL(None).signal(int(number), int(signal.SIG_DFL))
+        os.close(self._numbers)
+        os.close(self._number_end)
 
     @staticmethod
     def _handle(handler) -> None:

@@ -1,5 +1,6 @@
 """These tests check what a request to stop does to the process that gets it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -111,6 +112,7 @@ def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(ignored, count):
 
 def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
     before, threads = [signal.getsignal(number) for number in SIGNALS], set(threading.enumerate())
+    files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="the run failed"), handled_as_before():
         StopRequest(["stopping"])
         (waiting,) = set(threading.enumerate()) - threads
@@ -119,6 +121,7 @@ def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
     assert [signal.getsignal(number) for number in SIGNALS] == before
     waiting.join(60)
     assert not waiting.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 ANSWERED_TO_NOBODY = """
