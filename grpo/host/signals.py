@@ -129,10 +129,24 @@ class StopRequest:
                 signal.signal(number, handler)
 
 
+_of_thread = threading.local()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets `leave_if_urgent` raise in this thread. Elsewhere sampling ends by itself: between a round's last step and
+    its end a few tokens are sampled to compare sampler and learner, and leaving would lose the steps."""
+    before, _of_thread.interruptible = getattr(_of_thread, "interruptible", False), True
+    try:
+        yield
+    finally:
+        _of_thread.interruptible = before
+
+
 def leave_if_urgent() -> None:
-    """Raises `Interrupted` where this process is to save at once. Sampling and grading call it now and then."""
+    """Raises `Interrupted` where this process is to save at once and may. Sampling and grading call it now and then."""
     handler = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    if isinstance(handler, StopRequest) and handler.urgent:
+    if getattr(_of_thread, "interruptible", False) and isinstance(handler, StopRequest) and handler.urgent:
         raise Interrupted
 
 

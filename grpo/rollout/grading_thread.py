@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Self, TypeVar
 
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere, Interrupted, UserError
-from grpo.host.signals import LOOK_SECONDS, leave_if_urgent
+from grpo.host.signals import LOOK_SECONDS, interruptible, leave_if_urgent
 from grpo.host.together import fail_together
 from grpo.interfaces import Collective, Draw, Sampler, Task
 from grpo.types import RolloutGroup, ScoredGroup
@@ -178,12 +178,13 @@ def _results_of_all_ranks(grading: GradingThread, begun: Callable[[], Sequence[F
         return grading.results(begun())
     interrupted, failure, scored_groups = False, None, []
     try:
-        graded = begun()
-        try:
-            scored_groups = grading.results(graded)
-        except UserError as error:
-            failure = GradingFailed(str(error))
-            failure.__cause__ = error
+        with interruptible():
+            graded = begun()
+            try:
+                scored_groups = grading.results(graded)
+            except UserError as error:
+                failure = GradingFailed(str(error))
+                failure.__cause__ = error
     except Interrupted:
         interrupted = True
     if grading.collective.maximum(interrupted):

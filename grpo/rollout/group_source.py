@@ -24,6 +24,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from grpo.config.errors import NOBODY_LEFT, GradingFailed, GradingFailedElsewhere, Interrupted, SamplerLost, UserError
+from grpo.host.signals import interruptible
 from grpo.host.together import fail_together
 from grpo.interfaces import AskableSampler, Collective, Collector, Draw, Pending, Sampler, Task
 from grpo.rollout.grading_thread import Graded, GradingThread, result_in_time, sampled_and_graded
@@ -240,7 +241,8 @@ def _scored(request: _Request) -> ScoredGroup | SamplerLost | GradingFailed | In
     """Waits for the graded group and returns it, or the error when no server is left that could answer, when grading
     has failed, and when the run has to save at once."""
     try:
-        return result_in_time(request.scored)
+        with interruptible():
+            return result_in_time(request.scored)
     except (SamplerLost, GradingFailed, Interrupted) as error:
         return error
 

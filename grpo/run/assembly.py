@@ -202,13 +202,15 @@ def sampler_in_turn(
 
 class SamplerInTurn(WrappedSampler):
     """This sampler has the device from `wake` to `sleep`, and a learner has it otherwise. The learner's weights leave
-    last, once they have been sent."""
+    last, once they have been sent. A sampler that sleeps already is left asleep: a round that was cut short is saved
+    before the next refresh."""
 
     def __init__(self, sampler: Sampler, states: LearnerStates):
         super().__init__(sampler)
-        self._states = states
+        self._states, self._asleep = states, False
 
     def wake(self) -> None:
+        self._asleep = False
         self._states.offload(keep_weights=True)
         super().wake()
 
@@ -217,8 +219,10 @@ class SamplerInTurn(WrappedSampler):
         super().finish_weights(policy_version)
 
     def sleep(self) -> None:
-        super().sleep()
-        self._states.reload()
+        if not self._asleep:
+            self._asleep = True
+            super().sleep()
+            self._states.reload()
 
 
 @contextmanager

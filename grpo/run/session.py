@@ -217,7 +217,8 @@ class Session:
         except Interrupted:
             # Since the last round only completions were sampled, which a resumed run samples again.
             self._interrupted = True
-            checkpointer.save(loop.progress, loop.verdict)
+            if parts.learner.num_steps == loop.progress.step:
+                checkpointer.save(loop.progress, loop.verdict)
         except UserError as error:
             # A learner in the middle of a round is not saved: a resumed run samples that round again.
             is_between_rounds = loop.progress.step > progress.step and parts.learner.num_steps == loop.progress.step

@@ -11,7 +11,7 @@ from grpo.algorithm.batches import BatchMaker
 from grpo.config import SamplingConfig, TrainConfig, UserError
 from grpo.config.errors import Interrupted
 from grpo.config.parts import LearnerSettings, SamplerSettings
-from grpo.host.signals import HURRY, StopRequest, handled_as_before
+from grpo.host.signals import HURRY, StopRequest, handled_as_before, interruptible
 from grpo.interfaces import Draw
 from grpo.run.clocks import Wrapped
 from grpo.types import Grade, Mean, Problem, Prompt, RoundPlan, ScoredGroup, StepReport
@@ -101,8 +101,10 @@ def test_a_sampler_leaves_its_completions_where_the_run_has_to_save_at_once_and_
     with handled_as_before():
         StopRequest(["hurry"])
         os.kill(os.getpid(), HURRY)
-        with pytest.raises(Interrupted):
+        with interruptible(), pytest.raises(Interrupted):
             sampler.generate(draw)
+        # A comparison of sampler and learner after a round's last step is finished.
+        assert sampler.generate(draw) == before
     assert sampler.generate(draw) == before
 
 

@@ -17,7 +17,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.errors import Interrupted, SamplerLost
 from grpo.config.parts import SamplerSettings
 from grpo.host.network import free_port
-from grpo.host.signals import HURRY, StopRequest, handled_as_before
+from grpo.host.signals import HURRY, StopRequest, handled_as_before, interruptible
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
@@ -328,5 +328,6 @@ def test_a_completion_that_a_server_still_writes_is_left_where_the_run_has_to_sa
     with handled_as_before():
         StopRequest(["hurry"])
         os.kill(os.getpid(), HURRY)
-        groups, error = wait_for([pending])
+        with interruptible():
+            groups, error = wait_for([pending])
     assert (groups, type(error)) == ([], Interrupted)

@@ -49,6 +49,7 @@ class Device:
         self.present.add(CACHE)
 
     def sleep(self):
+        assert "sampler's weights" in self.present, "vLLM's memory is lost where an engine sleeps twice"
         self.seconds += 0.5
         self.present -= {"sampler's weights", CACHE}
 
@@ -135,6 +136,15 @@ def test_the_first_comparison_samples_while_the_sampler_has_the_device_and_score
 def test_a_checkpoint_is_written_by_the_learner_and_the_sampler_has_the_device_afterwards(parts):
     device, _, sampler, learner = parts
     CheckedSync(0.5).refresh(learner, sampler)
+    learner.save("folder")
+    assert device.present == {"sampler's weights", CACHE}
+
+
+def test_a_round_that_was_cut_short_is_saved_while_the_sampler_still_sleeps(parts):
+    device, _, sampler, learner = parts
+    CheckedSync(0.5).refresh(learner, sampler)
+    sampler.sleep()
+    learner.step()
     learner.save("folder")
     assert device.present == {"sampler's weights", CACHE}
 
