@@ -25,6 +25,7 @@ from pathlib import Path
 
 from grpo.config.errors import UserError, require
 from grpo.host.alive import working
+from grpo.host.network import LOOPBACK
 from grpo.host.output import unread
 from grpo.host.signals import StopRequest
 from grpo.host.terminal import clean
@@ -93,7 +94,10 @@ def lead(place: Place, count: int, words: Sequence[str], start: str) -> tuple[Me
     Raises `UserError` when some do not come, and when one was started with other words.
     """
     lines: dict[int, Line] = {}
-    machines = {0: Machine(socket.gethostname(), "127.0.0.1")}
+    machines = {0: Machine(socket.gethostname(), LOOPBACK)}
+    if count == 1:
+        # A machine alone opens no port to others.
+        return Met((machines[0],), start), []
     end = time.monotonic() + MEETING_SECONDS
     with _listener(place.port) as listener, working("waiting for the other machines"):
         while len(machines) < count:

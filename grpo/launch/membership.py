@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from grpo.config.errors import UserError, require
 from grpo.config.run import HardwareConfig
+from grpo.host.network import LOOPBACK
 
 
 class Variables(NamedTuple):
@@ -87,7 +88,7 @@ def place_of(environment: Mapping[str, str], own_name: str, hardware: HardwareCo
         f"({known.copy}={environment.get(known.copy)}): ask for one process a machine; it starts the ranks itself",
     )
     first = (
-        "127.0.0.1"
+        LOOPBACK
         if needed == 1
         else next(iter(hardware.hosts), "")
         or first_of(environment.get(known.first, ""))

@@ -46,8 +46,9 @@ def test_four_machines_learn_one_another_s_addresses_and_the_start_that_names_th
         assert next(far.read()) == f"order {number}"
 
 
-def test_a_machine_alone_meets_nobody(place):
-    assert lead(place(0), 1, WORDS, "job-7")[0].machines == (Machine(socket.gethostname(), "127.0.0.1"),)
+def test_a_machine_alone_meets_nobody_and_needs_no_port(place):
+    with socket.create_server(("", place(0).port)):
+        assert lead(place(0), 1, WORDS, "job-7")[0].machines == (Machine(socket.gethostname(), "127.0.0.1"),)
 
 
 def test_a_machine_that_was_started_again_has_the_place_of_the_first_start_and_a_stranger_has_none(place, pool):
