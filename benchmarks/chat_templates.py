@@ -51,12 +51,23 @@ def verdict(path: Path, model: Path, tools: list | None) -> str:
     named = [end for end in ENDS if end in text] or [tokenizer.eos_token]
     ends = [tokenizer.convert_tokens_to_ids(end) for end in named]
     tokenizer.eos_token = named[0]
-    try:
+    known = [end for end in ends if end is not None]
+
+    def proved(parser: str = "") -> str:
         encode = PromptEncoder(tokenizer, PromptConfig(chat_template=str(path)))
-        chat = ChatTemplate(tokenizer, encode.render, [end for end in ends if end is not None])
-        kept = chat.prove(tools)
-        return f"exact, but for {kept} of earlier turns, which stay" if kept else "exact"
+        kept = ChatTemplate(tokenizer, encode.render, known, parser).prove(tools)
+        told = f", read by {parser}" if parser else ""
+        return f"exact{told}, but for {kept} of earlier turns, which stay" if kept else f"exact{told}"
+
+    try:
+        return proved()
     except UserError as error:
+        # A run names a parser that reads the calls, and is taken at its word.
+        if named := re.search(r"set task.prompt.tool_parser to (\w+)", str(error)):
+            try:
+                return proved(named[1])
+            except UserError as of_parser:
+                return f"refused: {of_parser}"
         return f"refused: {error}"
 
 

@@ -42,6 +42,7 @@ NAMES = {
     "task.prompt.max_tokens": "max_prompt_length prompt_length prompt_max_len prompt.max_length",
     "task.prompt.too_long": "filter_overlong_prompts truncation excess_length_strategy",
     "task.prompt.chat_template": "chat_template custom_chat_template chat_template_path",
+    "task.prompt.tool_parser": "tool_call_parser tool_parser multi_turn.format",
     "task.episode": (
         "tools environment_factory environment env rollout_func agent agent_loop tool_config_path tool_functions "
         "multi_turn multi_turn.enable agent_func_path agent_path custom_generate_function_path"

@@ -135,6 +135,9 @@ class PromptConfig:
     # The chat template stands in this file, in place of the tokenizer's own. chatml_tools comes with grpo, for models
     # whose own template knows no tools.
     chat_template: str = ""
+    # vLLM's parser of this name reads calls of tools (vllm serve: --tool-call-parser; verl: multi_turn.format), e.g.
+    # llama3_json. "" reads them by the tokenizer's response_template, or as JSON in a <tool_call> tag.
+    tool_parser: str = ""
     # Solved examples come before the question, as [question, answer] pairs.
     examples: list[list[str]] = field(default_factory=list)
     # A prompt has at most this many tokens (verl: data.max_prompt_length). 0 takes the longest prompt of the

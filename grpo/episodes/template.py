@@ -7,13 +7,16 @@ turn. `prove` shows before a run that both together are what the template writes
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo.config.errors import require
+from grpo.config.errors import UserError, require
+from grpo.rollout.tool_parsers import Read, parser_names, read_by
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -52,16 +55,18 @@ class ChatTemplate:
         tokenizer: PreTrainedTokenizerBase,
         render: Callable[..., str],
         ends: Sequence[int],
+        parser: str = "",
     ):
         """`render(messages, tools, add_generation_prompt)` returns text, as `PromptEncoder.render` does. `ends` are the
-        tokens that end a turn."""
+        tokens that end a turn. `parser` names vLLM's parser of calls, or is ""."""
         require(
             tokenizer.is_fast,
             "task.episode needs a fast tokenizer, which says where in a text its tokens stand: save the model with its "
             "tokenizer.json",
         )
         self._tokenizer, self._render, self._ends = tokenizer, render, frozenset(ends)
-        self._reads = getattr(tokenizer, "response_template", None)
+        self._parser = parser
+        self._readers: dict[str, Read | None] = {}
 
     def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[int, ...]:
         """Returns the ids of a conversation up to where the model's turn begins."""
@@ -96,27 +101,37 @@ class ChatTemplate:
         read is returned as plain text."""
         own = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
         plain = {"role": "assistant", "content": self._tokenizer.decode(own, skip_special_tokens=True)}
-        reads = self.reads(tools)
-        if reads is None:
+        if (reader := self._reader(tools)) is None:
             return plain, True
-        text = self._tokenizer.decode(own, skip_special_tokens=False)
         try:
-            message = self._tokenizer.parse_response(text, reads, prefix=self._begun(tools), tools=list(tools or ()))
-        except (ValueError, TypeError, KeyError):
-            # transformers raises these for a call that is no JSON or lacks something, as models write at first.
+            message = reader(self._tokenizer.decode(own, skip_special_tokens=False))
+        except Exception:
+            # Readers raise many errors for a call that is no JSON or lacks something, as models write at first.
             return plain, False
         if not all(map(_is_call, message.get("tool_calls") or ())):
             return plain, False
         return message | {"content": (message.get("content") or "").strip()}, True
 
-    def reads(self, tools: Tools | None) -> Mapping[str, Any] | None:
-        """Returns the response template by which messages are read: the tokenizer's own, or `HERMES` if the chat
-        template writes calls in that form. It is None where a message is its text."""
-        if self._reads is None and tools:
+    def _reader(self, tools: Tools | None) -> Read | None:
+        """Returns how messages are read: by vLLM's parser if one is named, else by the tokenizer's response template,
+        else by `HERMES` if the chat template writes calls in that form. It is None where a message is its text."""
+        key = json.dumps(tools, sort_keys=True)
+        if key not in self._readers:
+            self._readers[key] = self._new_reader(tools)
+        return self._readers[key]
+
+    def _new_reader(self, tools: Tools | None) -> Read | None:
+        if self._parser:
+            return read_by(self._parser, self._tokenizer, tools) if tools else None
+        response_template = getattr(self._tokenizer, "response_template", None)
+        if response_template is None and tools:
             written = self._text([{"role": "user", "content": "."}, made_up_call(tools[0])], tools, False)
             if re.search(r"<tool_call>\s*\{\"name\"", written):
-                self._reads = HERMES
-        return self._reads
+                response_template = HERMES
+        if response_template is None:
+            return None
+        begun, known = self._begun(tools), list(tools or ())
+        return lambda text: self._tokenizer.parse_response(text, response_template, prefix=begun, tools=known)
 
     def prove(self, tools: Tools | None = None) -> str:
         """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
@@ -136,8 +151,8 @@ class ChatTemplate:
         turns += [({"role": "assistant", "content": "It is 5."}, [question])]
         grown = self._text(messages, tools)
         for turn, new in turns:
-            grown, body = self._grown(grown, [*messages, turn], tools)
-            grown += self._tokenizer.decode(self.bridge(turn, new, tools, min(self._ends)), skip_special_tokens=False)
+            grown, body, end = self._grown(grown, [*messages, turn], tools)
+            grown += self._tokenizer.decode(self.bridge(turn, new, tools, end), skip_special_tokens=False)
             if turn.get("tool_calls"):
                 self._prove_reading(body, turn, tools)
             messages += [turn, *new]
@@ -169,23 +184,37 @@ class ChatTemplate:
             self._text(asked, tools) != self._text(asked, None),
             f"the chat template of {self._tokenizer.name_or_path} shows no tools to the model: {_WAY_OUT}",
         )
-        require(
-            self.reads(tools) is not None,
-            f"the tokenizer of {self._tokenizer.name_or_path} has no response_template, which says how calls of tools "
-            f"are read, and its calls are in no <tool_call> tag: add one to its tokenizer_config.json, or {_WAY_OUT}",
-        )
+        if self._reader(tools) is None:
+            named = self._parsers_that_read(tools)
+            way_out = f"set task.prompt.tool_parser to {' or '.join(named)}, which reads them" if named else _WAY_OUT
+            raise UserError(
+                f"the tokenizer of {self._tokenizer.name_or_path} has no response_template, which says how calls of "
+                f"tools are read, and its calls are no JSON in a <tool_call> tag: {way_out}"
+            )
+
+    def _parsers_that_read(self, tools: Tools) -> list[str]:
+        """Returns those of vLLM's parsers that read a call as the chat template writes it."""
+        asked, call = {"role": "user", "content": "."}, made_up_call(tools[0])
+        _, body, _ = self._grown(self._text([asked], tools), [asked, call], tools)
+        named = []
+        for name in parser_names():
+            # A parser may lack a token or a package that it needs.
+            with suppress(Exception):
+                read = read_by(name, self._tokenizer, tools)(body)
+                if _calls(read) == _calls(call):
+                    named.append(name)
+        return named
 
     def _prove_reading(self, body: str, turn: Message, tools: Tools | None) -> None:
         message, readable = self.read(self._ids(body), tools)
-        calls = [call["function"] for call in message.get("tool_calls") or ()]
         require(
-            readable and calls == [call["function"] for call in turn["tool_calls"]],
+            readable and _calls(message) == _calls(turn),
             f"a call of a tool is read otherwise than the chat template writes it ({body!r:.80}): {_WAY_OUT}",
         )
 
-    def _grown(self, grown: str, messages: Sequence[Message], tools: Tools | None) -> tuple[str, str]:
+    def _grown(self, grown: str, messages: Sequence[Message], tools: Tools | None) -> tuple[str, str, int | None]:
         """Returns the text of a conversation that grew by the last of `messages`, an assistant's turn, and the turn's
-        own text, up to the token that ends it."""
+        own text, up to the token that ends it, and that token. It is None where the next message ends the turn."""
         whole = self._text(messages, tools, False)
         before, text = _bare(grown), _bare(whole)
         require(
@@ -195,12 +224,13 @@ class ChatTemplate:
         )
         body = text[len(before) :]
         ids, begins = self._placed(body)
-        cut = next((at for at, token in enumerate(ids) if token in self._ends), None)
-        require(cut is not None, f"the chat template does not end an assistant's turn: {_WAY_OUT}")
-        end = self._tokenizer.decode(ids[cut : cut + 1], skip_special_tokens=False)
         # A model whose turn begins with a thought ends that first.
         thought = "</think>\n\n" if grown.rstrip().endswith("<think>") else ""
-        return grown + thought + body[: begins[cut]] + end, body[: begins[cut]]
+        cut = next((at for at, token in enumerate(ids) if token in self._ends), None)
+        if cut is None:
+            return grown + thought + body, body, None
+        end = self._tokenizer.decode(ids[cut : cut + 1], skip_special_tokens=False)
+        return grown + thought + body[: begins[cut]] + end, body[: begins[cut]], ids[cut]
 
     def _begun(self, tools: Tools | None) -> str:
         """Returns what the template writes for the model at the beginning of its turn, such as an opening `<think>`."""
@@ -218,6 +248,10 @@ class ChatTemplate:
         """Returns the ids of a text, and at which character each begins."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
+
+
+def _calls(message: Message) -> list[Any]:
+    return [call["function"] for call in message.get("tool_calls") or ()]
 
 
 def _is_call(call: Any) -> bool:

@@ -8,6 +8,7 @@ weight_names           weights under the names that vLLM's loader knows; the lay
 transformers_sampler   sampling where there is no vLLM
 engine_use             how full an engine's cache gets, and where it has room for few completions
 checked_sampler        checks a sampler's completions before they are used
+tool_parsers           reads calls of tools by vLLM's parsers
 turns                  the turns of episodes on their way to an engine in this process
 
 vLLM servers:

@@ -147,7 +147,7 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
     for name, of_set in config.task.all_sets.items():
         if of_set.episode:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
-            template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
+            template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids, of_set.prompt.tool_parser)
             processes = Processes(of_set.episode, of_set.limits, of_set.python)
             gateway = Gateway(of_set.gateway) if processes.kind in (FUNCTION, PROGRAM) else None
             limits, longest = of_set.limits, config.model.max_length

@@ -56,7 +56,7 @@ def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps
             TURN.replace("{{ m.content }}", "{{ m.content if loop.last else 'earlier' }}") + END,
             "writes earlier messages",
         ),
-        (TURN.replace("<|eos|>", ".") + END, "does not end an assistant's turn"),
+        (TURN.replace("<|eos|>", ".") + END, "does not end an assistant's turn with a token that ends completions"),
         ("{{ messages | length }}" + TURN + END, "writes earlier messages otherwise"),
     ],
 )
@@ -99,6 +99,48 @@ def test_calls_are_read_and_what_cannot_be_read_is_text(text, content, arguments
     message, was_readable = chat.read(tokenizer.encode(text + "<|im_end|>"), TOOLS)
     assert (message["content"], was_readable) == (content, readable)
     assert [call["function"]["arguments"] for call in message.get("tool_calls", ())] == arguments
+
+
+PYTHONIC = (
+    "{% for m in messages %}{% if loop.first and tools %}{{ tools | tojson }}{% endif %}<|user|>{{ m.role }}: "
+    "{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "[{{ call.function.name }}({% for key, value in call.function.arguments.items() %}{{ key }}="
+    "{{ value | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})]{% endfor %}"
+    "{% if m.role == 'assistant' %}<|eos|>{% endif %}"
+) + END
+
+
+@pytest.mark.slow
+def test_a_parser_of_vllm_reads_calls_that_are_no_json_and_the_refusal_names_it():
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = PYTHONIC
+    encode, ends = PromptEncoder(tokenizer, PromptConfig()), [tokenizer.eos_token_id]
+    with pytest.raises(UserError, match=r"set task\.prompt\.tool_parser to .*\bpythonic\b.*, which reads them"):
+        ChatTemplate(tokenizer, encode.render, ends).prove(TOOLS)
+    chat = ChatTemplate(tokenizer, encode.render, ends, "pythonic")
+    assert chat.prove(TOOLS) == ""
+    message, _ = chat.read(tokenizer.encode("[add(a=1, b=2)]<|eos|>"), TOOLS)
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "add", "arguments": {"a": 1, "b": 2}}]
+    message, _ = chat.read(tokenizer.encode("[add(a=1, b=<|eos|>"), TOOLS)
+    assert message["content"] == "[add(a=1, b=" and "tool_calls" not in message
+    with pytest.raises(UserError, match=r"^task\.prompt\.tool_parser=nosuch: vLLM has .*hermes"):
+        ChatTemplate(tokenizer, encode.render, ends, "nosuch").prove(TOOLS)
+
+
+NEXT_ENDS = (
+    "{% for m in messages %}{{ '<|user|>' if m.role == 'user' else '<|assistant|>' }}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_turn_may_be_ended_by_the_beginning_of_the_next_message():
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = NEXT_ENDS
+    user = tokenizer.convert_tokens_to_ids("<|user|>")
+    chat = ChatTemplate(tokenizer, PromptEncoder(tokenizer, PromptConfig()).render, [user])
+    assert chat.prove() == ""
+    new = [{"role": "user", "content": "And?"}]
+    assert tokenizer.decode(chat.bridge({"role": "assistant", "content": "5"}, new, None, user)) == "And?<|assistant|>"
 
 
 def test_a_tokenizer_that_does_not_know_where_tokens_stand_is_refused():
