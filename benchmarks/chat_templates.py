@@ -56,8 +56,8 @@ def verdict(path: Path, model: Path, tools: list | None) -> str:
     def proved(parser: str = "") -> str:
         encode = PromptEncoder(tokenizer, PromptConfig(chat_template=str(path)))
         kept = ChatTemplate(tokenizer, encode.render, known, parser).prove(tools)
-        told = f", read by {parser}" if parser else ""
-        return f"exact{told}, but for {kept} of earlier turns, which stay" if kept else f"exact{told}"
+        read_by = f", read by {parser}" if parser else ""
+        return f"exact{read_by}, but for {kept} of earlier turns, which stay" if kept else f"exact{read_by}"
 
     try:
         return proved()
