@@ -33,6 +33,8 @@ FORBIDDEN = {
     # They start a process, or a namespace in which a process has rights.
     **{"fork": (57, -1), "vfork": (58, -1), "unshare": (272, 97), "setns": (308, 268)},
     **{"mount": (165, 40), "umount2": (166, 39), "pivot_root": PIVOT_ROOT, "chroot": (161, 51)},
+    **{"open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431)},
+    **{"fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (MOUNT_SETATTR, MOUNT_SETATTR)},
     # They reach other processes, keys of the session, or other machines.
     **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271)},
     **{"pidfd_getfd": (438, 438), "kcmp": (312, 272), "process_madvise": (440, 440)},

@@ -82,11 +82,23 @@ def test_a_program_cannot_leave_its_sandbox(sandbox, program, error):
     "call",
     [
         *("unshare(0x10000000)", "ptrace(16, 1, 0, 0)", "shmget(0, 4096, 0o1600)"),
-        *("mount(b'x', b'/tmp', b'tmpfs', 0, 0)", "syscall(250, 0, -3, 1)", "syscall(425, 8, 0)"),
+        *(
+            "vfork()",
+            "syscall(430, b'tmpfs', 0)",
+            "mount(b'x', b'/tmp', b'tmpfs', 0, 0)",
+            "syscall(250, 0, -3, 1)",
+            "syscall(425, 8, 0)",
+        ),
     ],
 )
 def test_the_kernel_refuses_other_ways_out(sandbox, call):
     assert sandbox.run(f"{CTYPES}print(libc.{call}, ctypes.get_errno())").out == "-1 1\n"
+
+
+def test_a_program_has_no_capabilities(sandbox):
+    header = "import struct; header = struct.pack('II', 0x20080522, 0)\nsets = ctypes.create_string_buffer(24)\n"
+    run = sandbox.run(f"{CTYPES}{header}libc.capget(header, sets), sets.raw == bytes(24)", last_value=True)
+    assert run.out == "(0, True)\n"
 
 
 def test_secrets_of_the_environment_are_not_there(sandbox):
