@@ -112,17 +112,23 @@ class GatedScheduler(Generic[State]):
         # The checkpoint of the last policy within the gates is kept, unless the scheduler itself goes back to one.
         if any(gate.then == "back" for gate in self._gates) and not verdict.go_back:
             verdict = replace(verdict, good_step=good_step)
+        # The scheduler's own reason to stop or to go back is kept.
+        own = [verdict.reason] if verdict.stop or verdict.go_back else []
+        reasons = []
         for gate, reason in broken:
-            said = f"a gate is broken: {reason}"
             if gate.then == "refuse_export":
-                verdict = replace(verdict, reason=f"{said}: grpo export refuses this model")
+                reasons.append(f"{reason}: grpo export refuses this model")
+            elif verdict.go_back:
+                reasons.append(reason)
             elif gate.then == "back" and returns < MOST_RETURNS:
                 returns += 1
-                back = f"{said}, back to step {good_step} ({returns} of {MOST_RETURNS} times)"
-                verdict = replace(verdict, go_back=True, good_step=good_step, reason=back)
+                reasons.append(f"{reason}, back to step {good_step} ({returns} of {MOST_RETURNS} times)")
+                verdict = replace(verdict, go_back=True, good_step=good_step)
             else:
                 again = f" after {returns} returns" if gate.then == "back" else ""
-                return Verdict(stop=True, good_step=good_step, reason=f"{said}{again}: stop"), returns
+                return Verdict(True, False, good_step, f"a gate is broken: {reason}{again}: stop"), returns
+        if reasons:
+            verdict = replace(verdict, reason="; ".join([*own, f"a gate is broken: {'; '.join(reasons)}"]))
         return verdict, returns
 
     def judge(self, step: int, state: GatedState[State]) -> Verdict:

@@ -74,6 +74,15 @@ def test_a_gate_sends_a_run_back_to_the_last_policy_within_all_gates_three_times
     assert may_go_back(config) and not may_go_back(configured(REPETITION))
 
 
+def test_gates_that_break_together_are_all_named():
+    config = configured(replace(REPETITION, then="back"), replace(REPETITION, above=0.25, then="refuse_export"))
+    [*_, verdict], *_ = rounds(config, [0.0, 0.3])
+    assert verdict.go_back and verdict.reason == (
+        "a gate is broken: completions/repetition_fraction is 0.3, above 0.2, back to step 0 (1 of 3 times); "
+        "completions/repetition_fraction is 0.3, above 0.25: grpo export refuses this model"
+    )
+
+
 def test_a_gate_that_refuses_exports_lets_the_run_go_on():
     verdicts, *_ = rounds(configured(replace(REPETITION, then="refuse_export")), [0.3, 0.3])
     assert [(verdict.stop, verdict.go_back) for verdict in verdicts] == [(False, False)] * 2
