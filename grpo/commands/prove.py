@@ -38,6 +38,8 @@ Measures whether what is installed here is right and fast, all parts or those th
   sync        a refresh with its checksums; a flipped bit has to be noticed; log-probabilities of both sides; the
               channel between devices
   sampler     tokens/s by completions at once, against the memory's bandwidth; what sleep frees
+  determinism   whether the same rounds have the same bits with deterministic=true, and what that costs on a GPU; runs
+              only where it is named
 
 Models have random weights, and no network is needed. Other words are keys of a run, e.g. learner.zero_stage=3. Without
 a size it is tiny on a CPU and 1.5b on a GPU. Ends with a table, and 1 where something is wrong or slow. Parts that
@@ -46,8 +48,10 @@ settings that this machine asks for; grpo dynamics plan takes the file as machin
 time, because the parts come together in it."""
 
 PARTS = ("attention", "learner", "round", "servers", "sync", "sampler")
+NAMED = ("determinism",)
+"""These parts run only where they are named."""
 OWN_WORDS = ("part", "size", "output_dir")
-NEED_VLLM = ("round", "servers", "sync", "sampler")
+NEED_VLLM = ("round", "servers", "sync", "sampler", "determinism")
 COLORS = {"fine": "green", "wrong": "red", "slow": "yellow", "skipped": "dim"}
 
 
@@ -59,9 +63,7 @@ def run(words: Sequence[str] = ()) -> int:
     options = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
     overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
     refuse_misspelt(overrides, OWN_WORDS)
-    names = options.get("part", ",".join(PARTS)).split(",")
-    for name in names:
-        require(name in PARTS, f"part={name} is unknown: choose among {', '.join(PARTS)}")
+    names = _part_names(options.get("part", ",".join(PARTS)))
     if "size" in options:
         check_size(options["size"])
     folder = Path(options.get("output_dir", "runs/prove"))
@@ -74,7 +76,7 @@ def run(words: Sequence[str] = ()) -> int:
 
     import torch
 
-    from grpo.prove import computation, exchange, learning, link, lost_server, sampling
+    from grpo.prove import computation, determinism, exchange, learning, link, lost_server, sampling
     from grpo.prove.bench import Bench
     from grpo.prove.record import write_record
     from grpo.telemetry.ending import write_code
@@ -87,6 +89,7 @@ def run(words: Sequence[str] = ()) -> int:
         "servers": [lost_server.servers],
         "sync": [link.channel],
         "sampler": [sampling.without_graphs],
+        "determinism": [determinism.determinism],
     }
     engines = {"sync": exchange.sync, "sampler": sampling.sampler}
     size = options.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
@@ -111,6 +114,14 @@ def run(words: Sequence[str] = ()) -> int:
     facts = [fact for report in reports for fact in report.facts]
     _print(f"{device}, {size}", sorted(facts, key=lambda fact: list(parts).index(fact.part)), record["settings"])
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
+
+
+def _part_names(word: str) -> list[str]:
+    """Returns the names of the parts in a word. Raises UserError for one that is unknown."""
+    names = word.split(",")
+    for name in names:
+        require(name in PARTS + NAMED, f"part={name} is unknown: choose among {', '.join(PARTS + NAMED)}")
+    return names
 
 
 def _measured(measures: Sequence[tuple[str, Measure]], bench: Bench) -> Iterator[Report]:

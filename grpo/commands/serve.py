@@ -11,6 +11,7 @@ from grpo.config import TrainConfig
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
+from grpo.host.repeatable import make_repeatable
 from grpo.host.signals import StopRequest
 from grpo.run.model_folder import model_files
 from grpo.run.preflight import check_vllm
@@ -35,6 +36,8 @@ def run(config: TrainConfig) -> int:
     # Servers are started whatever engine the words name.
     config = replace(config, rollout=replace(config.rollout, engine="vllm_server"))
     device = ranks.device(config.device)
+    if config.deterministic:
+        make_repeatable(ranks.on_gpu(config.device))
     check_vllm(config)
     config = with_precision(config)
     processes = start_servers(SamplerSettings.of(config), model_files(config), device)

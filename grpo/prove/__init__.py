@@ -7,6 +7,7 @@ exchange      refreshes, checksums and a whole run (`sync`, `round`)
 link, far_end       the weight channel, and the program at its other end (`sync`)
 lost_server   a server killed in the middle of a weight transfer (`servers`)
 sampling      speed of the sampler (`sampler`)
+determinism   whether the same rounds have the same bits (`determinism`)
 
 Shared by these:
 bench, sizes  a model of random weights with the engines that run it and the memory that it takes; its possible sizes

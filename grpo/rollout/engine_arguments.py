@@ -177,6 +177,12 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
 def sample_seed(run_seed: int, prompt_id: str, sample_index: int, policy_version: int) -> int:
     """Returns the seed in [0, 2⁶³) of one completion. Every completion of a run has its own.
 
+    The seed fixes the random numbers of a completion, and not the probabilities that they meet. Kernels on a GPU sum in
+    an order that depends on what else is in the batch, so logits differ in their last bits from run to run, and one
+    such bit may turn a token. `deterministic` asks for kernels without this. Nothing repeats which completions share a
+    batch where requests arrive at servers by the clock, where rounds are sampled ahead, or where a server is lost. On a
+    CPU in this process, with one number of threads, the same command gives the same bits.
+
     >>> sample_seed(0, "mawps-17@0", 3, 120) == sample_seed(0, "mawps-17@0", 3, 120)
     True
     """

@@ -18,6 +18,7 @@ from grpo.config.errors import require
 from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.host.alive import working
+from grpo.host.repeatable import make_repeatable
 from grpo.host.terminal import Terminal, say
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.learner.loading import longest_length, proven_layout
@@ -61,6 +62,8 @@ def prepared(config: TrainConfig) -> Prepared:
     preflight.check_own_functions(config)
     if not config.dry_run:
         ranks.device(config.device)  # raises at once if a GPU is missing
+        if config.deterministic:
+            make_repeatable(ranks.on_gpu(config.device))
         preflight.check_vllm(config)
     config = with_precision(config)
     preflight.check_deepspeed(config)

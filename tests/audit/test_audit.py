@@ -23,7 +23,7 @@ WORDS = (
     *("rollout.engine=transformers", "learner.precision=float32", "rollout.precision=float32"),
     *("evaluation.num_problems=0", "checkpoint.every_rounds=1", "tracking.completions=all"),
     *("task=file", "task.data.path=problems.jsonl", "task.data.held_out_fraction=0", "dynamics.diagnose_every=0"),
-    "task.prompt.template='{question}'",
+    *("task.prompt.template='{question}'", "deterministic=true"),
     'task.reward.parts=[{name: "rewards.py:close"}]',
 )
 
@@ -86,6 +86,17 @@ def test_an_honest_run_has_the_same_everywhere(run, capsys):
     ].keys()
     assert json.loads((run / "model" / "manifest.json").read_text()) == manifest
     assert "`manifest.json` beside this card" in (run / "model" / "README.md").read_text()
+
+
+def test_the_same_command_gives_the_same_bits(recorded, run, capsys):
+    """Prompts, tokens, log-probabilities, rewards and every weight are the same, to the last bit."""
+    with contextlib.chdir(recorded):
+        done = grpo("train", *WORDS, "output_dir=again")
+    assert done.returncode == 0, done.stderr[-3000:]
+    pairs = [(recorded / name / "completions" / "step-00000002-rank-0.parquet") for name in ("run", "again")]
+    assert pq.read_table(pairs[0]) == pq.read_table(pairs[1])
+    weights = [(recorded / name / "model" / "model.safetensors").read_bytes() for name in ("run", "again")]
+    assert weights[0] == weights[1]
 
 
 def test_a_changed_metric_is_named(run, capsys):
