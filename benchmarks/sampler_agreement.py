@@ -1,6 +1,8 @@
 """This script compares vLLM's log-probabilities of its own tokens with the learner's, for many architectures.
 
-python benchmarks/sampler_agreement.py OUTPUT.json [NAME …]
+python benchmarks/sampler_agreement.py OUTPUT.json [adapters] [NAME …]
+
+With `adapters` the other weights are LoRA's, which change each adapted weight by about a tenth.
 """
 
 from __future__ import annotations
@@ -90,13 +92,14 @@ def gaps(policy, groups):
     return torch.cat(differences)
 
 
-def measure(name: str) -> dict:
-    """Measures one row. It runs in a process of its own, because vLLM does not give back the memory it has taken."""
+def measure(name: str, rank: int = 0) -> dict:
+    """Measures one row, with adapters of this rank or none. It runs in a process of its own, because vLLM does not give
+    back the memory it has taken."""
     from collections import Counter
 
     import torch
 
-    from grpo.config import ModelConfig, SamplingConfig, TrainConfig
+    from grpo.config import LoraConfig, ModelConfig, SamplingConfig, TrainConfig
     from grpo.config.parts import SamplerSettings
     from grpo.learner.loading import load_policy
     from grpo.learner.weights import weight_buckets
@@ -108,12 +111,12 @@ def measure(name: str) -> dict:
 
     folder = random_model(name)
     settings = TrainConfig()
-    settings.model = ModelConfig(path=str(folder), max_length=96)
+    settings.model = ModelConfig(path=str(folder), max_length=96, lora=LoraConfig(rank=rank))
     settings.rollout.precision = settings.learner.precision = "float32"
     settings.rollout.kv_cache_gib, settings.rollout.max_concurrent = 0.25, 16
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
     files = ModelFiles(folder)
-    policy = load_policy(files, settings.model, "float32", 512)
+    policy = load_policy(files, settings.model, "float32", 512, lora_seed=0)
     sampler = VllmSampler(SamplerSettings.of(settings), files, torch.device("cpu"))
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
@@ -136,26 +139,30 @@ def measure(name: str) -> dict:
     row["same weights sent"] = difference()
     [stored] = sampler.checksums()
     sent = Counter()
-    for bucket in Learner().weight_buckets("merged"):
+    for bucket in Learner().weight_buckets("base" if rank else "merged"):
         sent.update(checksums(bucket))
     in_order = [key for key in sent if key.startswith(IN_ORDER)]
     row["compared in order"] = f"{sum(key in stored for key in in_order)} of {len(in_order)}"
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05 * parameter.std().nan_to_num(0.0))
+            # The second halves of adapters are zero at first.
+            spread = parameter.std().nan_to_num(0.0) or float(rank > 0)
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05 * spread)
     sync.refresh(Learner(), sampler)
     row["other weights sent"] = difference()
     return row
 
 
-def main(output: str, *names: str) -> None:
-    path = Path(output)
+def main(output: str, *words: str) -> None:
+    path, rank = Path(output), 8 if "adapters" in words else 0
+    names = [word for word in words if word != "adapters"]
     rows = json.loads(path.read_text()) if path.exists() else {}
     for name in names or architectures():
         if name in rows:
             continue
         done = subprocess.run(
-            [sys.executable, __file__, "--one", name], capture_output=True, text=True, timeout=300, cwd=ROOT
+            [sys.executable, __file__, "--one", name, str(rank)], capture_output=True, text=True, timeout=300, cwd=ROOT
         )
         printed = [line for line in done.stdout.splitlines() if line.startswith("{")]
         errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
@@ -166,6 +173,6 @@ def main(output: str, *names: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
-        print(json.dumps(measure(sys.argv[2])), flush=True)
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))), flush=True)
     else:
         main(*sys.argv[1:])

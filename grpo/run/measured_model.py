@@ -64,6 +64,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     with working("looking for the model and preparing it"):
         files = model_files(config, learns=bool(model.start))
         preflight.check_spread(config, files)
+        preflight.check_adapters(config, files)
         preflight.check_cpu_heads(config, files)
         tokenizer = files.tokenizer
     with working("reading the problems"):

@@ -120,7 +120,9 @@ def _summary(config: TrainConfig, step: int, evaluations: Sequence[Mapping[str, 
     if library == "peft":
         intro += f" This folder holds the LoRA adapter of rank {rank}, without its base."
     elif rank:
-        intro += f" A LoRA adapter of rank {rank} was trained, which is merged into these weights."
+        intro += (
+            f" A LoRA adapter of rank {rank} was trained, which is merged into these weights, rounded without bias."
+        )
     terms = f"The base's license, {_license(config)}, applies." if _license(config) else "The base's license applies."
     of_base = f"Its base is {_hub_name(config)}. {terms}" if _hub_name(config) not in ("", base) else terms
     return f"# {base}, trained with GRPO on {task}\n\n{intro} {_outcome(evaluations, step)} {of_base}"

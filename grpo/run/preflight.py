@@ -79,7 +79,7 @@ def check_spread(config: TrainConfig, files: ModelFiles) -> None:
     )
     text = files.text
     kinds = {
-        "experts": any(setting_of(text, name) for name in (*EXPERTS, "moe_num_experts")),
+        "experts": _has_experts(text),
         "layers with a state": files.keeps_state,
     }
     uncompared = [kind for kind, present in kinds.items() if present]
@@ -94,6 +94,20 @@ def check_spread(config: TrainConfig, files: ModelFiles) -> None:
         f"{key} cannot divide the model's {heads} attention heads, of which {shared} have keys and values: use a "
         "divisor of both",
     )
+
+
+def check_adapters(config: TrainConfig, files: ModelFiles) -> None:
+    """Raises UserError for adapters in a model with experts on a CPU. vLLM then computes the experts by Triton."""
+    adapters = config.model.lora.rank and not config.rollout.merge_adapters and config.rollout.engine != "transformers"
+    require(
+        ranks.on_gpu(config.device) or not (adapters and _has_experts(files.text)),
+        f"vLLM's CPU build runs no adapters in models with experts such as {files.path}: set "
+        "rollout.merge_adapters=true, which adds them to the sampler's weights",
+    )
+
+
+def _has_experts(text: object) -> bool:
+    return any(setting_of(text, name) for name in (*EXPERTS, "moe_num_experts"))
 
 
 def check_vocabulary(files: ModelFiles, tasks: Sequence[LoadedTask]) -> None:

@@ -70,6 +70,7 @@ def prepared(config: TrainConfig) -> Prepared:
     with working("looking for the model and preparing it"):
         files = model_files(config, needs_weights=not config.dry_run)
         preflight.check_spread(config, files)
+        preflight.check_adapters(config, files)
         preflight.check_cpu_heads(config, files)
         tokenizer = files.tokenizer
     with working("reading the problems"):

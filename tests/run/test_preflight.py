@@ -9,7 +9,14 @@ from benchmarks.small_models import config_of
 from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.models.tiny import character_tokenizer
-from grpo.run.preflight import check_cpu_heads, check_deepspeed, check_spread, check_vllm, check_vocabulary
+from grpo.run.preflight import (
+    check_adapters,
+    check_cpu_heads,
+    check_deepspeed,
+    check_spread,
+    check_vllm,
+    check_vocabulary,
+)
 from grpo.tasks.task import LoadedTask
 from grpo.types import Problem
 from tests.learner.models import files_of
@@ -164,3 +171,16 @@ def test_an_end_token_that_the_model_lacks_is_refused_before_loading(tmp_path):
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(101)
     with pytest.raises(UserError, match=r"no completion could end, since that needs token \[101\]"):
         check_vocabulary(files_of(tmp_path, tokenizer), [])
+
+
+def test_adapters_beside_experts_on_a_cpu_are_refused_and_can_be_merged(tmp_path):
+    config_of("Mixtral, window").save_pretrained(tmp_path)
+    config = TrainConfig(device="cpu")
+    check_adapters(config, files_of(tmp_path))
+    config.model.lora.rank = 8
+    with pytest.raises(UserError, match="runs no adapters in models with experts .* set rollout.merge_adapters=true"):
+        check_adapters(config, files_of(tmp_path))
+    config.rollout.merge_adapters = True
+    check_adapters(config, files_of(tmp_path))
+    config.rollout.merge_adapters, config.device = False, "cuda"
+    check_adapters(config, files_of(tmp_path))
