@@ -14,6 +14,7 @@ from grpo.audit.recomputed import check_steps
 from grpo.audit.records import check_checkpoints, check_completions, check_digests, check_metrics
 from grpo.audit.replayed import check_grades, check_prompts, recorded_groups
 from grpo.config import TrainConfig
+from grpo.config.errors import UserError
 from grpo.config.folder import (
     COMPLETIONS_FOLDER,
     CONFIG_FILE,
@@ -30,7 +31,7 @@ from grpo.run.parts import load_task
 from grpo.run.resume import asked_of
 from grpo.tasks.task import LoadedTask
 from grpo.telemetry.completions import read_completions
-from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import Prompt
 
 
@@ -50,13 +51,17 @@ def audited(output: Path, recompute: bool = True) -> Iterator[Line]:
     metrics, prompts = read_metrics(output / METRICS_FILE), read_metrics(output / PROMPTS_FILE)
     yield from check_metrics(metrics, prompts)
     whole = bool(completions_in(output / COMPLETIONS_FOLDER))
-    rows = sorted(read_completions(output), key=lambda row: row["step"])
+    rows: list[Row] = []
+    try:
+        rows = sorted(read_completions(output), key=lambda row: row["step"])
+    except UserError as error:
+        yield Line("completions", UNCHECKED, str(error))
     yield from check_completions(metrics, rows if whole else [], prompts)
     yield from tried("prompts and grades", lambda: _asked_again(output, config, metrics, rows, whole, recompute))
 
 
 def _asked_again(
-    output: Path, config: TrainConfig, metrics: list, rows: list, whole: bool, recompute: bool
+    output: Path, config: TrainConfig, metrics: list[Row], rows: list[Row], whole: bool, recompute: bool
 ) -> Iterator[Line]:
     """Checks what needs the run's problems: the prompts' order, the grades, and the steps."""
     tokenizer, asked = model_files(config, needs_weights=False).tokenizer, asked_of(read_metrics(output / PROMPTS_FILE))

@@ -176,6 +176,17 @@ def test_a_run_of_a_version_without_a_manifest_is_checked_as_far_as_it_goes(run,
     assert "not checked  steps: recompute=false" in said and "same         grades: 32 completions" in said
 
 
+def test_a_run_whose_completions_are_gone_is_checked_as_far_as_it_goes(run, capsys):
+    shutil.rmtree(run / "completions")
+    (run / "samples.jsonl").unlink()
+    assert main(["audit", "run", "recompute=false"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "differs      records: samples.jsonl is gone" in said and "not checked  completions: run has no samples" in said
+    )
+    assert "same         prompts: 8 prompts of 2 rounds" in said
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main(["audit", str(tmp_path)]) == 2
     assert "has no config.json: give the folder of a run that has finished a round" in capsys.readouterr().err
