@@ -132,7 +132,8 @@ class Adapters:
 
     def _mapper(self) -> object:
         mapper = getattr(self._model, "hf_to_vllm_mapper", None)
-        return mapper and mapper.get_rename_mapper()
+        # An earlier vLLM takes the mapper as it is.
+        return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
 
     def _module_name(self, name: str) -> str:
         return parse_fine_tuned_lora_name(_as_in_peft(name), self._mapper())[0]

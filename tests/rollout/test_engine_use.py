@@ -101,7 +101,9 @@ def test_a_server_tells_its_peak_to_the_run_and_to_nobody_else():
 
     loggers = []
     manager = SimpleNamespace(stat_loggers=loggers)
-    vllm = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(logger_manager=manager)))
+    models = SimpleNamespace(lora_requests={})
+    engine = SimpleNamespace(logger_manager=manager)
+    vllm = SimpleNamespace(state=SimpleNamespace(engine_client=engine, openai_serving_models=models))
     server = MeasuredMiddleware(app)
 
     def answered(path, *headers):
@@ -118,6 +120,8 @@ def test_a_server_tells_its_peak_to_the_run_and_to_nobody_else():
     for _ in range(2):
         answered("/generate")
     assert len(loggers) == 1
+    # Requests may ask for the learner's adapter by name.
+    assert [request.lora_int_id for request in models.lora_requests.values()] == [1]
     assert answered("/metrics") == answered("/generate", take) == {}
     assert answered("/metrics", take) == {TAKE.encode(): b"0.75"}
     assert answered("/metrics", take) == {TAKE.encode(): b"0.0"}
