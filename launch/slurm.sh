@@ -24,7 +24,7 @@ case ${GRPO_IMAGE:-} in
      each=(hardware.shell=each) ;;
 esac
 # Learners and servers in containers share this key.
-export GRPO_SERVER_KEY=${GRPO_SERVER_KEY:-$(head -c 24 /dev/urandom | base64 | tr -d '+/=')}
+export GRPO_SERVER_KEY=${GRPO_SERVER_KEY:-$(head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n')}
 # The run's folder is named by the job, whose number stays the same when it goes back into the queue.
 export GRPO_START="job-$SLURM_JOB_ID"
 "${run[@]}" launch checkpoint.resume=auto checkpoint.grace_seconds=110 "$@" "${each[@]}" &

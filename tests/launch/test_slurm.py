@@ -88,4 +88,4 @@ def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back
     assert started.startswith("--ntasks-per-node=1 --cpu-bind=none ") and within in started
     # The machines agree on the folder, and have one key. The last of several words for a key counts.
     given = "checkpoint.resume=auto checkpoint.grace_seconds=110 experiment=tiny hardware=slurm hardware.shell=each"
-    assert started.endswith(f"{given} job-17 {len('x' * 32)}")
+    assert started.endswith(f"{given} job-17 48")
