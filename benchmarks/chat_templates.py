@@ -47,7 +47,8 @@ def verdict(path: Path, model: Path, tools: list | None) -> str:
     """Returns what a run with this template would do."""
     text = path.read_text()
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*SPECIAL.findall(text)})})
+    # Llama's parser wants a token that not all of its templates write.
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*SPECIAL.findall(text), "<|python_tag|>"})})
     named = [end for end in ENDS if end in text] or [tokenizer.eos_token]
     ends = [tokenizer.convert_tokens_to_ids(end) for end in named]
     tokenizer.eos_token = named[0]
