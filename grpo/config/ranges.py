@@ -87,7 +87,7 @@ CHOICES = {
     "task.limits.failed": ("spoil", "truncate"),
     "task.limits.sandbox": ("auto", "none"),
     "task.reward.sandbox": ("auto", "none"),
-    "task.reward.overlong": ("keep", "mask", "soft"),
+    "task.reward.overlong": ("keep", "zero", "mask", "soft"),
     "task.reward.extract": ("boxed", "tag", "final", "last_number", "last_line", "all"),
     "checkpoint.resume": (False, True, "auto"),
     "tracking.wandb": ("off", "offline", "online"),

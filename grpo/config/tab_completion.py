@@ -40,8 +40,8 @@ def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]
 
     >>> candidates("grpo tra", ["train", "eval"], Path("configs"))
     ['train ']
-    >>> candidates("grpo train task.reward.overlong=", ["train"], Path("configs"))
-    ['task.reward.overlong=keep ', 'task.reward.overlong=mask ', 'task.reward.overlong=soft ']
+    >>> candidates("grpo train task.limits.failed=", ["train"], Path("configs"))
+    ['task.limits.failed=spoil ', 'task.limits.failed=truncate ']
     """
     words = line.split(" ")
     last_word = words[-1]

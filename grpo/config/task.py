@@ -279,8 +279,8 @@ class RewardConfig:
     format_pattern: str = ""
     # True turns rewards in {0, 1} into {−1, +1}, by r → 2r − 1 on the weighted sum (DAPO's option).
     signed: bool = False
-    # Completions cut at the limit are kept, are not learned from (mask; TRL: mask_truncated_completions), or get DAPO's
-    # linear penalty (soft).
+    # Completions cut at the limit are kept, count as wrong (zero), are not learned from (mask; TRL:
+    # mask_truncated_completions), or get DAPO's linear penalty (soft).
     overlong: str = "keep"
     # With overlong=soft, the penalty grows from 0 to −1 over this many tokens before the limit (verl:
     # overlong_buffer.len).

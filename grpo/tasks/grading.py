@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from grpo.config import RewardConfig, UserError
 from grpo.config.task import EPISODE
@@ -132,6 +133,8 @@ class Grading:
         The overlong penalty is added after the sign, since in DAPO it lowers a reward that is already −1 or 1.
         """
         config = self._reward
+        if config.overlong == "zero" and completion.truncated:
+            raw = replace(raw, parts=dict.fromkeys(raw.parts, 0.0))
         terms = [weight * raw.parts[name] for name, weight in config.weights.items()]
         if config.signed:
             terms = [*(2.0 * term for term in terms), -1.0]

@@ -109,6 +109,15 @@ def test_ragged_groups_keep_their_own_grades_and_masked_completions_keep_their_r
     assert scored[1].grades[0].correct
 
 
+def test_completions_cut_off_may_count_as_wrong(tokenizer):
+    with build(tokenizer, config(overlong="zero")) as task:
+        (prompt,) = task.next_prompts(1)
+        right = prompt.problem.answer
+        (scored,) = task.grade([group(prompt, completion(right), completion(right, truncated=True))])
+    assert [(grade.reward, grade.correct) for grade in scored.grades] == [(1.0, True), (0.0, False)]
+    assert scored.included == (True, True)
+
+
 def test_the_soft_penalty_is_a_part_added_after_the_sign(tokenizer):
     with build(tokenizer, config(signed=True, overlong="soft", overlong_buffer=8)) as task:
         (prompt,) = task.next_prompts(1)
