@@ -319,7 +319,7 @@ class TaskConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     # A completion is an episode of several turns, led by functions that are tools ("tools.py:search,calculator";
-    # "python" is a tool that comes with grpo), by a class that is an environment (TRL: environment_factory), by a
+    # "python" and "calculator" come with grpo), by a class that is an environment (TRL: environment_factory), by a
     # function of one's own, async def solve(chat, problem), or by a program that speaks OpenAI's chat interface
     # ("program: node agent.js"). "" is a single turn.
     episode: str = ""

@@ -129,8 +129,8 @@ def _check_normalization(config: TrainConfig) -> None:
     require(
         not settings.mean_exponent or not negative,
         f"normalization.mean_exponent={settings.mean_exponent} divides by the mean reward, which has to be positive: "
-        "set task.reward.signed=false, task.reward.overlong=keep, zero or mask, weights that are not negative (in every "
-        "set and source), and objective.kl.place=loss",
+        "set task.reward.signed=false, task.reward.overlong=keep, zero or mask, weights that are not negative (in "
+        "every set and source), and objective.kl.place=loss",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 from collections.abc import Callable
 
 from grpo.config import LimitsConfig
@@ -44,4 +46,41 @@ def _cut(text: str, characters: int) -> str:
     return f"{text}\n… (cut at {characters} characters)" if len(text) == characters else text
 
 
-READY: dict[str, Callable[[LimitsConfig], Callable[..., str]]] = {"python": python_tool}
+LONGEST_EXPRESSION = 200
+OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def calculator_tool(limits: LimitsConfig) -> Callable[[str], str]:
+    """Returns a tool that computes sums, differences, products and quotients. It runs no code of the model."""
+
+    def calculator(expression: str) -> str:
+        """Computes an expression.
+
+        Args:
+            expression: For example 3 * (4 + 5).
+        """
+        if len(expression) > LONGEST_EXPRESSION:
+            raise ValueError("the expression is too long")
+        number = _value(ast.parse(expression.strip(), mode="eval").body)
+        return str(int(number) if number == int(number) else round(number, 10))
+
+    return calculator
+
+
+def _value(node: ast.AST) -> float:
+    """Returns what an expression is worth. Raises ValueError for anything but numbers, + - * / and brackets."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    raise ValueError("only numbers, + - * / and brackets can be computed")
+
+
+READY: dict[str, Callable[[LimitsConfig], Callable[..., str]]] = {"python": python_tool, "calculator": calculator_tool}

@@ -99,6 +99,30 @@ def test_the_model_runs_programs_beside_other_tools():
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("999999 * 999999", "999998000001"),
+        (" 3 * (4 + -5)", "-3"),
+        ("7 / 2", "3.5"),
+        ("0.1 + 0.2", "0.3"),
+        ("6 / 3", "2"),
+    ],
+)
+def test_the_calculator_computes(expression, result):
+    [calculator] = form_of("calculator").functions
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression", ["2 ** 9", "open('x')", "True + 1", "1 / 0", "1 +", "9" * 300, "1e308 * 10", "x"]
+)
+def test_the_calculator_refuses_whatever_is_no_sum(expression):
+    [calculator] = form_of("calculator").functions
+    with pytest.raises((ValueError, ArithmeticError, SyntaxError)):
+        calculator(expression)
+
+
 def test_the_model_reads_that_its_program_was_stopped():
     _, shown = play("python", call("python", code="while True: pass"), program_seconds=0.5)
     assert shown[1][-1]["content"] == "The program was stopped: it takes longer than 0.5 s."
@@ -118,7 +142,7 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:undescribed", "give each parameter a type"),
         (f"{ACTS}:add,undescribed", "give each parameter a type"),
         ("nothing", "must be written as file.py:name"),
-        ("nothing,tools.py:search", "python comes with grpo, and may stand alone or before them"),
+        ("nothing,tools.py:search", "python and calculator come with grpo, and may stand alone or before them"),
         (f"{ACTS}:nobody", "cannot be imported"),
         ("nowhere.py:solve", "cannot be imported"),
     ],
