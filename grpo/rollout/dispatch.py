@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,11 +32,17 @@ Answers = Future[Mapping[int, Mapping[str, Any]]]
 """This is a future of a map from each sample's number to its choice in the server's answer."""
 
 
+MOST_CONVERSATIONS = 2**16
+"""The dispatcher remembers where so many conversations went. A cache holds fewer."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Holds one prompt's requests and the answers so far."""
+    """Holds one prompt's requests and the answers so far, and which turn of which conversation they are."""
 
     requests: Requests
+    conversation: Hashable = None
+    turn: int = 0
     answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     future: Answers = field(default_factory=Future)
 
@@ -83,19 +89,25 @@ class Dispatcher:
     def __init__(self, replicas: Sequence[Replica], at_once: int):
         self._servers, self._at_once = [_Server(replica) for replica in replicas], at_once
         self._waiting: deque[_Group] = deque()
+        # The server that has the beginning of a conversation in its cache, by conversations.
+        self._homes: OrderedDict[Hashable, _Server] = OrderedDict()
         self._closed, self._why_lost = False, NOBODY_LEFT
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests to servers", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def ask(self, requests: Sequence[Requests]) -> list[Answers]:
+    def ask(self, requests: Sequence[Requests], turns: Sequence[tuple[Hashable, int]] = ()) -> list[Answers]:
         """Queues requests in this order, and returns one future for each prompt.
+
+        `turns` say, for each prompt, of which conversation it is which turn, from 0. A later turn goes to the server
+        that had the earlier one, and so has it in its cache, if that has room.
 
         A future raises SamplerLost when no server is left, with the last server's message if it refused the request. A
         prompt whose future is cancelled before its turn is not sent.
         """
-        groups = [_Group(of_one_prompt) for of_one_prompt in requests]
+        turns = turns or [(None, 0)] * len(requests)
+        groups = [_Group(of_one_prompt, *turn) for of_one_prompt, turn in zip(requests, turns, strict=True)]
         self._loop.call_soon_threadsafe(self._take_in, groups)
         return [group.future for group in groups]
 
@@ -135,9 +147,19 @@ class Dispatcher:
             self._waiting.popleft()
             if group.future.cancelled():
                 continue
-            server = min(free_servers, key=lambda server: sum(server.tokens.values()))
+            server = self._homes.get(group.conversation) if group.turn else None
+            if server not in free_servers:
+                server = min(free_servers, key=lambda server: sum(server.tokens.values()))
+            self._remember(group.conversation, server)
             server.tokens |= {(id(group), sample): _tokens(request) for sample, request in requests.items()}
             server.tasks[self._loop.create_task(self._serve(server, group, requests))] = group
+
+    def _remember(self, conversation: Hashable, server: _Server) -> None:
+        if conversation is not None:
+            self._homes[conversation] = server
+            self._homes.move_to_end(conversation)
+            if len(self._homes) > MOST_CONVERSATIONS:
+                self._homes.popitem(last=False)
 
     async def _serve(self, server: _Server, group: _Group, requests: Requests) -> None:
         """Gets one prompt's samples from one server. `_Server.take_back` may cancel this task at any time."""

@@ -127,7 +127,11 @@ class ServerSampler:
             {sample: self._request(prompt, sample, sampling) for sample in samples}
             for prompt, samples in zip(draw.prompts, draw.samples, strict=True)
         ]
-        answers = zip(draw.prompts, self._dispatcher.ask(requests), strict=True)
+        turns = [
+            ((prompt.problem.problem_id, prompt.visit, samples.start), prompt.turn)
+            for prompt, samples in zip(draw.prompts, draw.samples, strict=True)
+        ]
+        answers = zip(draw.prompts, self._dispatcher.ask(requests, turns), strict=True)
         return [PendingGroup(prompt, answer, self._completion) for prompt, answer in answers]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:

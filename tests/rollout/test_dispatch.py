@@ -271,3 +271,29 @@ def test_an_answer_that_holds_no_completion_is_one_line(answer):
         pytest.raises(UserError, match="without a completion"),
     ):
         draw(REQUESTS, replicas(url), at_once=8)
+
+
+def test_a_later_turn_goes_to_the_server_that_had_the_earlier_one_while_that_has_room():
+    first, second = (
+        Scripted(ServerState.READY, lambda seed, name=name: {"choices": [{"by": name}]}) for name in ("first", "second")
+    )
+    dispatcher = Dispatcher([first, second], at_once=2)
+
+    def by(*turns):
+        answers = dispatcher.ask([{0: asked_for(seed, 8)} for seed in range(len(turns))], turns)
+        return [answer.result(20)[0]["by"] for answer in answers]
+
+    try:
+        assert by(("a", 0), ("b", 0)) == ["first", "second"]
+        # Alone, each would go to the first.
+        assert [by(("b", 1)), by(("a", 1)), by(("b", 2)), by(("c", 1))] == [
+            ["second"],
+            ["first"],
+            ["second"],
+            ["first"],
+        ]
+        assert by(("b", 3), ("b", 3), ("b", 3)) == ["second", "second", "first"]
+        second.state = ServerState.LOST
+        assert by(("b", 4)) == ["first"]
+    finally:
+        dispatcher.close()
