@@ -37,10 +37,14 @@ UNSUPPORTED = {
     "functions": (None, []),
     "logprobs": (None, False),
     "audio": (None,),
+    "stream_options": (None, {}, {"include_usage": True}, {"include_usage": False}),
 }
 """A request may give these only the values that change nothing."""
 
-IGNORED = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+IGNORED = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("seed", "reasoning_effort", "chat_template_kwargs"),
+)
 """The run's own values hold for these."""
 
 
@@ -59,6 +63,7 @@ class Gateway:
         application = web.Application(client_max_size=LARGEST_REQUEST)
         application.router.add_post("/episode/{id}/v1/chat/completions", self._chat)
         application.router.add_get("/episode/{id}/v1/models", self._models)
+        application.router.add_route("*", "/{path:.*}", _elsewhere)
         # An answer that nobody waits for any more is no part of the episode.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
@@ -121,7 +126,7 @@ class Gateway:
         if not self._warned and (named := [name for name in IGNORED if body.get(name) is not None]):
             self._warned = True
             logger.warning(
-                "an episode's program asks for its own %s: the run's rollout.sampling holds instead", ", ".join(named)
+                "an episode's program asks for its own %s: the run's configuration holds instead", ", ".join(named)
             )
 
 
@@ -138,14 +143,21 @@ def _check(body: Any) -> None:
             raise Unreadable(f"{name}={most!r} must be a whole number above 0")
 
 
-def _refused(message: str, code: str) -> web.Response:
+def _refused(message: str, code: str, status: int = 400) -> web.Response:
     error = {"message": message, "type": "invalid_request_error", "code": code, "param": None}
-    return web.json_response({"error": error}, status=400)
+    return web.json_response({"error": error}, status=status)
 
 
 def _ended() -> web.Response:
-    error = {"message": "there is no such episode: it has ended", "type": "invalid_request_error", "code": "not_found"}
-    return web.json_response({"error": error}, status=404)
+    return _refused("there is no such episode: it has ended", "not_found", 404)
+
+
+async def _elsewhere(request: web.Request) -> web.Response:
+    return _refused(
+        f"the policy answers POST /episode/ID/v1/chat/completions alone, not {request.method} {request.path}",
+        "not_found",
+        404,
+    )
 
 
 def _completion(answer: Answer, model: str) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def _call(place: int, call: Any) -> Message:
 
 def tools_of(value: Any) -> list[Message] | None:
     """Returns the schemas of tools, or None if there is none. Raises Unreadable for anything else."""
+    if value is not None and not _is_list(value):
+        raise Unreadable("tools must be a list")
     for tool in value or ():
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):

@@ -183,6 +183,12 @@ async def wants_two(chat, problem):
     return 1.0
 
 
+async def answers_otherwise(chat, problem):
+    from openai import AsyncOpenAI
+
+    await AsyncOpenAI().responses.create(model="any", input="What?")
+
+
 async def says_nonsense(chat, problem):
     return await chat(["What?"])
 

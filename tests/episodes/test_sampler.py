@@ -220,7 +220,7 @@ def test_a_program_that_uses_openais_client_has_its_exact_tokens_and_rewards(epi
         assert rewards["used"] == len(completion.token_ids) - between.at
     assert whole
     assert [record.getMessage() for record in caplog.records if "temperature" in record.getMessage()] == [
-        "an episode's program asks for its own temperature: the run's rollout.sampling holds instead"
+        "an episode's program asks for its own temperature: the run's configuration holds instead"
     ]
 
 
@@ -252,6 +252,7 @@ def test_a_turn_that_its_agent_cuts_off_does_not_end_the_episode(episodes):
     ("act", "error"),
     [
         ("wants_two", "n=2 would change what the policy samples: leave it out"),
+        ("answers_otherwise", "the policy answers POST /episode/ID/v1/chat/completions alone, not POST"),
         ("says_nonsense", "message 0 must be a mapping with a role"),
         ("shows_pictures", "message 0 has image_url in its content, and the policy reads text alone"),
     ],

@@ -1,0 +1,52 @@
+"""These tests bring messages of programs into one form."""
+
+import pytest
+
+from grpo.episodes.messages import Unreadable, messages_of, tools_of
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_messages_of_openais_clients_become_those_of_chat_templates():
+    said = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "1"},
+    ]
+    assert messages_of(said) == [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**CALL, "function": {"name": "add", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "1", "name": "add"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Hi",
+        [],
+        ["Hi"],
+        [{"content": "Hi"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "input_audio"}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
+    ],
+)
+def test_whatever_is_no_conversation_cannot_be_read(said):
+    with pytest.raises(Unreadable):
+        messages_of(said)
+
+
+@pytest.mark.parametrize("tools", [5, {"name": "add"}, ["add"], [{"function": {}}]])
+def test_whatever_is_no_list_of_tools_cannot_be_read(tools):
+    with pytest.raises(Unreadable):
+        tools_of(tools)
+
+
+def test_no_tools_are_none():
+    assert tools_of([]) is None and tools_of(None) is None
