@@ -125,16 +125,23 @@ UNANSWERED = _metric("completions/unanswered_fraction", OF_COMPLETIONS,
     "share of completions left out since a reward server did not answer for their groups")
 RAISED = _metric("completions/raised_fraction", OF_COMPLETIONS,
     "share of completions left out since the reward function raised an exception in their groups")
-TURNS = _metric("episodes/turns_mean", "turns", "mean number of the model's turns in an episode")
-CALLS = _metric("episodes/calls_mean", "calls", "mean number of calls of tools in an episode")
-FAILED_CALLS = _metric("episodes/failed_calls_fraction", "share of calls", "share of calls that raised an exception")
-UNREADABLE_CALLS = _metric("episodes/unreadable_fraction", "share of turns", "share of turns with unreadable calls")
+TURNS = _metric("episodes/turns_mean", "turns", "mean number of the model's turns in an episode",
+    panel="Turns of an episode: turns")
+CALLS = _metric("episodes/calls_mean", "calls", "mean number of calls of tools in an episode",
+    panel="Turns of an episode: calls of tools")
+FAILED_CALLS = _metric("episodes/failed_calls_fraction", "share of calls", "share of calls that raised an exception",
+    panel="Calls that fail: raise an exception")
+UNREADABLE_CALLS = _metric("episodes/unreadable_fraction", "share of turns", "share of turns with unreadable calls",
+    panel="Calls that fail: cannot be read")
 WITHOUT_CALLS = _metric("episodes/without_calls_fraction", OF_COMPLETIONS, "share of episodes that call no tool")
-OBSERVED = _metric("episodes/observed_mean", TOKENS, "mean tokens in an episode that tools and environment wrote")
-EPISODE_SECONDS = _metric("episodes/seconds_mean", "seconds", "mean seconds of tools and environment in an episode")
+OBSERVED = _metric("episodes/observed_mean", TOKENS, "mean tokens in an episode that tools and environment wrote",
+    panel="Tokens of tools")
+EPISODE_SECONDS = _metric("episodes/seconds_mean", "seconds", "mean seconds of tools and environment in an episode",
+    panel="Seconds of tools")
 EPISODES_FAILED = _metric("episodes/failed_fraction", OF_COMPLETIONS,
-    "share of episodes left out since their own code failed or took too long")
-OUT_OF_TURNS = _metric("episodes/out_of_turns_fraction", OF_COMPLETIONS, "share of episodes that ran out of turns")
+    "share of episodes left out since their own code failed or took too long", panel="Episodes without an end: failed")
+OUT_OF_TURNS = _metric("episodes/out_of_turns_fraction", OF_COMPLETIONS, "share of episodes that ran out of turns",
+    panel="Episodes without an end: out of turns")
 BRANCHES = _metric("episodes/branches_mean", "histories", "mean number of histories in an episode; 1: one")
 NUM_COMPLETIONS = _metric("completions/num_sampled", "completions", "number of completions sampled, graded or not")
 PROMPT_LENGTH = _metric("prompts/length_mean", TOKENS, "mean length of a prompt, in tokens")
