@@ -20,6 +20,7 @@ All processes of an episode are killed with it, and all episodes end when the tr
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _serve(control: socket.socket, form: Form, memory: int) -> None:
     """Forks a process for each socket that comes, until the trainer ends."""
+    # The collector of a child then passes over what is imported here, and copies no pages of it.
+    gc.collect()
+    gc.freeze()
     own, children = os.getpid(), dict[int, None]()
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
