@@ -74,7 +74,7 @@ def outcome(model_type: str, dtype: torch.dtype) -> tuple[str, str]:
         form = FileForm(ModelFiles(first))
     receiver = WeightReceiver()
     receiver.model_runner, receiver.model_config = SimpleNamespace(model=engine), config
-    receiver.weight_transfer_engine = None
+    receiver.weight_transfer_engine, receiver.parallel_config = None, SimpleNamespace(tensor_parallel_size=1)
     lost = receiver.lost_by_sleep()
     for asleep in (False, True):
         if asleep:

@@ -74,9 +74,9 @@ def set_alone() -> bool:
     """Makes this process the only rank, unless a launcher has given it a rank. Returns whether it is the only rank.
 
     DeepSpeed reads the variables too, and wants an address although nobody is met there. A job of one machine may have
-    set some of them.
+    set some of them, and so may a library that was imported.
     """
-    if launched():
+    if launched() and "RANK" in os.environ:
         return False
     os.environ.update(ALONE, MASTER_PORT=str(free_port()))
     return True

@@ -63,6 +63,7 @@ def test_groups_that_deepspeed_and_vllm_make_have_the_deadline_of_the_run(backen
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, timeout: own.append(timeout))
     monkeypatch.setattr(deepspeed, "init_distributed", lambda *arguments, **named: None)
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     engine.init_distributed(torch.device("cpu"), 7200)
