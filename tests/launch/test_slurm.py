@@ -69,7 +69,8 @@ def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back
     image, within, tmp_path
 ):
     for name, program in {
-        "srun": 'echo "$*" $GRPO_START ${#GRPO_SERVER_KEY}; trap "exit 143" TERM; touch here; sleep 60 & wait $!',
+        "srun": 'echo "$*" $GRPO_START ${#GRPO_SERVER_KEY}; sleep 60 >/dev/null & trap "kill $!; exit 143" TERM; '
+        "touch here; wait $!",
         "scontrol": 'echo scontrol "$*"',
     }.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\n{program}\n")
