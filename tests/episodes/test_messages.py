@@ -37,13 +37,13 @@ def test_messages_of_openais_clients_become_those_of_chat_templates():
         [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
     ],
 )
-def test_whatever_is_no_conversation_cannot_be_read(said):
+def test_messages_that_are_no_conversation_are_unreadable(said):
     with pytest.raises(Unreadable):
         messages_of(said)
 
 
 @pytest.mark.parametrize("tools", [5, {"name": "add"}, ["add"], [{"function": {}}]])
-def test_whatever_is_no_list_of_tools_cannot_be_read(tools):
+def test_tools_that_are_no_list_of_schemas_are_unreadable(tools):
     with pytest.raises(Unreadable):
         tools_of(tools)
 
