@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from grpo.config.saved import from_dict
 from grpo.models.upload import weights_identity
 from grpo.run.manifest import DRIVER, own_files
 from grpo.run.model_folder import model_files
-from grpo.tasks.task import LoadedTask, usable_problems
+from grpo.tasks.task import LoadedTask, usable_problems, without_warnings
 from grpo.types import Problem
 
 
@@ -38,20 +36,8 @@ def check_made_from(output: Path, start: Mapping[str, Any]) -> Iterator[Line]:
 
 def problems_of(config: TrainConfig) -> dict[str, Sequence[Problem]]:
     """Returns the problems that the configuration names, read now, by the names of their sets."""
-    with _silent():
+    with without_warnings():
         return {name: usable_problems(of_set, name) for name, of_set in config.task.all_sets.items()}
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keeps back warnings about problems, which the run itself has given."""
-    logger = logging.getLogger("grpo.tasks")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _configuration(output: Path, start: Mapping[str, Any]) -> Iterator[Line]:

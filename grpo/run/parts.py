@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +32,7 @@ from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled
 from grpo.tasks.sources import load_problems
-from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
+from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems, without_warnings
 from grpo.types import Problem
 
 ANY_EXAMPLE = ("1 + 1 =", "2")
@@ -91,7 +89,7 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
         return warm_start_examples(read_config(Path(config.model.start))) if config.model.lora.rank else [ANY_EXAMPLE]
     asked, longest = [], config.model.max_length or math.inf
     for name, of_set in config.task.all_sets.items():
-        with _untold():
+        with without_warnings():
             train, _ = split(usable_problems(of_set, name), of_set.data.held_out_fraction)
         asked += [(filled(of_set.prompt.template, problem), problem) for problem in train if problem.answer]
     examples = [(prompt, problem.answer) for prompt, problem in asked] or [ANY_EXAMPLE]
@@ -106,18 +104,6 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
             "model.max_length"
         )
     return fitting
-
-
-@contextmanager
-def _untold() -> Iterator[None]:
-    """Keeps back warnings about problems. They are given when the task itself is loaded."""
-    logger = logging.getLogger("grpo.tasks")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def build_sampler(

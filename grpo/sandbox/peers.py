@@ -11,6 +11,7 @@ import builtins
 import json
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -89,11 +90,9 @@ class Peer:
 
     def serve(self) -> None:
         """Answers until the other process has ended."""
-        try:
+        with suppress(EOFError):
             while True:
                 self._answer(*self._receive()[1])
-        except EOFError:
-            pass
 
     def _answer(self, operation: str, arguments: Any) -> None:
         try:
@@ -159,8 +158,7 @@ def _error(name: str, message: str) -> Exception:
     RuntimeError."""
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
+        # Some need more than a message.
+        with suppress(TypeError):
             return kind(message)
-        except TypeError:
-            pass
     return RuntimeError(f"{name}: {message}")

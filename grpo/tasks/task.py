@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
@@ -239,6 +240,18 @@ def build_gradings(config: TaskConfig, examples: Mapping[str, Problem], max_toke
             grading.close()
         raise
     return gradings
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keeps back warnings about problems, where the run gives them at another time."""
+    room = logging.getLogger("grpo.tasks")
+    before = room.level
+    room.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        room.setLevel(before)
 
 
 def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:

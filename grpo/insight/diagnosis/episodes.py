@@ -34,37 +34,39 @@ def given_up(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return Finding("tools given up", NOTE, evidence, remedy)
 
 
+def _surely_above(log: RunLog, metric: str, least: float) -> float | None:
+    """Returns the present level of a share, or None unless all of its interval is at least `least`."""
+    share = level(log[metric])
+    return share.value if share is not None and share.low >= least else None
+
+
 def unreadable_calls(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    share = level(log[m.UNREADABLE_CALLS])
-    if share is None or share.low < rule.unreadable:
+    if (share := _surely_above(log, m.UNREADABLE_CALLS, rule.unreadable)) is None:
         return None
-    evidence = f"{share.value:.0%} of turns hold calls that cannot be read"
+    evidence = f"{share:.0%} of turns hold calls that cannot be read"
     remedy = "read samples.jsonl; a larger rollout.sampling.max_tokens if calls are cut off; task.prompt.chat_template"
     return Finding("unreadable calls", WARNING, evidence, remedy)
 
 
 def failing_tools(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    share = level(log[m.FAILED_CALLS])
-    if share is None or share.low < rule.failing_calls:
+    if (share := _surely_above(log, m.FAILED_CALLS, rule.failing_calls)) is None:
         return None
-    evidence = f"{share.value:.0%} of calls end in an exception of the tool"
+    evidence = f"{share:.0%} of calls end in an exception of the tool"
     remedy = "read samples.jsonl for the tool and its error; describe its arguments better in its docstring"
     return Finding("tools fail", WARNING, evidence, remedy)
 
 
 def out_of_turns(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    share = level(log[m.OUT_OF_TURNS])
-    if share is None or share.low < rule.out_of_turns:
+    if (share := _surely_above(log, m.OUT_OF_TURNS, rule.out_of_turns)) is None:
         return None
-    evidence = f"{share.value:.0%} of episodes end at the limit of turns"
+    evidence = f"{share:.0%} of episodes end at the limit of turns"
     return Finding("out of turns", WARNING, evidence, "a larger task.limits.turns; read samples.jsonl for calls that "
                    "come again and again")  # fmt: skip
 
 
 def failing_episodes(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    share = level(log[m.EPISODES_FAILED])
-    if share is None or share.low < rule.failing_episodes:
+    if (share := _surely_above(log, m.EPISODES_FAILED, rule.failing_episodes)) is None:
         return None
-    evidence = f"{share.value:.0%} of episodes end in an error of their own code, or take too long"
+    evidence = f"{share:.0%} of episodes end in an error of their own code, or take too long"
     remedy = "read samples.jsonl for the errors; a larger task.limits.seconds; task.limits.failed=truncate"
     return Finding("episodes fail", WARNING, evidence, remedy)
