@@ -86,11 +86,13 @@ def select(micro_batches: Sequence[Tokens], total: Total, settings: ObjectiveCon
 def apply_selection(losses: Targets, tokens: Tokens, weights: Targets, settings: ObjectiveConfig) -> Targets:
     """Applies a choice that `select` made to the losses, and returns them.
 
-    KL-Cov adds penalty·|log π − log π_old| to the loss of the chosen tokens. The other selections multiply each
+    KL-Cov adds penalty·|log π − log π_old| to the loss of the chosen tokens. A change below `ALIKE` adds nothing, since
+    rounding decides its sign, and so its gradient, where the policy has not moved. The other selections multiply each
     token's loss by the share that it keeps.
     """
     if settings.selection.name == "kl_cov":
-        return losses + settings.selection.penalty * weights * (tokens.logprobs - tokens.old_logprobs).abs()
+        change = torch.threshold((tokens.logprobs - tokens.old_logprobs).abs(), ALIKE, 0.0)
+        return losses + settings.selection.penalty * weights * change
     return losses * weights
 
 

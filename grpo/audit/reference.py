@@ -347,11 +347,11 @@ def largest(values: Tensor, number: int) -> Tensor:
 
 
 def after_selection(losses: Tensor, s: Stretch, taken: Tensor, objective: ObjectiveConfig) -> Tensor:
-    """Applies a selection: Clip-Cov removes gradient, KL-Cov adds |log ρ| (both arXiv:2505.22617), and top_entropy
-    learns from the tokens with the highest entropy only (arXiv:2506.01939)."""
+    """Applies a selection: Clip-Cov removes gradient, KL-Cov adds |log ρ| above rounding (both arXiv:2505.22617), and
+    top_entropy learns from the tokens with the highest entropy only (arXiv:2506.01939)."""
     selection = objective.selection
     if selection.name == "kl_cov":
-        return losses + selection.penalty * taken * (s.now - s.old).abs()
+        return losses + selection.penalty * taken * torch.threshold((s.now - s.old).abs(), ALIKE, 0.0)
     return losses * (1 - taken if selection.name == "clip_cov" else taken)
 
 

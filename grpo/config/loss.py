@@ -147,8 +147,8 @@ class TokenSelectionConfig:
     low: float = 1.0
     # clip_cov removes gradient of tokens whose covariance is below this (verl: clip_cov_ub).
     high: float = 5.0
-    # kl_cov adds this times |log π − log π_old| to the loss of each token that it chose (verl: ppo_kl_coef). 1000 is
-    # the most.
+    # kl_cov adds this times |log π − log π_old| to the loss of each token that it chose (verl: ppo_kl_coef), but
+    # nothing below 1e-5, where rounding decides the sign. 1000 is the most.
     penalty: float = 1.0
 
 

@@ -8,7 +8,7 @@ import torch
 
 from grpo.algorithm.loss import policy_loss, tokens_of
 from grpo.algorithm.token_losses import Tokens
-from grpo.algorithm.token_selection import largest, select
+from grpo.algorithm.token_selection import apply_selection, largest, select
 from grpo.config import ObjectiveConfig, TokenSelectionConfig
 from tests.fakes import on_ranks
 
@@ -43,6 +43,16 @@ def test_kl_cov_equals_that_of_verl():
         -0.02837630307379483, -0.06979444332343829, -0.019440229167488568, 0.14131896606001096,
     ]  # fmt: skip
     torch.testing.assert_close(gradient, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-14)
+
+
+def test_kl_cov_leaves_alone_what_has_moved_by_rounding_only():
+    """The policy has not moved, and its log-probabilities were computed in rows of another layout before."""
+    chosen = settings("kl_cov", share=1.0, name="unclipped")
+    now, losses = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.zeros(3)
+    moved = torch.tensor([1e-6, -1e-6, 0.5])
+    tokens = Tokens(now, now.detach() - moved, now.exp(), losses, losses, torch.zeros(3).long())
+    apply_selection(losses, tokens, torch.ones(3), chosen).sum().backward()
+    assert now.grad.tolist() == [0.0, 0.0, 1.0]
 
 
 def test_clip_cov_is_the_expectation_of_verls_draws():
