@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import require
@@ -45,18 +46,15 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     """
     _check(sweep)
     common = plain([*words])
-    variants = {
-        " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())]): [
-            *common,
-            *overrides,
-            *(f"{key}={value}" for key, value in values.items()),
-        ]
-        for name, overrides in sweep.variants.items()
-        for values in grid([*words])
-    }
+    variants: dict[str, list[str]] = {}
+    for (name, overrides), values in product(sweep.variants.items(), grid([*words])):
+        full_name = " ".join([name, *(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())])
+        require(full_name not in variants, f"the variant {full_name} comes twice: give each value once")
+        variants[full_name] = [*common, *overrides, *(f"{key}={value}" for key, value in values.items())]
     runs = len(variants) * sweep.seeds
     require(runs <= MOST, f"this sweep has {runs:,} runs, and {MOST:,} are the most: lower seeds, or give fewer values")
     configs = _composed(variants)
+    _refuse_equal(configs)
     spending = _budget(sweep, next(iter(configs.values())))
     if sweep.budget == "steps" and sweep.amount:
         configs = {name: replace(config, num_steps=sweep.amount) for name, config in configs.items()}
@@ -110,6 +108,17 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
             raise UserError(f"the variant {name}: {error}") from error
         configs[name] = config
     return configs
+
+
+def _refuse_equal(configs: Mapping[str, TrainConfig]) -> None:
+    """Raises UserError for two variants of one configuration, whose runs would be the same, or of one folder."""
+    earlier: dict[str, str] = {}
+    for name, config in configs.items():
+        # The words of a folder's name say when a run starts.
+        same = earlier.setdefault(repr(replace(config, output_dir="")), name)
+        require(same == name, f"the variants {same} and {name} have the same configuration: leave one of them out")
+        same = earlier.setdefault(_folder(name), name)
+        require(same == name, f"the variants {same} and {name} would share a folder: give one of them another name")
 
 
 def _without_unread(

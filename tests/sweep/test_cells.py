@@ -72,6 +72,21 @@ def test_all_spend_alike():
         ({"variants": {"a": ["seed=1"]}}, [], "the variant a: seed=1 has no effect, since a sweep gives each run its"),
         ({"variants": TWO}, ["seed=1,2"], "seed=1 has no effect, since a sweep gives each run its seed: seeds=N says"),
         ({"variants": {"a": ["num_steps=0"]}}, [], "the variant a: num_steps=0 must be above 0"),
+        (
+            {"variants": {"a": ["num_steps=7"], "b": ["num_steps=7.0"]}},
+            [],
+            "the variants a and b have the same configuration: leave one of them out",
+        ),
+        (
+            {"variants": TWO},
+            ["learner.learning_rate=1e-4,0.0001"],
+            "the variant grpo learning_rate=0.0001 comes twice: give each value once",
+        ),
+        (
+            {"variants": {"a b": ["num_steps=7"], "a-b": ["num_steps=8"]}},
+            [],
+            "the variants a b and a-b would share a folder: give one of them another name",
+        ),
     ],
 )
 def test_a_sweep_that_cannot_run_is_refused_before_any_run(settings, words, message):
