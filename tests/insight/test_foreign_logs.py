@@ -102,6 +102,16 @@ def test_a_history_of_weights_and_biases_is_read(tmp_path, form):
     assert read_log(path)["pass_rate"].steps.tolist() == list(range(40))
 
 
+def test_rows_with_a_negative_step_are_left_out_and_a_line_says_so(tmp_path):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": i - 2, "reward": rate} for i, rate in enumerate(RISING)])
+    log = read_log(path)
+    assert log["pass_rate"].steps.tolist() == list(range(38))
+    assert log.notes[0] == "2 rows with a negative step are left out"
+    write_lines(path, [{"step": -1 - i, "reward": rate} for i, rate in enumerate(RISING)])
+    with pytest.raises(UserError, match='no rows with a step: give a log whose rows have a "step" of 0 or more'):
+        read_log(path)
+
+
 def test_a_device_without_an_end_is_not_read():
     with pytest.raises(UserError, match="/dev/zero is a device"):
         read_log(Path("/dev/zero"))

@@ -87,15 +87,16 @@ class LastRun:
 
     def __init__(self) -> None:
         self.columns = Columns()
-        self._runs, self._resumed_steps = 1, list[float]()
+        self._runs, self._resumed_steps, self._negative = 1, list[float](), 0
         self._farthest, self._newest_step = -math.inf, dict[str, float]()
         # The steps at which a metric was logged. They are looked up only for metrics that go back.
         self._seen_steps: dict[str, set[float]] = {}
 
     def add(self, row: Row) -> None:
-        """Adds a row. A row without a step is left out."""
+        """Adds a row. A row without a step, or with a negative one, is left out."""
         step = step_of(row)
-        if step is None:
+        if step is None or step < 0:
+            self._negative += step is not None
             return
         numbers = numbers_of(row)
         if step < self._farthest:
@@ -125,7 +126,7 @@ class LastRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Says in sentences what was left out."""
-        notes = []
+        notes = [f"{self._negative} rows with a negative step are left out"] if self._negative else []
         if self._runs > 1:
             notes.append(
                 f"the log holds {self._runs} runs one after another, since its steps begin again: the last one is "

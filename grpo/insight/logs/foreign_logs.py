@@ -33,7 +33,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     log = read_rows(path, column)
     steps, own_columns = np.array(log.columns.steps), log.columns.named()
     if not len(steps):
-        raise UserError(f'{path} has no rows with a step: give a log whose rows have a number under "step"')
+        raise UserError(f'{path} has no rows with a step: give a log whose rows have a "step" of 0 or more')
     own_series = series_of(steps, own_columns)
     series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
