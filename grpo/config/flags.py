@@ -103,6 +103,10 @@ def read_words(words: Sequence[str]) -> Request:
                 raise UserError(f"cannot read {word!r}: {_meant(word)}")
             # A shell leaves the ~ of a word like task.data.path=~/sums.csv as it is.
             home = os.path.expanduser(value) if value.startswith("~") else value
+            require(
+                not home.startswith("~") or "/" not in home,
+                f"{word}: this machine has no user {home.partition('/')[0][1:]}, so write the folder in full",
+            )
             overrides.append(word if home == value else f'{name}="{home}"')
     require(
         flags.get("--cfg", "job") == "job",

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo.config import TrainConfig
-from grpo.config.errors import UserError, require
+from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import CONFIG_FILE, evaluation_name, is_run
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.plain_json import read_object
+from grpo.config.ranges import IMPORTED, value_at
 from grpo.config.saved import from_dict
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
@@ -24,6 +25,7 @@ from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.run.gates import check_gates
 from grpo.tasks.early_checks import check_early
 from grpo.telemetry.ending import FINISHED, read_ending
+from grpo.types.imported import require_found
 
 
 def check(command: str, config: TrainConfig) -> None:
@@ -59,6 +61,8 @@ def check(command: str, config: TrainConfig) -> None:
         # `eval` and `solve-rates` accept `model.path` without `model.source`.
         named_by_path = command in ("eval", "solve-rates") and config.model.path
         model = replace(config.model, source="huggingface") if named_by_path else config.model
+        if command in ("train", "launch"):
+            _check_own_functions(config)
         resolve.check_early(model, needs_weights=not config.dry_run)
         check_engine_arguments(config.rollout)
         if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):
@@ -76,6 +80,18 @@ def check(command: str, config: TrainConfig) -> None:
         own = {name for reward in config.task.rewards for name in reward.weights if ":" in name}
         with working(" and ".join([*(f"importing {name}" for name in sorted(own)), "reading the problems"])):
             check_early(config.task, config.pipeline, learns_here and config.rollout.budget.enabled)
+
+
+def _check_own_functions(config: TrainConfig) -> None:
+    """Raises UserError for a function of the loss whose file or module is missing or no Python. `run.preflight` tries
+    those that are there, once torch is imported."""
+    for key in IMPORTED:
+        name = value_at(config, key)
+        try:
+            if ":" in name:
+                require_found(name)
+        except Exception as error:  # Python's parser and finder raise several kinds
+            raise UserError(f"{key}={name} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
 
 
 def finished(config: TrainConfig) -> str:

@@ -6,11 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in, refuse_several
 from grpo.config.pass_through import check_model_settings
+from grpo.config.plain_json import read_object
 from grpo.config.saved import read_config, read_score, read_state
 from grpo.host.disk import require_writable
-from grpo.models.resolve import check_early
+from grpo.models.resolve import CONFIG, check_early
 from grpo.run.gates import require_within
 
 
@@ -45,9 +47,12 @@ def best_checkpoint(run: Path) -> Path:
 
     Raises UserError when the run has no checkpoint.
     """
+    require(run.exists(), f"there is no folder {run}: give a run's folder, or one of its checkpoints")
     checkpoints = checkpoints_in(run / CHECKPOINTS)
     if not checkpoints:
-        raise UserError(f"{run} is no checkpoint, and has none in {CHECKPOINTS}/")
+        is_model = (run / CONFIG).exists() and "model_type" in read_object(run / CONFIG)
+        what = "is a model already, which needs no export" if is_model else f"has no checkpoint in {CHECKPOINTS}/"
+        raise UserError(f"{run} {what}: give a run's folder, or one of its checkpoints")
     scores = {path: read_score(path) for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

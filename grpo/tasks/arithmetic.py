@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.types import Problem
 
 MAX_ENUMERATED = 1_000_000
+# Larger options make no prompt.
+LARGEST, MOST_TERMS = 10**12, 100
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,32 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
 
     Raises `UserError` for unknown options, and when `size` exceeds the number of distinct questions.
     """
+    arithmetic = checked(options, size)
+    available = arithmetic.num_questions
+    indices = random.Random(seed).sample(range(available), size) if size else range(available)
+    return [_problem(index, arithmetic) for index in indices]
+
+
+def checked(options: dict[str, Any], size: int) -> ArithmeticOptions:
+    """Returns the options, and makes no question. Raises `UserError` as `arithmetic_problems` does."""
     names = [field.name for field in fields(ArithmeticOptions)]
     unknown = sorted(set(options) - set(names))
     if unknown:
         raise UserError(f"task.data.options: unknown {', '.join(unknown)}; known are {', '.join(names)}.")
+    for name, value in options.items():
+        if name == "operators":
+            is_list = isinstance(value, list | tuple) and all(isinstance(operator, str) for operator in value)
+            require(is_list, f'task.data.options: operators are {value}; write a list, such as ["+","-"].')
+        else:
+            most = MOST_TERMS if name == "num_terms" else LARGEST
+            is_small = type(value) is int and abs(value) <= most
+            require(is_small, f"task.data.options: {name} is {value}; it takes a whole number of at most {most:,}.")
     arithmetic = ArithmeticOptions(**{**options, "operators": tuple(options.get("operators", ("+",)))})
     available = arithmetic.num_questions
+    require(
+        available <= sys.maxsize,
+        "task.data.options allow more than 10^18 distinct questions, too many to number; lower max or num_terms.",
+    )
     if size > available:
         raise UserError(
             f"task.data.size is {size}, but task.data.options allow {available} distinct questions; lower it, or set "
@@ -60,10 +84,9 @@ def arithmetic_problems(options: dict[str, Any], size: int, seed: int) -> list[P
         )
     if size == 0 and available > MAX_ENUMERATED:
         raise UserError(
-            f"task.data.options allow {available} distinct questions, too many to take all; set task.data.size."
+            f"task.data.options allow {available:,} distinct questions, too many to take all; set task.data.size."
         )
-    indices = random.Random(seed).sample(range(available), size) if size else range(available)
-    return [_problem(index, arithmetic) for index in indices]
+    return arithmetic
 
 
 def _problem(index: int, options: ArithmeticOptions) -> Problem:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from grpo.config import TaskConfig
 from grpo.config.errors import require
+from grpo.tasks.arithmetic import checked
 from grpo.tasks.files import require_file, size_of
 from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND, BatchReward, carried
 from grpo.tasks.remote import RemoteRewards
@@ -50,5 +52,10 @@ def check_early(task: TaskConfig, pipeline: str = "off", budgeted: bool = False)
             require(not (budgeted and together), IN_TWO_TURNS)
             RemoteRewards(reward.parts)
             carried(reward.weights)
-        if of_set.data.source == "file" and size_of(Path(of_set.data.path)) <= MOST_BYTES:
-            load_problems(of_set.data, of_set.reward)
+        data = of_set.data
+        if data.source == "file" and size_of(Path(data.path)) <= MOST_BYTES:
+            load_problems(data, of_set.reward)
+        elif data.source == "arithmetic":
+            checked(data.options, data.size)
+        elif data.source == "reasoning_gym":
+            load_problems(replace(data, size=min(data.size, 1)))

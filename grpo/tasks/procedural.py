@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import first_line, require
 from grpo.types import Problem
 
 ENTRY = "reasoning_gym"
@@ -28,11 +30,12 @@ def procedural_problems(
     """
     if size < 1:
         raise UserError(f"task.data.size is {size}; a generator needs the number of problems to draw.")
+    own = sorted({"size", "seed"} & options.keys())
+    keys = " and ".join(f"task.data.{key}" for key in own)
+    require(not own, f"task.data.options: {' and '.join(own)} would have no effect there; set {keys}.")
     problems: dict[str, Problem] = {}
     repeated = []
-    dataset = _dataset(name, {**options, "size": size, "seed": seed})
-    for index in range(size):
-        entry = dataset[index]
+    for index, entry in enumerate(_entries(name, {**options, "size": size, "seed": seed})):
         problem_id = f"{name}-{index}"
         if entry["question"] in problems:
             repeated.append(problem_id)
@@ -63,6 +66,22 @@ def _scorer(name: str, options: str) -> Any:
     return _dataset(name, json.loads(options))
 
 
+def _entries(name: str, options: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
+    dataset = _dataset(name, options)
+    for index in range(options["size"]):
+        with _one_line(name):
+            entry = dataset[index]
+        yield entry
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each generator raises what it likes about its options
+        raise UserError(f"task.data.options of generator {name!r}: {first_line(error)}; correct the option.") from error
+
+
 def _dataset(name: str, options: dict[str, Any]) -> Any:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
@@ -73,8 +92,5 @@ def _dataset(name: str, options: dict[str, Any]) -> Any:
         if Path(name).suffix or Path(name).exists():
             hint = "task=file reads a file or a folder of files."
         raise UserError(f"task.data.path: reasoning_gym has no generator {name!r}; {hint}")
-    try:
+    with _one_line(name):
         return reasoning_gym.create_dataset(name, **options)
-    except (TypeError, ValueError, AssertionError) as error:
-        cause = str(error) or type(error).__name__
-        raise UserError(f"task.data.options of generator {name!r}: {cause}; correct the option.") from error

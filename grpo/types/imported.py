@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
@@ -36,6 +37,16 @@ def imported(path: str) -> Any:
     if not callable(function):
         raise TypeError(f"{path!r} is not callable; it must be a function")
     return function
+
+
+def require_found(path: str) -> None:
+    """Raises an error as `imported` does where there is no such file or module, or a file is no Python, without
+    executing anything, since a function of the loss imports torch."""
+    module_name = path.rpartition(":")[0]
+    if module_name.endswith(".py"):
+        ast.parse(Path(module_name).read_bytes(), module_name)
+    elif importlib.util.find_spec(module_name.partition(".")[0]) is None:
+        raise ModuleNotFoundError(f"there is no module {module_name}")
 
 
 def _of_file(path: Path) -> Any:

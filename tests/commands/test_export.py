@@ -24,7 +24,9 @@ from grpo.config import ModelConfig, TrainConfig
         (["x", "y", "upload=name"], "upload=name must be a user or an organization and a name"),
         (["x", "y", "upload="], "upload= must be a user or an organization and a name, like upload=me/my-model"),
         (["x", "y", "upload=me/a b"], "upload=me/a b: that is no valid name"),
-        (["x", "y"], "x is no checkpoint, and has none in checkpoints/"),
+        (["x", "y"], "there is no folder"),
+        (["full", "y"], "full has no checkpoint in checkpoints/: give a run's folder, or one of its checkpoints"),
+        (["model", "y"], "model is a model already, which needs no export: give a run's folder, or one of its"),
         (["checkpoint", "file"], "file is not an empty folder: give a new one"),
         (["checkpoint", "full"], "full is not an empty folder: give a new one"),
     ],
@@ -35,6 +37,8 @@ def test_a_folder_that_cannot_be_exported_is_one_line(words, message, tmp_path, 
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
     monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)  # nothing heavy is imported before
     assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err

@@ -28,7 +28,8 @@ WRONG = [
         "sweep sweep=seeds hydra/launcher=slurm output_dir={}/s",
         "the variant run: hydra/launcher is not read here: output_dir is a run's folder, and grpo sweep runs",
     ),
-    ("export {}/nowhere {}/x", "{}/nowhere is no checkpoint, and has none in checkpoints/"),
+    ("export {}/nowhere {}/x", "there is no folder {}/nowhere: give a run's folder, or one of its checkpoints"),
+    ("export base/model {}/x", "base/model: give a run's folder, or one of its checkpoints"),
     ("export {}/step /proc/x", "/proc/x cannot be written to, since /proc is"),
     ("report {} {}/step output=/proc/x", "output=/proc/x cannot be written to, since /proc is"),
     ("dynamics whatif {} dynamics.group_size=4 output=/proc/x", "output=/proc/x cannot be written to, since /proc"),
@@ -62,6 +63,14 @@ WRONG = [
 ]
 # These may import numpy, as those that read data do, but not torch.
 WITHOUT_TORCH = [
+    (
+        "train objective.name=nosuch:loss",
+        "objective.name=nosuch:loss cannot be imported: ModuleNotFoundError: there is",
+    ),
+    ("train objective.kl.estimator={}/torn.py:f", "torn.py:f cannot be imported: SyntaxError: "),
+    ("train normalization.name={}/none.py:f", "none.py:f cannot be imported: FileNotFoundError"),
+    ("train task=tiny_arithmetic task.data.options={maximum:3}", "unknown maximum; known are min, max, operators"),
+    ("train task=arithmetic task.data.options={maximum:3}", "unexpected keyword argument 'maximum'; correct"),
     ("serve", "needs rollout.servers.port"),
     ("train 'task.reward.parts=[{weight: 1}]'", "task.reward.parts has a part without a name"),
     ("train task=file task.data.path={}/sums.jsonl task.data.question_column=q", "(task.data.question_column)"),
@@ -81,6 +90,7 @@ def answers(tmp_path_factory):
     (folder / "step").mkdir()
     (folder / "step" / "state.json").write_text("{}")
     (folder / "sums.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    (folder / "torn.py").write_text("import torch\ndef f(:\n")
     (folder / "own.py").write_text("def f(prompt, response): return 1.0\n")
     commands = json.dumps([shlex.split(words.replace("{}", str(folder))) for words, _ in (*WRONG, *WITHOUT_TORCH)])
     ran = subprocess.run([sys.executable, "-c", COMMANDS], input=commands, capture_output=True, text=True, check=True)

@@ -106,6 +106,7 @@ output_dir=s3://bucket/run → output_dir=s3://bucket/run is an address
 output_dir=https://files.example/run → output_dir=https://files.example/run is an address
 task.curriculum.name=anneal  task.curriculum.easy=0.1  task.curriculum.hard=0.9 → easy=0.1 must be above
 task.curriculum.name=anneal  task.curriculum.hard=0.9 → easy=0.9 must be above task.curriculum.hard=0.9
+output_dir=~nosuchuser/x → this machine has no user nosuchuser, so write the folder in full
 output_dir=C:\\runs → is a path of Windows
 output_dir=C:/runs → is a path of Windows
 output_dir=runs\\mine → is a path of Windows

@@ -153,6 +153,13 @@ def test_a_questions_number_has_its_operators_and_then_its_operands_as_digits():
         ({"operators": ["/"]}, 0, r"choose from \+ - \*"),
         ({"min": 5, "max": 1}, 0, "swap them"),
         ({"num_terms": 1}, 0, "at least 2"),
+        ({"num_terms": 2.5}, 0, "num_terms is 2.5; it takes a whole number of at most 100"),
+        ({"num_terms": 101}, 5, "num_terms is 101; it takes a whole number of at most 100"),
+        ({"num_terms": 100}, 5, "more than 10\\^18 distinct questions, too many to number; lower max or num_terms"),
+        ({"min": None}, 0, "min is None; it takes a whole number of at most 1,000,000,000,000"),
+        ({"max": True}, 0, "max is True; it takes a whole number"),
+        ({"operators": "+"}, 0, r'operators are \+; write a list, such as \["\+","-"\]'),
+        ({"operators": [["+"]]}, 0, r"operators are \[\['\+'\]\]; write a list"),
     ],
 )
 def test_options_that_cannot_be_met_are_refused_in_one_line(options, size, message):

@@ -218,6 +218,11 @@ def test_a_scorer_that_depends_on_options_sees_them_and_junk_scores_zero():
         ({"options": {"colour": 1}}, "unexpected keyword argument 'colour'"),
         ({"options": {"min_terms": 9, "max_terms": 2}}, "task.data.options of generator 'chain_sum'"),
         ({"size": 0}, "needs the number of problems to draw"),
+        (
+            {"options": {"size": 3, "seed": 1}},
+            "seed and size would have no effect there; set task.data.seed and task.d",
+        ),
+        ({"options": {"min_terms": 1.5}}, "generator 'chain_sum': .*; correct the option"),
     ],
 )
 def test_a_generator_that_cannot_be_built_is_one_line(changes, message):
