@@ -18,7 +18,7 @@ from grpo.config.run import TrainConfig
 from grpo.config.task import SourceRewardConfig
 
 # These numbers may be negative; all others may not.
-SIGNED = ("normalization.exponent", "task.reward.correct_at")
+SIGNED = ("normalization.exponent", "task.reward.correct_at", "gates[].below", "gates[].above")
 # The keys of weights, which may be negative too, end like this.
 WEIGHT = "parts[].weight"
 SHARES = (
@@ -46,6 +46,13 @@ UPPER = {
     "objective.entropy_coefficient": 1000,
     "objective.selection.penalty": 1000,
     "objective.entropy_step": 1,
+    "objective.entropy_target": 20,
+    "model.lora.alpha": 16384,
+    "evaluation.samples_per_problem": 16384,
+    "weight_sync.bucket_mib": 65536,
+    "rollout.max_concurrent": 100_000,
+    "hardware.gpu_memory_gib": 10_000,
+    "checkpoint.grace_seconds": 86_400,
 }
 LOWER = {"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25}
 LAST_PORT = 65535

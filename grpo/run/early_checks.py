@@ -48,7 +48,7 @@ def check(command: str, config: TrainConfig) -> None:
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
         validate(config, ranks.counts(config.hardware, config.dry_run)[0])
-        check_gates(config)
+        check_gates(config, [task.name for task in suite])
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.config import TrainConfig
+from grpo.config import GateConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.gates import Watched, beyond_bound, watched
@@ -16,12 +17,14 @@ from grpo.types import RoundStatistics
 from grpo.types import metrics as m
 
 THEN = ("stop", "back", "refuse_export")
+_PASS_AT = re.compile(r"pass@(\d+)(?:_low|_high)?")
 ON_FIRST_RANK = ("rollout/", "memory/", m.BY_PASS_RATE, m.LENGTH_P10, m.LENGTH_P90)
 """Only the first rank knows these numbers of a round, so they decide about no next one."""
 
 
-def check_gates(config: TrainConfig) -> None:
-    """Raises UserError for a gate that could never break, or could not do what it says."""
+def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
+    """Raises UserError for a gate that could never break, or would always, or could not do what it says. `sets` are the
+    names of the sets in `evaluation.suite`."""
     families = tuple(name for name in m.TABLE if name.endswith("/"))
     for number, gate in enumerate(config.gates):
         name = f"gates[{number}]"
@@ -34,7 +37,11 @@ def check_gates(config: TrainConfig) -> None:
             gate.below is not None or gate.above is not None,
             f"{name} has no bound: give below=, above= or both, e.g. {{metric: {gate.metric}, above: 0.2, then: stop}}",
         )
-        require(gate.rounds > 0, f"{name}.rounds={gate.rounds} must be at least 1")
+        _check_bounds(gate, name)
+        require(
+            0 < gate.rounds <= config.num_steps,
+            f"{name}.rounds={gate.rounds} must be at least 1, and at most num_steps={config.num_steps}",
+        )
         require(gate.then in THEN, f"{name}.then={gate.then} is none of {', '.join(THEN)}")
         require(
             gate.then == "refuse_export" or not gate.metric.startswith(ON_FIRST_RANK),
@@ -49,8 +56,46 @@ def check_gates(config: TrainConfig) -> None:
             not evaluated or config.evaluation.num_problems > 0,
             f"{name}.metric={gate.metric} needs evaluations, and evaluation.num_problems=0 makes none: raise it",
         )
+        _check_member(gate.metric, f"{name}.metric={gate.metric}", config, sets)
     guard = config.dynamics.guard and config.dynamics.name != "fixed"
     require(not guard, "dynamics.guard=true belongs to dynamics=fixed, since dynamics=adaptive has a guard of its own")
+
+
+def _check_bounds(gate: GateConfig, name: str) -> None:
+    """Raises UserError for bounds beyond which every value lies, or no value of a share, such as one in percent."""
+    below, above = gate.below, gate.above
+    require(
+        below is None or above is None or below <= above,
+        f"{name}: every value is below {below} or above {above}: swap the two",
+    )
+    unit = m.TABLE[gate.metric].unit if gate.metric in m.TABLE else ""
+    is_share = unit.startswith("share") or _PASS_AT.fullmatch(gate.metric.rpartition("/")[2])
+    least = -1.0 if gate.from_start else 0.0
+    fits = (below is None or least < below <= 1) and (above is None or least <= above < 1)
+    require(
+        not is_share or fits,
+        f"{name}: {gate.metric} is a share, {'whose change lies between -1' if gate.from_start else 'between 0'} and "
+        "1: give a bound within, such as 0.05 for 5 %",
+    )
+
+
+def _check_member(metric: str, name: str, config: TrainConfig, sets: Sequence[str]) -> None:
+    """Raises UserError for a number of an evaluation, or a part of the reward, that the run does not have."""
+    if metric.startswith(m.EVALUATION):
+        *of_set, last = metric.removeprefix(m.EVALUATION).split("/")
+        k, pass_at = _PASS_AT.fullmatch(last), {1, *config.evaluation.pass_at}
+        require(
+            not k or int(k[1]) in pass_at,
+            f"{name} is not measured with evaluation.pass_at={list(config.evaluation.pass_at)}: add it there",
+        )
+        require(
+            not of_set or of_set[0] in sets or f"{of_set[0]}/" == m.SOURCE,
+            f"{name}: evaluation.suite has no set {of_set[0] if of_set else ''}: add it there",
+        )
+    if metric.startswith(m.PART):
+        rewards = [of for reward in config.task.rewards for of in (reward, *map(reward.of, reward.by_source))]
+        parts = [*dict.fromkeys(part for reward in rewards for part in reward.weights)]
+        require(metric.removeprefix(m.PART) in parts, f"{name}: the reward's parts are {', '.join(parts)}")
 
 
 class RoundNumbers:

@@ -6,9 +6,13 @@ from dataclasses import asdict
 import pytest
 
 from grpo.cli import main
-from grpo.config import GateConfig, TrainConfig, UserError
+from grpo.config import GateConfig, RewardConfig, RewardPartConfig, TaskConfig, TrainConfig, UserError
+from grpo.config.hydra import compose_config
+from grpo.config.validate import validate
 from grpo.run.gates import RoundNumbers, broken_gates, check_gates
 from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
+
+TASK = TaskConfig(reward=RewardConfig(parts=[RewardPartConfig(name="math")]))
 
 
 @pytest.mark.parametrize(
@@ -18,12 +22,27 @@ from grpo.types import Mean, RoundPlan, RoundStatistics, StepReport
         ({"metric": "pass_rate"}, r"gates\[0\] has no bound: give below=, above= or both"),
         ({"metric": "pass_rate", "below": 0.1, "then": "warn"}, "then=warn is none of stop, back, refuse_export"),
         ({"metric": "pass_rate", "below": 0.1, "rounds": 0}, "rounds=0 must be at least 1"),
+        ({"metric": "pass_rate", "below": 0.1, "rounds": 101}, "rounds=101 must be at least 1, and at most num_steps"),
+        ({"metric": "reward/mean", "below": 2.0, "above": 1.0}, "every value is below 2.0 or above 1.0: swap the two"),
+        ({"metric": "pass_rate", "below": 60.0}, "pass_rate is a share, between 0 and 1: give a bound within, such as"),
+        ({"metric": "evaluation/pass@1", "below": 0.0}, "pass@1 is a share, between 0 and 1"),
+        ({"metric": "pass_rate", "below": -2.0, "from_start": True}, "whose change lies between -1 and 1"),
+        ({"metric": "evaluation/pass@4", "below": 0.1}, r"is not measured with evaluation.pass_at=\[1\]: add it there"),
+        ({"metric": "evaluation/aime/pass@1", "below": 0.1}, "evaluation.suite has no set aime: add it there"),
+        ({"metric": "reward/part/exact", "below": 0.1}, "reward/part/exact: the reward's parts are math"),
         ({"metric": "memory/peak_rss_gib", "above": 9.0}, "on the first rank only: set then=refuse_export"),
     ],
 )
 def test_a_gate_that_cannot_work_is_refused(gate, message):
     with pytest.raises(UserError, match=message):
-        check_gates(TrainConfig(gates=[GateConfig(**gate)]))
+        check_gates(TrainConfig(task=TASK, gates=[GateConfig(**gate)]), ["math500"])
+
+
+def test_gates_of_documented_kinds_are_accepted():
+    fall = "{metric: evaluation/math500/pass@1, below: -0.02, from_start: true}"
+    config = compose_config(["experiment=tiny", f"gates=[{fall}, {{metric: reward/part/number, below: 0.1}}]"])
+    validate(config)
+    check_gates(config, ["math500"])
 
 
 def test_a_way_back_without_checkpoints_is_refused():
