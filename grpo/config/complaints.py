@@ -83,7 +83,10 @@ def _meaning(error: Exception) -> str:
     for pattern, meaning in GROUPS.items():
         if match := re.search(pattern, text):
             return meaning.format(*filter(None, match.groups()))
-    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '\+*(.*)'", text):
+    if several := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '\+*(([^=]*).*)'", text):
+        key, config_keys = several[2], paths(TrainConfig())
+        if key not in config_keys and not free_key(key) and not (config_directory() / key).is_dir():
+            return f"unknown config key {key}{hint(key, config_keys)}"
         return (
             f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
         )

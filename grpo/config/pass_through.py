@@ -106,6 +106,7 @@ def check_pass_through(config: TrainConfig) -> None:
     rollout = config.rollout
     _check("rollout.engine_args", rollout.engine_args, ENGINE_ARGS)
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
+    require(all(rollout.sampling.stop), "rollout.sampling.stop holds an empty text, which stops nothing: leave it out")
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
     for section, _, name in (key.rpartition(".") for key in NESTED):
         value = value_at(config, section).get(name) or {}

@@ -21,7 +21,7 @@ from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
-_TOOLS = re.compile(r"(?=.*,)(\w+,\s*)*[^,:'\"]+:\w+(,\s*\w+)*|program:[^']*")
+_TOOLS = re.compile(r"(?=.*,)(\w+,\s*)*([^,:'\"]+:)?\w+(,\s*\w+)*|program:[^']*")
 _WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
 
 
@@ -32,6 +32,8 @@ def reworded(words: Sequence[str], schema: type = TrainConfig) -> list[str]:
     ['++rollout.engine_args.max_num_seqs=4', 'num_steps=1000', 'seed=1']
     >>> reworded(["task.episode=tools.py:search,add", "task.episode=a.py:f,b.py:g", "task.episode=program: ls -l"])
     ["task.episode='tools.py:search,add'", 'task.episode=a.py:f,b.py:g', "task.episode='program: ls -l'"]
+    >>> reworded(["task.episode=python,calculator"])
+    ["task.episode='python,calculator'"]
     """
     return [_reworded(word, schema) for word in words]
 

@@ -189,6 +189,7 @@ RULES = (
         lambda c: _selects_by_rate(c.task.data.selection),
         "set task.data.selection.solve_rate, e.g. to [0.1, 0.9]; a curriculum has task.curriculum.solve_rate_column",
     ),
+    Rule(("task.prompt.tool_parser",), lambda c: c.task.episode, "set task.episode, whose tools the model calls"),
     Rule(
         ("task.reward.format_pattern",),
         lambda c: any("format" in reward.weights for reward in c.task.rewards),

@@ -249,7 +249,11 @@ def check_pipeline(config: TrainConfig) -> None:
         "learner.offload_states=true makes room for an engine in the learner's process, and servers have GPUs of their "
         "own: leave it out, or use rollout=vllm",
     )
-    for url in config.rollout.servers.urls:
+    urls = config.rollout.servers.urls
+    for url in urls:
+        require(
+            urls.count(url) == 1, f"rollout.servers.urls names {url} twice, and a server has one address: name it once"
+        )
         require(
             bool(re.fullmatch(r"https?://[^/\s]+/?", url)),
             f"rollout.servers.urls: {url!r} is no address of a server, such as http://10.0.0.5:8000",

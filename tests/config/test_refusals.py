@@ -133,6 +133,17 @@ rollout.budget.largest=100000 → rollout.budget.largest=100000 must be at most 
 learner.micro_batch_tokens=1 → learner.micro_batch_tokens=1 must be at least 16
 learner.learning_rate=0.5 → learner.learning_rate=0.5 is about the change that AdamW makes
 rollout.gpu_memory_fraction=0 → rollout.gpu_memory_fraction=0.0 must be above 0
+rollout.sampling.stop=[""] → rollout.sampling.stop holds an empty text, which stops nothing: leave it out
+rollout=vllm_server  rollout.servers.urls=[http://a:1,http://a:1] → names http://a:1 twice, and a server has one address
+gpu_ids=0,1 → unknown config key gpu_ids
+num_generations=4,8 → unknown config key num_generations; here it is dynamics.group_size
+model.lora.rank=4  model.lora.alpha=1e9 → model.lora.alpha=1e+09 must be at most 16384
+weight_sync.bucket_mib=1e9 → weight_sync.bucket_mib=1e+09 must be at most 65536
+objective.entropy_target=100 → objective.entropy_target=100 must be at most 20
+evaluation.samples_per_problem=100000 → evaluation.samples_per_problem=100000 must be at most 16384
+rollout.max_concurrent=1e7 → rollout.max_concurrent=1e+07 must be at most 100000
+hardware.gpu_memory_gib=1e9  dry_run=true → hardware.gpu_memory_gib=1e+09 must be at most 10000
+checkpoint.grace_seconds=1e9 → checkpoint.grace_seconds=1e+09 must be at most 86400
 evaluation.pass_at=[] → evaluation.pass_at=[] must name each k of pass@k once, e.g. [1] or [1,4]
 evaluation.pass_at=[1,1] → evaluation.pass_at=[1, 1] must name each k of pass@k once
 evaluation.suite=[math500,math500] → evaluation.suite=['math500', 'math500'] names a set twice

@@ -20,6 +20,10 @@ CASES = [
     (["model=huggingface", "model.path=.", "model.revision=v1"], "model.revision=v1 has no effect here"),
     (["num_steps=2", "tracking.profile_rounds=[1,2]"], "tracking.profile_rounds=[1, 2] has no effect here: name"),
     (["num_steps=2", "dynamics.refresh_interval=3"], "dynamics.refresh_interval=3 has no effect here: make it at most"),
+    (
+        ["experiment=tiny", "task.prompt.tool_parser=hermes"],
+        "task.prompt.tool_parser=hermes has no effect here: set task",
+    ),
     (["task=file", "task.data.split=test"], "task.data.split=test has no effect here: set task.data.source=hub"),
     (["task=file", "task.data.size=9"], "task.data.size=9 has no effect here: use a generator"),
     (["task.data.question_column=q"], "task.data.question_column=q has no effect here: use task=file or another task"),
