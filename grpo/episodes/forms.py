@@ -155,7 +155,9 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
         columns = _accepted(environment.reset, {**row, "prompt": messages})
         observation = await _called(environment.reset, columns)
         if observation is not None:
-            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{observation}"}
+            shown, content = _shown(observation), messages[-1]["content"]
+            parts = content + shown if isinstance(shown, str) else [{"type": "text", "text": content}, *shown]
+            messages[-1] = {**messages[-1], "content": parts}
         tools = {name: getattr(environment, name) for name in _methods(form.functions[0])}
     except EpisodeOver:
         return Outcome({}, counts)
@@ -220,8 +222,17 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, An
     except Exception as error:
         counts["failed_calls"] += 1
         content = {"error": f"{type(error).__name__}: {error}"}
-    text = content if isinstance(content, str) else json.dumps(content, default=str, ensure_ascii=False)
-    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": _shown(content)}
+
+
+def _shown(returned: Any) -> str | list[Any]:
+    """Returns what a tool or an environment has returned as the content of a message: text, parts of one, or JSON."""
+    parts = isinstance(returned, list) and all(isinstance(part, Mapping) and "type" in part for part in returned)
+    return (
+        returned
+        if isinstance(returned, str) or (parts and returned)
+        else json.dumps(returned, default=str, ensure_ascii=False)
+    )
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from grpo.config.errors import UserError
-from grpo.episodes.messages import POLICY, Unreadable, messages_of, tools_of
+from grpo.episodes.messages import POLICY, Unreadable, json_of, messages_of, tools_of
 from grpo.episodes.processes import Answer, Link, Question
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Gateway:
         if link is None:
             return _ended()
         try:
-            body = await request.json()
+            body = json_of(await request.read())
             _check(body)
             messages, tools = messages_of(body.get("messages")), tools_of(body.get("tools"))
         except (ValueError, Unreadable) as error:

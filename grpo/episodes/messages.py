@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,14 @@ ROLES = {"developer": "system", "function": "tool"}
 
 class Unreadable(Exception):
     """This error says why messages or tools cannot be read."""
+
+
+def json_of(line: bytes) -> Any:
+    """Reads JSON. Half a character, which JSON can hold and no tokenizer reads, becomes the sign of an unknown one."""
+    value = json.loads(line)
+    if b"\\ud" not in line.lower():
+        return value
+    return json.loads(re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, ensure_ascii=False)))
 
 
 def messages_of(value: Any) -> list[Message]:

@@ -29,8 +29,10 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from glob import glob
+from pathlib import Path
 from typing import Any
 
 from grpo.config import LimitsConfig
@@ -38,10 +40,11 @@ from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line
 from grpo.episodes.forms import EpisodeOver, Form, form_of, played
 from grpo.episodes.messages import POLICY, Message
-from grpo.sandbox.walls import end_with_parent
+from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
+LOOK_SECONDS = 0.2
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,49 +68,62 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve(control: socket.socket, form: Form, memory: int) -> None:
-    """Forks a process for each socket that comes, until the trainer ends."""
+    """Forks a process for each socket that comes, until the trainer ends. Kills all that an episode leaves behind."""
     # The collector of a child then passes over what is imported here, and copies no pages of it.
     gc.collect()
     gc.freeze()
-    own, children = os.getpid(), dict[int, None]()
+    adopt_orphans()
+    own, children, others = os.getpid(), set[int](), _children()
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         while True:
-            for child in [child for child in children if os.waitpid(child, os.WNOHANG)[0]]:
-                _kill_group(child)
-                del children[child]
-            if not selector.select(timeout=1.0):
+            children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
+            # Processes that an ended episode has left behind, in whatever session, have this one as their parent now.
+            strays = _children() - children - others
+            _kill(strays)
+            children |= strays
+            if not selector.select(timeout=LOOK_SECONDS):
                 continue
             line, sockets, _, _ = socket.recv_fds(control, 64, 1)
             if not line:
                 break
             if not sockets:
                 # A number names the child to be killed.
-                if int(line) in children:
-                    _kill_group(int(line))
+                _kill({int(line)} & children)
                 continue
             child = os.fork()
             if not child:
                 _be_child(own, control, sockets[0], form, memory)
             os.close(sockets[0])
-            children[child] = None
+            children.add(child)
+    while left := _children() - others:
+        _kill(left)
+        for child in left:
+            os.waitpid(child, 0)
+
+
+def _children() -> set[int]:
+    """Returns the children of this process."""
+    children: set[int] = set()
+    for task in glob("/proc/self/task/*/children"):
+        # A thread may have ended.
+        with suppress(OSError):
+            children |= {int(child) for child in Path(task).read_text().split()}
+    return children
+
+
+def _kill(children: Set[int]) -> None:
     for child in children:
-        _kill_group(child)
-
-
-def _kill_group(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-    # Before it has made its group, a child is known by its number alone.
-    with suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(group) != group:
-            os.kill(group, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
 
 
 def _be_child(parent: int, control: socket.socket, descriptor: int, form: Form, memory: int) -> None:
     """Runs one episode and ends the process."""
     os.setpgid(0, 0)
     end_with_parent(parent)
+    adopt_orphans()
+    with suppress(OSError):
+        end_first()
     control.close()
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     link = socket.socket(fileno=descriptor)

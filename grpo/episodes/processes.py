@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import select
 import shutil
@@ -20,20 +21,22 @@ from typing import Any
 
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError
-from grpo.episodes.messages import Message, Unreadable, messages_of, tools_of
+from grpo.episodes.messages import Message, Unreadable, json_of, messages_of, tools_of
 from grpo.episodes.process import LONGEST_LINE
 from grpo.types import Completion, Problem
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 """The file of an episode may take this long to be imported."""
 
 
-class Hanging(Exception):
-    """This error says that an episode's own code took longer than it may."""
-
-
 class Failed(Exception):
     """This error says that an episode's own code raised an exception, or that its process ended."""
+
+
+class Hanging(Failed):
+    """This error says that an episode's own code took longer than it may."""
 
 
 class Processes:
@@ -45,21 +48,26 @@ class Processes:
     def __init__(self, path: str, limits: LimitsConfig, python: str = ""):
         if python and not shutil.which(python):
             raise UserError(f"task.python={python} is no program: name the python of an environment that has grpo")
-        self._path, self._python = path, python
+        self._path, self._limits, self._python = path, limits, python
+        self._starting = asyncio.Lock()
+        ready = self._start()
+        self.kind: str = ready["kind"]
+        self.tools: list[Mapping[str, Any]] = ready["tools"]
+
+    def _start(self) -> Mapping[str, Any]:
+        """Starts the process that forks, and returns what it says of the file."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        begin = [str(theirs.fileno()), json.dumps(asdict(limits)), path]
-        words = [python or sys.executable, "-m", "grpo.episodes.process", *begin]
+        begin = [str(theirs.fileno()), json.dumps(asdict(self._limits)), self._path]
+        words = [self._python or sys.executable, "-m", "grpo.episodes.process", *begin]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        if python:
+        if self._python:
             # Its own programs come first.
-            environment["PATH"] = os.pathsep.join([str(Path(python).parent), environment.get("PATH", "")])
+            environment["PATH"] = os.pathsep.join([str(Path(self._python).parent), environment.get("PATH", "")])
         self._process = subprocess.Popen(
             words, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment
         )
         theirs.close()
-        ready = self._ready()
-        self.kind: str = ready["kind"]
-        self.tools: list[Mapping[str, Any]] = ready["tools"]
+        return self._ready()
 
     def _ready(self) -> Mapping[str, Any]:
         """Waits until the file is imported, and returns what it has."""
@@ -81,7 +89,7 @@ class Processes:
         """Begins an episode in a process of its own, which ends with the context."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"begin"], [theirs.fileno()])
+            await self._fork(theirs)
         reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
         link = Link(writer)
         listening = asyncio.create_task(link.listen(reader))
@@ -93,6 +101,18 @@ class Processes:
                 with suppress(OSError):
                     self._control.send(str(link.pid).encode())
             writer.close()
+
+    async def _fork(self, theirs: socket.socket) -> None:
+        """Has a process forked that speaks over `theirs`. Starts the process that forks again if it was killed, as the
+        kernel does where memory is short."""
+        async with self._starting:
+            try:
+                socket.send_fds(self._control, [b"begin"], [theirs.fileno()])
+            except OSError:
+                self.close()
+                logger.warning("the process that begins episodes of %s was killed, and is started again", self._path)
+                await asyncio.to_thread(self._start)
+                socket.send_fds(self._control, [b"begin"], [theirs.fileno()])
 
     def close(self) -> None:
         """Ends all episodes and the process that has forked them."""
@@ -159,14 +179,16 @@ class Link:
         """Puts down what the episode's process says until it ends."""
         try:
             while line := await reader.readline():
-                values = json.loads(line)
+                values = json_of(line)
                 if "pid" in values:
                     self.pid = values["pid"]
                 else:
                     self.put(self._understood(values))
             self.put(Failed("its process ended"))
-        except (ConnectionError, ValueError, Unreadable) as error:
-            self.put(Failed(str(error) or "its process broke off what it said"))
+        except Unreadable as error:
+            self.put(Failed(str(error)))
+        except (ConnectionError, ValueError):
+            self.put(Failed(f"its process broke off what it said, or said more than {LONGEST_LINE >> 20} MiB at once"))
 
     def _understood(self, values: Mapping[str, Any]) -> Question | Ended | Failed:
         if "error" in values:
@@ -190,7 +212,7 @@ class Link:
                 done, _ = await asyncio.wait([receiving, *waiting], timeout=left, return_when=FIRST_COMPLETED)
                 self.seconds += 0.0 if waiting else time.monotonic() - began
                 if not done:
-                    raise Hanging
+                    raise Hanging(f"it took longer than task.limits.seconds={limit:g}")
                 for answer in done - {receiving}:
                     answer.result()
             said = receiving.result()

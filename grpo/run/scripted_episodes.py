@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo.config import TaskConfig
 from grpo.episodes.gateway import Gateway
-from grpo.episodes.processes import Answer, Ended, Failed, Hanging, Link, Processes, Question
+from grpo.episodes.processes import Answer, Ended, Failed, Link, Processes, Question
 from grpo.episodes.template import made_up_call
 from grpo.tasks.prompt_encoding import filled
 from grpo.types import Completion, EpisodeFacts, Problem
@@ -73,8 +73,6 @@ class Script:
             ended = said
         except Failed as failure:
             error = str(failure)
-        except Hanging:
-            error = f"it took longer than task.limits.seconds={seconds:g}"
         return EpisodeFacts(
             messages=tuple(self._messages),
             opening=self._opening,

@@ -26,7 +26,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo.sandbox.peers import OPERATIONS, Peer, call
-from grpo.sandbox.walls import confine, enclose, end_with_parent
+from grpo.sandbox.walls import confine, enclose, end_first, end_with_parent
 
 if TYPE_CHECKING:
     import ast
@@ -48,9 +48,7 @@ def main(settings: Mapping[str, Any]) -> None:
     # A program may send signals to this process, which has no handler but this one of Python's.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        # Where memory is short, the kernel ends these processes first.
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
+        end_first()
         if settings["closed"]:
             enclose([*(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.exec_prefix)), *settings["packages"]])
         else:

@@ -18,7 +18,7 @@ CLOSED = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x0400000
 """These are the flags of `unshare` for users, mounts, processes, network, shared memory and the host's name."""
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 2, 4, 2
 AT_RECURSIVE, ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 0x8000, 1, 2, 4
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 """Shared libraries stand in these folders, and Python opens nothing else of the system."""
 DEVICES = ("null", "zero", "random", "urandom")
@@ -73,6 +73,17 @@ def end_with_parent(parent: int | None = None) -> None:
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent not in (None, os.getppid()):
         os._exit(1)
+
+
+def end_first() -> None:
+    """Makes the kernel end this process, and those that it forks, before others where memory is short."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of all processes below it whose own parent has ended."""
+    _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 # --- around a sandbox ------------------------------------------------------------------------------

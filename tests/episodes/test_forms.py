@@ -8,11 +8,27 @@ import pytest
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError
 from grpo.episodes.forms import EpisodeOver, form_of, played
+from grpo.episodes.messages import messages_of
 from grpo.episodes.processes import Processes
 from grpo.sandbox.sandbox import unavailable
 from grpo.types import Problem
 
 ACTS = "tests.episodes.acts"
+
+
+class InParts:
+    """The environment speaks in parts of messages, as those with pictures do."""
+
+    def reset(self) -> list:
+        return [{"type": "text", "text": " Look."}]
+
+    def look(self) -> list:
+        """Looks."""
+        return [{"type": "text", "text": "dark"}]
+
+    def list_all(self) -> list:
+        """Lists."""
+        return [1, "é"]
 
 
 def call(name, **arguments):
@@ -31,7 +47,7 @@ def play(act, *answers, row=None, **limits):
         return answer
 
     problem = Problem("p", "How many?", "3", messages=({"role": "user", "content": "How many?"},))
-    path = act if act.startswith("python") else f"{ACTS}:{act}"
+    path = act if act.startswith("python") or ":" in act else f"{ACTS}:{act}"
     return asyncio.run(played(form_of(path, LimitsConfig(**limits)), chat, problem, row or {})), shown
 
 
@@ -68,6 +84,12 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     assert shown[0][-1]["content"] == "How many? It stands at 4."
     assert shown[2][-1]["content"] == "It stands at 9."
     assert outcome.rewards == {"reward": 9.0}
+
+
+def test_parts_of_messages_stay_and_other_values_are_json():
+    _, shown = play(f"{__name__}:InParts", call("look"), call("list_all"))
+    assert messages_of(shown[0])[-1]["content"] == "How many? Look."
+    assert [message["content"] for message in messages_of(shown[2])[2::2]] == ["dark", '[1, "é"]']
 
 
 def test_an_environment_may_score_itself_and_leaves_what_json_can_hold():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.episodes.messages import Unreadable, messages_of, tools_of
+from grpo.episodes.messages import Unreadable, json_of, messages_of, tools_of
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
@@ -46,6 +46,13 @@ def test_messages_that_are_no_conversation_are_unreadable(said):
 def test_tools_that_are_no_list_of_schemas_are_unreadable(tools):
     with pytest.raises(Unreadable):
         tools_of(tools)
+
+
+def test_half_a_character_becomes_the_sign_of_an_unknown_one():
+    assert json_of(rb'{"whole \ud83d\ude00": "half \uD83D.", "none": "\\ud83d"}') == {
+        "whole \U0001f600": "half \ufffd.",
+        "none": "\\ud83d",
+    }
 
 
 def test_no_tools_are_none():

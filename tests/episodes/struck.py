@@ -1,0 +1,27 @@
+"""This episode is struck as its problem says."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+
+
+async def struck(chat, problem):
+    """Asks once, and is then struck as the problem's answer says."""
+    await chat(list(problem.messages))
+    word = problem.answer
+    if word in ("itself", "group", "mother"):
+        os.kill({"itself": os.getpid(), "group": -os.getpgid(0), "mother": os.getppid()}[word], signal.SIGKILL)
+        time.sleep(60)
+    if word == "memory":
+        bytearray(2**40)
+    if word == "leaves":
+        return {"reward": 1.0, "started": subprocess.Popen(["sleep", "600"], start_new_session=True).pid}
+    if word == "daemon":
+        shell = subprocess.run(["sh", "-c", "setsid sleep 600 >&- 2>&- & echo $!"], capture_output=True, text=True)
+        # Longer than the process that forks needs to look around.
+        await asyncio.sleep(1.0)
+        started = int(shell.stdout)
+        return {"reward": 1.0, "started": started, "lived": os.path.exists(f"/proc/{started}/exe")}
+    return 1.0

@@ -1,0 +1,61 @@
+"""These tests strike episodes and the processes around them, while nothing but a script stands for the model."""
+
+import asyncio
+
+import psutil
+import pytest
+
+from grpo.config import LimitsConfig
+from grpo.episodes.processes import Processes
+from grpo.run.scripted_episodes import Script
+from grpo.types import Problem
+
+
+@pytest.fixture(scope="module")
+def strike():
+    """Returns a function that plays one episode, which is struck as the word says. All are forked from one process."""
+    limits = LimitsConfig(seconds=60.0, memory_gib=1.0)
+    processes = Processes("tests.episodes.struck:struck", limits)
+
+    async def played(word):
+        async with processes.episode() as link:
+            link.begin(Problem("p", "Well?", word, messages=({"role": "user", "content": "Well?"},)), "answer", 0, "")
+            return await Script("Well.", most_turns=8).played(link, limits.seconds)
+
+    yield lambda *words: asyncio.run(together(played(word) for word in words))
+    processes.close()
+
+
+async def together(episodes):
+    return await asyncio.gather(*episodes)
+
+
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [
+        ("itself", "its process ended"),
+        ("group", "its process ended"),
+        ("memory", "it needs more memory than task.limits.memory_gib"),
+        ("mother", "its process ended"),
+    ],
+)
+def test_an_episode_that_is_struck_says_how_and_the_next_one_is_played(strike, word, error):
+    [facts] = strike(word)
+    assert facts.error == error
+    # After a call that finds out, where the process that forks was killed.
+    [facts] = strike("nothing")
+    assert (facts.error, facts.rewards) == ("", {"reward": 1.0})
+
+
+def test_all_that_an_episode_has_started_ends_with_it(strike):
+    started = [int(facts.rewards["started"]) for facts in strike("leaves", "leaves")]
+    for process in started:
+        if psutil.pid_exists(process):
+            psutil.Process(process).wait(30)
+
+
+def test_a_program_that_goes_on_by_itself_stays_as_long_as_its_episode(strike):
+    [facts] = strike("daemon")
+    assert (facts.error, facts.rewards["lived"]) == ("", 1.0)
+    if psutil.pid_exists(int(facts.rewards["started"])):
+        psutil.Process(int(facts.rewards["started"])).wait(30)
