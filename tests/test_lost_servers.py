@@ -90,14 +90,16 @@ def slow_down(process, enough):
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
-    """Makes a run with continuous sampling over refreshes. One server is slowed down for that, then hangs and wakes
-    again. The other server is killed and started again. Once both are back, the run is asked to stop."""
+    """Makes a run of episodes with continuous sampling over refreshes. One server is slowed down for that, then hangs
+    and wakes again. The other server is killed and started again. Once both are back, the run is asked to stop."""
     folder = tmp_path_factory.mktemp("servers")
     (folder / "slowly.py").write_text(SLOWLY)
     resting = folder / "rest"
     ahead = ["pipeline=continuous", "rollout.max_staleness=3", "num_steps=4000", "rollout.servers.request_seconds=30"]
     parts = "task.reward.parts=[{name: number}, {name: 'slowly:reward', weight: 0}]"
-    run = Launched(folder / "run", *ahead, parts, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    episodes = ["task.episode=tests.episodes.acts:three_turns", "task.limits.turns=2", "model.max_length=128"]
+    words = [*ahead, *episodes, parts, "rollout.sampling.max_tokens=16", "learner.learning_rate=1e-6"]
+    run = Launched(folder / "run", *words, PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     try:
         wait_for_step(run.output, 3, run.process, seconds=400)
         servers = processes_of(run.output)
@@ -151,6 +153,14 @@ def test_no_token_is_older_than_the_bound_and_weights_changed_while_some_were_sa
         written, tokens = zip(*row["versions"], strict=True)
         assert list(written) == sorted(set(written)) and sum(tokens) == row["tokens"]
     assert min(row.get("mismatch/ess_fraction", 1.0) for row in measured) > 0.5
+
+
+def test_episodes_go_on_at_another_server_with_the_tokens_that_they_had(troubled):
+    measured = rows(troubled[0] / "metrics.jsonl")
+    assert max(row["episodes/failed_fraction"] for row in measured) == 0
+    assert sum(row["episodes/turns_mean"] for row in measured) > 1.5 * len(measured)
+    # The learner reads whole episodes. Few of their log-probabilities are alike if one token is another.
+    assert max(row.get("mismatch/mean_abs", 0.0) for row in measured) < 1e-3
 
 
 def test_no_server_outlives_its_run(troubled):
