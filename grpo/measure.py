@@ -143,7 +143,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
     graded = [group for group in groups if not group.spoilt]
     grades = [grade for group in groups for grade in group.grades]
     true_grades = [grade for group in graded for grade in group.grades]
-    completions = [completion for group in groups for completion in group.group.completions]
+    completions = [completion for group in groups for completion in group.group.completions if not completion.late]
     tokens = sum(len(completion.token_ids) for completion in completions)
     logprobs = sum(sum(completion.sampler_logprobs) for completion in completions)
     means = {
@@ -160,6 +160,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         m.FAILED: _mean([grade.outcome == "failed" for grade in grades]),
         m.UNANSWERED: _mean([grade.outcome == "unanswered" for grade in grades]),
         m.RAISED: _mean([grade.outcome == "raised" for grade in grades]),
+        m.LATE: _mean([grade.outcome == "late" for grade in grades]),
         m.SAMPLER_ENTROPY: Mean(-logprobs, tokens),
     }
     means |= episode_means(completions)

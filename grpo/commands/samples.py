@@ -42,7 +42,7 @@ A run keeps whole groups of each round with tracking.samples_per_round completio
 tracking.completions=all it keeps every one."""
 
 KINDS = ("mixed", "right", "wrong", "ungraded")
-OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised")
+OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised", "late")
 
 
 def run(words: Sequence[str]) -> int:

@@ -171,6 +171,9 @@ class RolloutConfig:
     max_concurrent: int = 256
     # True skips CUDA graphs and torch.compile: the start is quick, tokens are slower. A CPU always skips them.
     enforce_eager: bool = False
+    # A group that takes longer than this to sample is given up: nothing is learned from it, and the round goes on. Its
+    # time begins when the engine gets its first request. 0 waits for every group.
+    group_deadline_seconds: float = 0.0
     # With pipeline=continuous, the policy that sampled a token is at most this many optimizer steps older than the
     # learner. Rounds in turn need dynamics.refresh_interval − 1; one round ahead needs twice the interval less 1, as
     # pipeline=one_round has. Other pipelines do not read it.

@@ -204,6 +204,17 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
         f"rollout.tensor_parallel={spread} does not divide the {world_size} learner ranks: use a divisor of "
         f"{world_size}",
     )
+    deadline = config.rollout.group_deadline_seconds
+    _require(
+        not deadline or config.task.episode or config.rollout.engine != "transformers",
+        f"rollout.group_deadline_seconds={deadline:g}: transformers writes all completions of a batch together, and "
+        "gives up none: use rollout.engine=vllm, or leave it out",
+    )
+    _require(
+        not deadline or spread == 1,
+        f"rollout.group_deadline_seconds={deadline:g}: ranks that share an engine take each step together, so their "
+        "clocks may not end groups: set rollout.tensor_parallel=1, or leave it out",
+    )
     size = config.learner.hpz_partition_size
     _require(
         size == 0 or config.learner.zero_stage == 3,

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -53,12 +53,21 @@ class Stage:
 class EpisodeSampler(CheckedSampler):
     """Implements `interfaces.AskableSampler`: a completion of a problem whose source has a stage is an episode.
 
-    `stages` has them by the problems' sources; "" stands for all sources.
+    `stages` has them by the problems' sources; "" stands for all sources. A group that takes longer than
+    `group_seconds` is given up (0: none is).
     """
 
-    def __init__(self, sampler: Any, vocabulary: int, stages: Mapping[str, Stage], sampling: SamplingConfig, seed: int):
+    def __init__(
+        self,
+        sampler: Any,
+        vocabulary: int,
+        stages: Mapping[str, Stage],
+        sampling: SamplingConfig,
+        seed: int,
+        group_seconds: float = 0.0,
+    ):
         super().__init__(sampler, vocabulary)
-        self._stages, self._sampling, self._seed = stages, sampling, seed
+        self._stages, self._sampling, self._seed, self._group_seconds = stages, sampling, seed, group_seconds
         self._asks = hasattr(sampler, "ask")
         self._warned: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -157,15 +166,28 @@ class EpisodeSampler(CheckedSampler):
             completions = await _all(asyncio.wrap_future(turn.completion) for turn in plain)
         else:
             plays = [_Play(stage, prompt, sample, sampling, ask, self._seed, self._warn) for sample in samples]
-            await _all(play.run(self._places[source]) for play in plays)
+            late = await self._played(plays, self._places[source])
             # Episodes of a group usually open alike. The prompt is what all of them have in common.
             openings = [play.recorder.opening for play in plays if play.recorder.num_turns]
             prompt = replace(prompt, token_ids=common_opening(openings or [prompt.token_ids]) or openings[0])
-            completions = [play.completion(prompt.token_ids) for play in plays]
+            completions = [play.completion(prompt.token_ids, late) for play in plays]
         versions = [number for completion in completions for number, _ in completion.versions] or [version]
         group = RolloutGroup(prompt, tuple(completions), min(versions), max(versions))
         check_groups([prompt], [group], self._vocabulary)
         return group
+
+    async def _played(self, plays: Sequence[_Play], places: asyncio.Semaphore) -> bool:
+        """Plays the episodes of a group. Returns whether it was given up before their end. Its time begins when the
+        first of them has a place."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+
+                def begin() -> None:
+                    if limit.when() is None and self._group_seconds:
+                        limit.reschedule(self._loop.time() + self._group_seconds)
+
+                await _all(play.run(places, begin) for play in plays)
+        return limit.expired()
 
     def _warn(self, problem: Problem, error: str) -> None:
         """Warns once of each kind of failure."""
@@ -220,10 +242,11 @@ class _Play:
         self._ended, self._error, self._seconds, self._num_asked = "", "", 0.0, 0
         self._said = Ended({}, {})
 
-    async def run(self, places: asyncio.Semaphore) -> None:
-        """Plays the episode to its end, in a process of its own once there is room for one."""
+    async def run(self, places: asyncio.Semaphore, begin: Callable[[], None]) -> None:
+        """Plays the episode to its end, in a process of its own once there is room for one. Then it calls `begin`."""
         gateway = self._stage.gateway
         async with places, self._stage.processes.episode() as link:
+            begin()
             with gateway.address(link) if gateway else nullcontext("") as address:
                 try:
                     await self._follow(link, address)
@@ -292,10 +315,10 @@ class _Play:
             self._ended = self._ended or "tokens"
         return room
 
-    def completion(self, prompt: tuple[int, ...]) -> Completion:
-        """Returns the episode as a completion of the group's prompt."""
+    def completion(self, prompt: tuple[int, ...], late: bool) -> Completion:
+        """Returns the episode as a completion of the group's prompt. `late` says that the group was given up."""
         recorder = self.recorder
-        if not recorder.num_turns and not self._error:
+        if not (recorder.num_turns or self._error or late):
             self._error = "it ended without a turn of the model"
             self._warn(self._prompt.problem, self._error)
         facts = EpisodeFacts(
@@ -312,4 +335,4 @@ class _Play:
             ended=self._ended,
             error=self._error,
         )
-        return recorder.completion(prompt, facts)
+        return replace(recorder.completion(prompt, facts), late=late)

@@ -2,6 +2,7 @@
 
 Engines in this process:
 vllm_sampler           vLLM's engine in the learner's process
+model_classes          protects transformers' model classes from that engine
 engine_arguments       its settings, which servers take too; a seed for each completion; the tokens that end one
 known_arguments        names of vLLM's arguments, checked before anything starts
 weight_names           weights under the names that vLLM's loader knows; the layers that adapters have

@@ -36,15 +36,17 @@ MOST_CONVERSATIONS = 2**16
 """The dispatcher remembers where so many conversations went. A cache holds fewer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
-    """Holds one prompt's requests and the answers so far, and which turn of which conversation they are."""
+    """Holds one prompt's requests and the answers so far, and which turn of which conversation they are. `end` is the
+    loop's time at which the group is given up. It is set when the group is first sent."""
 
     requests: Requests
     conversation: Hashable = None
     turn: int = 0
     answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     future: Answers = field(default_factory=Future)
+    end: float | None = None
 
     def missing(self) -> Requests:
         return {sample: request for sample, request in self.requests.items() if sample not in self.answers}
@@ -83,11 +85,13 @@ class Dispatcher:
     """Sends requests to servers, in a thread of its own, for as long as the process lives.
 
     One server has at most `at_once` requests at a time, or those of one prompt if they are more. A lost server is
-    marked as lost. It gets requests again when it is ready and `look_again` is called.
+    marked as lost. It gets requests again when it is ready and `look_again` is called. A prompt's samples that have not
+    come `group_seconds` after the first of them was sent are given up (0: never).
     """
 
-    def __init__(self, replicas: Sequence[Replica], at_once: int):
+    def __init__(self, replicas: Sequence[Replica], at_once: int, group_seconds: float = 0.0):
         self._servers, self._at_once = [_Server(replica) for replica in replicas], at_once
+        self._group_seconds = group_seconds
         self._waiting: deque[_Group] = deque()
         # The server that has the beginning of a conversation in its cache, by conversations.
         self._homes: OrderedDict[Hashable, _Server] = OrderedDict()
@@ -98,7 +102,7 @@ class Dispatcher:
         atexit.register(self.close)
 
     def ask(self, requests: Sequence[Requests], turns: Sequence[tuple[Hashable, int]] = ()) -> list[Answers]:
-        """Queues requests in this order, and returns one future for each prompt.
+        """Queues requests in this order, and returns one future for each prompt. It lacks samples that were given up.
 
         `turns` say, for each prompt, of which conversation it is which turn, from 0. A later turn goes to the server
         that had the earlier one, and so has it in its cache, if that has room.
@@ -163,13 +167,22 @@ class Dispatcher:
 
     async def _serve(self, server: _Server, group: _Group, requests: Requests) -> None:
         """Gets one prompt's samples from one server. `_Server.take_back` may cancel this task at any time."""
+        if group.end is None and self._group_seconds:
+            group.end = self._loop.time() + self._group_seconds
         try:
-            async with server.replica.session() as session, asyncio.TaskGroup() as asking:
+            async with (
+                asyncio.timeout_at(group.end),
+                server.replica.session() as session,
+                asyncio.TaskGroup() as asking,
+            ):
                 for sample, request in requests.items():
                     asking.create_task(self._post(server, session, group, sample, request))
         except* ReplicaLost as lost:
             if asyncio.current_task() in server.tasks:
                 self._lose(server, lost.exceptions[0])
+        except* TimeoutError:
+            if server.forget(asyncio.current_task()):
+                _settle(group.future, result=group.answers)
         except* Exception as failed:
             if server.forget(asyncio.current_task()):
                 _settle(group.future, error=failed.exceptions[0])

@@ -34,12 +34,13 @@ class PendingGroup:
     """Implements `interfaces.Pending`: one prompt's completions, which a server is still sampling."""
 
     prompt: Prompt
+    samples: range
     answers: Answers
-    completion: Callable[[Mapping[str, Any]], Completion]
+    completion: Callable[[Mapping[str, Any] | None], Completion]
 
     def result(self) -> RolloutGroup:
         choices = self.answers.result()
-        completions = tuple(self.completion(choices[sample]) for sample in sorted(choices))
+        completions = tuple(self.completion(choices.get(sample)) for sample in self.samples)
         versions = [version for completion in completions for version, _ in completion.versions]
         return RolloutGroup(self.prompt, completions, min(versions), max(versions))
 
@@ -98,7 +99,9 @@ class ServerSampler:
         # Drawing may go on in another thread, beside the learner's collectives.
         self._drawing = collective.apart(settings.rollout.deadline_seconds)
         self._fleet = Fleet(settings, files, device, collective)
-        self._dispatcher = Dispatcher(self._fleet.replicas, settings.rollout.max_concurrent)
+        self._dispatcher = Dispatcher(
+            self._fleet.replicas, settings.rollout.max_concurrent, settings.rollout.group_deadline_seconds
+        )
 
     @property
     def servers(self) -> Sequence[Replica]:
@@ -131,8 +134,8 @@ class ServerSampler:
             ((prompt.problem.problem_id, prompt.visit, samples.start), prompt.turn)
             for prompt, samples in zip(draw.prompts, draw.samples, strict=True)
         ]
-        answers = zip(draw.prompts, self._dispatcher.ask(requests, turns), strict=True)
-        return [PendingGroup(prompt, answer, self._completion) for prompt, answer in answers]
+        answers = zip(draw.prompts, draw.samples, self._dispatcher.ask(requests, turns), strict=True)
+        return [PendingGroup(*of_prompt, self._completion) for of_prompt in answers]
 
     def _request(self, prompt: Prompt, sample: int, sampling: SamplingConfig) -> dict[str, Any]:
         seed = sample_seed(self._settings.seed, prompt.prompt_id, sample, self.policy_version)
@@ -143,7 +146,9 @@ class ServerSampler:
             "sampling_params": sampling_arguments(sampling, self._stop_token_ids, seed),
         }
 
-    def _completion(self, choice: Mapping[str, Any]) -> Completion:
+    def _completion(self, choice: Mapping[str, Any] | None) -> Completion:
+        if choice is None:
+            return Completion.given_up(self.policy_version)
         try:
             token_ids = tuple(choice["token_ids"])
             logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])

@@ -1,10 +1,5 @@
 """This module runs vLLM's engine in the learner's process: token ids in, token ids and log-probabilities out.
 
-It protects transformers' model classes from the engine's changes. vLLM runs a model for which it has no code (SmolLM3,
-Olmo 3) by transformers' own code. It then changes the model's class for the whole process into a class that vLLM
-compiles and that wants vLLM's configuration. The learner's model is of the same class, and could not be called any
-more.
-
 Where ranks share one engine, it gets the prompts of all of them together.
 """
 
@@ -12,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -21,8 +17,6 @@ from typing import TypeVar
 from uuid import uuid4
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
@@ -48,6 +42,7 @@ from grpo.rollout.engine_arguments import (
     sampling_arguments,
 )
 from grpo.rollout.engine_use import EngineUse, cache_key, few_at_once
+from grpo.rollout.model_classes import ModelClasses
 from grpo.rollout.turns import Turn, Turns
 from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
@@ -55,6 +50,8 @@ from grpo.types.weights import ADAPTER, ADAPTER_NUMBER, ADAPTERS, BASE, MERGED, 
 
 _TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)")
 Item = TypeVar("Item")
+Asked = Sequence[tuple[Prompt, range]]
+"""These are prompts, each with the numbers of its completions."""
 
 
 class VllmSampler:
@@ -119,41 +116,67 @@ class VllmSampler:
 
     def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
         sampling = draw.sampling or self._settings.rollout.sampling
-        engine = self._llm.llm_engine
+        engine, most_seconds = self._llm.llm_engine, self._settings.rollout.group_deadline_seconds
         pooled_prompts, own_places = self._pool(list(zip(draw.prompts, draw.samples, strict=True)))
         outputs: dict[str, object] = {}
         groups: dict[int, RolloutGroup] = {}
+        begun: dict[int, float] = {}
         places = {index: place for place, index in enumerate(own_places)}
 
         def advance() -> None:
-            """Takes one engine step, and makes the groups of this rank's prompts that the step has completed."""
+            """Takes one engine step, and makes the groups of this rank's prompts that are then complete or given up."""
             self._leave_if_urgent()
-            for index in self._advance(engine, outputs) & places.keys():
+            finished = self._advance(engine, outputs)
+            late = {index for index, since in begun.items() if time.monotonic() - since > most_seconds}
+            for index in (finished | late) & places.keys():
                 prompt, samples = pooled_prompts[index]
-                sample_outputs = [outputs.get(f"{index}/{sample}") for sample in samples]
-                if None not in sample_outputs:
-                    place, completions = places[index], tuple(map(self._completion, sample_outputs))
+                names = [f"{index}/{sample}" for sample in samples]
+                if index in late or outputs.keys() >= {*names}:
+                    if begun.pop(index, None) and index in late:
+                        engine.abort_request([name for name in names if name not in outputs], internal=False)
+                    place, completions = places[index], tuple(self._completion(outputs.get(name)) for name in names)
                     groups[place] = RolloutGroup(prompt, completions, self.policy_version, self.policy_version)
                     if on_group:
                         on_group(place, groups[place])
 
+        if most_seconds:
+            self._submit_as_room_is(pooled_prompts, sampling, advance, begun)
+        else:
+            self._submit_in_blocks(pooled_prompts, sampling, advance)
+        while engine.has_unfinished_requests():
+            advance()
+        return [groups[index] for index in range(len(draw.prompts))]
+
+    def _submit_in_blocks(self, prompts: Asked, sampling: SamplingConfig, advance: Callable[[], None]) -> None:
         # The number of prompts in a block is that of completions that the engine writes at once. If all prompts were
         # one block, no group of a long evaluation would be complete before all first samples are, and a deadline might
         # end it.
         size = self._settings.rollout.max_concurrent
-        for start in range(0, len(pooled_prompts), size):
-            block = list(enumerate(pooled_prompts[start : start + size], start))
+        for start in range(0, len(prompts), size):
+            block = list(enumerate(prompts[start : start + size], start))
             for index, (prompt, samples) in block:
                 self._submit(f"{index}/{samples[0]}", samples[0], prompt, sampling)
             # One engine step ahead, the first sample of each prompt fills the prefix cache for its siblings.
-            if not start and any(len(samples) > 1 for _, samples in pooled_prompts):
+            if not start and any(len(samples) > 1 for _, samples in prompts):
                 advance()
             for index, (prompt, samples) in block:
                 for sample in samples[1:]:
                     self._submit(f"{index}/{sample}", sample, prompt, sampling)
-        while engine.has_unfinished_requests():
-            advance()
-        return [groups[index] for index in range(len(draw.prompts))]
+
+    def _submit_as_room_is(
+        self, prompts: Asked, sampling: SamplingConfig, advance: Callable[[], None], begun: dict[int, float]
+    ) -> None:
+        """Submits no more than the engine writes at once, so that no group's time passes while it waits. `begun` gets
+        the time at which each prompt was submitted."""
+        engine = self._llm.llm_engine
+        for index, (prompt, samples) in enumerate(prompts):
+            while (under_way := engine.get_num_unfinished_requests()) and (
+                under_way + len(samples) > self._settings.rollout.max_concurrent
+            ):
+                advance()
+            begun[index] = time.monotonic()
+            for sample in samples:
+                self._submit(f"{index}/{sample}", sample, prompt, sampling)
 
     def serve(self, turns: Turns) -> None:
         engine = self._llm.llm_engine
@@ -199,6 +222,8 @@ class VllmSampler:
         return SamplingParams(**sampling_arguments(sampling, self._stop_token_ids, seed), **output_settings)
 
     def _completion(self, output) -> Completion:
+        if output is None:
+            return Completion.given_up(self.policy_version)
         token_ids = tuple(output.token_ids)
         logprobs = tuple(output.logprobs.logprobs)
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -339,37 +364,6 @@ def _own_settings(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         torch.set_num_threads(threads)
         torch.cuda.set_device(device)
-
-
-class ModelClasses:
-    """Records the model classes of this process as they are before the engine starts, when this object is made."""
-
-    def __init__(self):
-        self._before = {cls: (cls.__bases__, dict(vars(cls))) for cls in _subclasses(PreTrainedModel)}
-
-    def part(self, engine_model: nn.Module) -> None:
-        """Undoes the engine's changes of classes, and moves the engine's own modules to subclasses with these changes.
-        Called once the engine has started."""
-        for cls, (bases, attributes) in self._before.items():
-            if cls.__bases__ == bases:
-                continue
-            added_bases = tuple(base for base in cls.__bases__ if base not in bases)
-            changed_attributes = {name: value for name, value in vars(cls).items() if attributes.get(name) is not value}
-            cls.__bases__ = bases
-            for name in changed_attributes:
-                setattr(cls, name, attributes[name]) if name in attributes else delattr(cls, name)
-            engines_own = type(cls)(
-                cls.__name__, (cls, *added_bases), {"__module__": cls.__module__, **changed_attributes}
-            )
-            for module in engine_model.modules():
-                if type(module) is cls:
-                    module.__class__ = engines_own
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
 
 
 def pooled(collective: Collective, together: int, items: Sequence[Item]) -> tuple[list[Item], list[int]]:

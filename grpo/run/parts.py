@@ -121,7 +121,10 @@ def build_sampler(
         engine = _engine(SamplerSettings.of(config), files, device, collective)
         if not stages:
             return CheckedSampler(engine, files.text.vocab_size)
-        return EpisodeSampler(engine, files.text.vocab_size, stages, config.rollout.sampling, config.seed)
+        rollout = config.rollout
+        return EpisodeSampler(
+            engine, files.text.vocab_size, stages, rollout.sampling, config.seed, rollout.group_deadline_seconds
+        )
 
 
 def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:

@@ -14,7 +14,7 @@ from grpo.config import RewardConfig, UserError
 from grpo.config.task import EPISODE
 from grpo.tasks.extraction import extract
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading_worker import RAISED, UNPARSABLE, RawGrade, merged
+from grpo.tasks.grading_worker import LATE, RAISED, UNPARSABLE, RawGrade, merged
 from grpo.tasks.own_rewards import facts_of_one, reward_facts
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import EXTRACTING, of_episode
@@ -113,13 +113,15 @@ class Grading:
             logger.warning("%s; nothing is learned from them", unparsable(new))
 
     def _scored(self, group: RolloutGroup, raw_grades: Sequence[RawGrade]) -> ScoredGroup:
-        """Scores a group. If the problem's own answer cannot be parsed, a server did not answer, or a user's function
-        raised an exception, all completions get the same reward and none is learned from.
+        """Scores a group. If the problem's own answer cannot be parsed, a server did not answer, a user's function
+        raised an exception, or the group was given up, all completions get the same reward and none is learned from.
 
         Only completions with an answer to compare show that the problem's own cannot be parsed. The others would win by
         giving none.
         """
         ungradable = next((raw.outcome for raw in raw_grades if raw.outcome in NOT_THEIR_FAULT), None)
+        if any(completion.late for completion in group.completions):
+            ungradable = LATE
         if ungradable:
             raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), ungradable) for raw in raw_grades]
         grades = tuple(map(self._grade, group.completions, raw_grades))

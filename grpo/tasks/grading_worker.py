@@ -36,6 +36,8 @@ UNANSWERED = "unanswered"
 """This outcome says that a server did not answer, which is not the completion's fault."""
 RAISED = "raised"
 """This outcome says that a user's own function raised an exception. It gave no reward then, and not a reward of 0."""
+LATE = "late"
+"""This outcome says that the group was given up while it was sampled."""
 FULL_OF_OURS, FULL_OF_OWN, LEFT = 95, 96, 97
 """A worker ends with the first or the second exit code when a part of ours or a user's function lacks memory, since
 what a function has leaked stays. It ends with the third one instead of 0, which pebble takes for no failure."""
@@ -54,7 +56,8 @@ class RawGrade:
 
     All values are 0 unless `outcome` is ``"graded"``. The other outcomes are ``"timed_out"`` (worker killed),
     ``"failed"`` (an exception of a part of ours, or the worker's end), ``"unparsable"`` (the problem's own answer
-    cannot be read), ``"unanswered"`` (a server did not answer) and ``"raised"`` (an exception of a user's function).
+    cannot be read), ``"unanswered"`` (a server did not answer), ``"raised"`` (an exception of a user's function) and
+    ``"late"`` (its group was given up).
     """
 
     parts: Mapping[str, float]

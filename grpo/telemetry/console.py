@@ -44,6 +44,7 @@ FIELDS = (
     Field("right", m.PASS_RATE, "{:.0%}"),
     Field("raised", m.RAISED, "{:.0%}", 5e-3),
     Field("unanswered", m.UNANSWERED, "{:.0%}", 5e-3),
+    Field("late", m.LATE, "{:.0%}", 5e-3),
     Field("silent", m.SILENT, "{:.0%}"),
     Field("len", m.LENGTH, "{:.0f}"),
     Field("cut", m.TRUNCATED, "{:.0%}"),

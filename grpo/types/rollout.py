@@ -98,7 +98,8 @@ class Completion:
     between them that the model did not write. `text` is then the last turn's, and `episode` has the facts.
 
     `sampler_logprobs` are log-probabilities of `token_ids` under the distribution that was sampled from (temperature
-    applied). `truncated` says that the token limit cut the completion off. `versions` lists (policy version, number of
+    applied). `truncated` says that the token limit cut the completion off. `late` says that its group was given up
+    at `rollout.group_deadline_seconds`. `versions` lists (policy version, number of
     tokens that it wrote) in order. It has several entries only when weights were replaced while the completion was
     written. A version is the number of optimizer steps taken.
 
@@ -117,6 +118,12 @@ class Completion:
     versions: tuple[tuple[int, int], ...] = ()
     observed: tuple[Observed, ...] = ()
     episode: EpisodeFacts | None = None
+    late: bool = False
+
+    @classmethod
+    def given_up(cls, policy_version: int) -> Completion:
+        """Returns what stands for a completion that was not finished when its group was given up: nothing."""
+        return cls((), (), "", False, ((policy_version, 0),), late=True)
 
     @property
     def num_observed(self) -> int:
@@ -193,7 +200,7 @@ class RolloutGroup:
         return sum(len(completion.token_ids) for completion in self.completions) / len(self.completions)
 
 
-NOT_THEIR_FAULT = ("unparsable", "unanswered", "raised")
+NOT_THEIR_FAULT = ("unparsable", "unanswered", "raised", "late")
 """These outcomes of grading say nothing about completions, so nothing is learned from their group."""
 
 
@@ -202,11 +209,12 @@ class Grade:
     """A grade is the grader's result for one completion.
 
     `reward` is the weighted sum of `parts`. `correct` is the task's own criterion of success, from which pass rates are
-    computed. `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"``, ``"unparsable"``, ``"unanswered"`` or
-    ``"raised"``. Unparsable is the problem's own answer, not the completion. Unanswered is a request to a server, and
-    raised is an exception of the user's own function. `magnitude` is the sum of the absolute values that were added up.
-    When parts cancel, the reward's rounding error is proportional to it (see `grpo.types.values.alike`). `answered`
-    says whether the reward found an answer in the completion. It is None when the reward looks for none.
+    computed. `outcome` is ``"graded"``, ``"timed_out"``, ``"failed"``, ``"unparsable"``, ``"unanswered"``,
+    ``"raised"`` or ``"late"``. Unparsable is the problem's own answer, not the completion. Unanswered is a request to a
+    server, raised is an exception of the user's own function, and late is a group that was given up. `magnitude` is the
+    sum of the absolute values that were added up. When parts cancel, the reward's rounding error is proportional to it
+    (see `grpo.types.values.alike`). `answered` says whether the reward found an answer in the completion. It is None
+    when the reward looks for none.
     """
 
     reward: float

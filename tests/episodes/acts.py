@@ -130,6 +130,13 @@ async def hangs(chat, problem):
         time.sleep(1)
 
 
+async def first_hangs(chat, problem):
+    await chat(list(problem.messages))
+    if problem.problem_id == "p0":
+        await asyncio.sleep(60)
+    return 1.0
+
+
 async def ends(chat, problem):
     await chat(list(problem.messages))
     os._exit(3)

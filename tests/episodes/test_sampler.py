@@ -65,14 +65,14 @@ def episodes(engines, request):
     """Returns a function that makes samplers of episodes. Their processes end with the test."""
     started = []
 
-    def make(act, engine="transformers", max_length=512, **limits):
+    def make(act, engine="transformers", max_length=512, most=0.0, **limits):
         tokenizer = character_tokenizer()
         encode = PromptEncoder(tokenizer, PromptConfig())
         template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
         processes = Processes(act if act.startswith("program:") else f"{ACTS}:{act}", LimitsConfig())
         gateway = Gateway("127.0.0.1")
         stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(**limits), max_length, gateway)
-        sampler = EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0)
+        sampler = EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0, group_seconds=most)
         started.append(sampler)
         return sampler
 
@@ -267,6 +267,12 @@ def test_groups_are_passed_on_as_soon_as_they_are_complete(episodes):
     groups = episodes("three_turns").generate(Draw(prompts(3), 2), lambda place, group: arrived.append((place, group)))
     assert sorted(place for place, _ in arrived) == [0, 1, 2]
     assert [group for _, group in sorted(arrived, key=lambda pair: pair[0])] == groups
+
+
+def test_a_group_that_takes_too_long_is_given_up_and_the_others_are_whole(episodes):
+    slow, quick = episodes("first_hangs", most=2.0).generate(Draw(prompts(), 2))
+    assert [completion.late for completion in slow.completions + quick.completions] == [True, True, False, False]
+    assert [completion.episode.turns for completion in slow.completions + quick.completions] == [1, 1, 1, 1]
 
 
 def test_a_probe_is_a_single_turn(episodes):

@@ -76,6 +76,20 @@ def draw(requests, servers, at_once):
         dispatcher.close()
 
 
+@pytest.mark.slow
+def test_samples_that_do_not_come_in_time_are_given_up_and_hold_nobody_up():
+    async def one_is_slow(payload, before):
+        await asyncio.sleep(5.0 if seed_of(payload) == 31 else 0.0)
+        return await well(payload, before)
+
+    with server(one_is_slow) as (url, _):
+        dispatcher = Dispatcher(replicas(url), at_once=8, group_seconds=2.0)
+        answers = [answer.result(20) for answer in dispatcher.ask(REQUESTS)]
+        dispatcher.close()
+    assert answers[3] == {sample: EXPECTED[3][sample] for sample in (0, 2, 3)}
+    assert answers[:3] + answers[4:] == EXPECTED[:3] + EXPECTED[4:]
+
+
 def replicas(*urls, seconds=5.0):
     return [Replica(url, "", seconds) for url in urls]
 
@@ -116,7 +130,7 @@ def test_requests_that_a_lost_server_leaves_behind_go_to_another(failure):
         return web.Response(status=500, text="engine dead")
 
     with server(fails) as (bad, _), server(well) as (good, asked):
-        servers = replicas(bad, good, seconds=0.5)
+        servers = [*replicas(bad, seconds=0.5), *replicas(good, seconds=30.0)]
         assert draw(REQUESTS, servers, at_once=8) == EXPECTED
     assert [replica.alive for replica in servers] == [False, True]
     assert max(Counter(seed_of(payload) for payload in asked).values()) == 1

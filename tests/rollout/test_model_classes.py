@@ -27,7 +27,7 @@ def test_a_class_that_vllm_changes_is_as_before_and_the_engines_model_keeps_the_
     ours = smollm3()
     cls = type(ours.model)
     bases, attributes, expected = cls.__bases__, dict(vars(cls)), ours(**TOKENS).logits
-    from grpo.rollout.vllm_sampler import ModelClasses
+    from grpo.rollout.model_classes import ModelClasses
 
     classes = ModelClasses()
     # As vLLM's Transformers backend does it, before it makes its model.

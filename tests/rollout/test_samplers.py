@@ -168,6 +168,24 @@ def test_no_answer_is_made_before_a_completion_has_ended(vllm_sampler, monkeypat
     assert len(made) == 20
 
 
+def test_groups_that_take_too_long_are_given_up_and_the_engine_goes_on(vllm_sampler, monkeypatch):
+    draw, completed = Draw(prompts(), 4), []
+    whole = vllm_sampler.generate(draw)
+    monkeypatch.setattr(vllm_sampler._settings.rollout, "group_deadline_seconds", 1e-9)
+    groups = vllm_sampler.generate(draw, lambda place, group: completed.append(place))
+    assert sorted(completed) == [0, 1, 2, 3, 4]
+    # A completion of one token ends with the first step of the engine, after which all others are given up.
+    written = {(c.late, len(c.token_ids)) for group in groups for c in group.completions}
+    assert (True, 0) in written and written <= {(True, 0), (False, 1)}
+    assert not vllm_sampler._llm.llm_engine.has_unfinished_requests()
+    # With time enough they are what they are without a limit, also where the engine gets no more than six at once.
+    monkeypatch.setattr(vllm_sampler._settings.rollout, "group_deadline_seconds", 100.0)
+    monkeypatch.setattr(vllm_sampler._settings.rollout, "max_concurrent", 6)
+    assert [[c.token_ids for c in group.completions] for group in vllm_sampler.generate(draw)] == [
+        [c.token_ids for c in group.completions] for group in whole
+    ]
+
+
 def test_completions_end_at_the_end_token_or_are_truncated(sampler):
     completions = [c for group in sampler.generate(Draw(prompts(), 8)) for c in group.completions]
     assert {c.truncated for c in completions} == {True, False}

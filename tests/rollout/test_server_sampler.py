@@ -324,7 +324,7 @@ def test_ranks_leave_their_servers_together_where_one_of_them_has_to_save_at_onc
 
 
 def test_a_completion_that_a_server_still_writes_is_left_where_the_run_has_to_save_at_once():
-    pending = PendingGroup(None, Future(), dict)
+    pending = PendingGroup(None, range(1), Future(), dict)
     with handled_as_before():
         StopRequest(["hurry"])
         os.kill(os.getpid(), HURRY)

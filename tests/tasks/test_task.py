@@ -152,6 +152,14 @@ def test_nothing_is_learned_from_a_group_for_which_the_users_function_raised_an_
     assert (whole.rewards, whole.included, whole.outcome) == ((0.5, 1.5), (True, True), (1, 2))
 
 
+def test_nothing_is_learned_from_a_group_that_was_given_up_while_it_was_sampled(tokenizer):
+    with build(tokenizer, config()) as task:
+        [prompt] = task.next_prompts(1)
+        [late] = task.grade([group(prompt, completion(prompt.problem.answer), Completion.given_up(3))])
+    assert [grade.outcome for grade in late.grades] == ["late", "late"]
+    assert (late.rewards, late.included, late.outcome) == ((0.0, 0.0), (False, False), (0, 0))
+
+
 def rows_file(path, *answers):
     path.write_text(
         "".join(f'{{"problem": "q{index}", "answer": "{answer}"}}\n' for index, answer in enumerate(answers))

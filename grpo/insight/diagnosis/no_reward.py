@@ -34,6 +34,11 @@ _CAUSES = (
         "mend the function, or let it return 0 where it means 0; the warnings above show an example",
     ),
     (
+        m.LATE,
+        "of the completions are in groups that were given up",
+        "raise rollout.group_deadline_seconds, or lower rollout.sampling.max_tokens",
+    ),
+    (
         m.UNANSWERED,
         "of the completions are in groups for which a reward server did not answer",
         "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time",
@@ -64,6 +69,7 @@ _DIFFICULTY = (
 _UNGRADED = (
     m.UNANSWERED,
     m.RAISED,
+    m.LATE,
     m.UNPARSABLE,
 )
 

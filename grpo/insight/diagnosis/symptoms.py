@@ -24,6 +24,7 @@ UNGRADED = {
     m.FAILED: "failed while grading",
     m.TIMED_OUT: "timed out while grading",
     m.RAISED: "are in groups for which the reward function raised an exception",
+    m.LATE: "are in groups that were given up at rollout.group_deadline_seconds",
 }
 # A share counts only if it comes from at least this many groups. If .65 of all groups were silent, 16 of 16 would be
 # silent in one run of 1,000.
@@ -206,6 +207,8 @@ def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     remedy = "task.reward.timeout_seconds=20 task.reward.workers=4, or fix the reward function"
     if worst == m.RAISED:
         remedy = "fix the reward function, or let it return 0 where it means 0"
+    if worst == m.LATE:
+        remedy = "a longer rollout.group_deadline_seconds, or a smaller rollout.sampling.max_tokens"
     return Finding("grading fails", CRITICAL if shares[worst] > MOST_UNGRADED else WARNING, evidence, remedy)
 
 
