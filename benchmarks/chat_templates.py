@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from grpo.config import ModelConfig, PromptConfig
 from grpo.config.errors import UserError
@@ -23,9 +23,10 @@ from grpo.models.resolve import resolve
 from grpo.tasks.prompt_encoding import PromptEncoder
 
 ENDS = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>", "<|call|>"),
-    *("<｜end▁of▁sentence｜>", "</s>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>", "<|endoftext|>", "<SPECIAL_12>"),
-    *("<|user|>", "<|observation|>", "<eos>", "[EOS]", "<|tool_calls_section_end|>", "<seed:eos>", "<[e~["),
+    *("<|im_end|>", "<|eot_id|>", "<|eot|>", "<|eom_id|>", "<|eom|>", "<end_of_turn>", "<turn|>", "<|end|>"),
+    *("<|return|>", "<|call|>", "<｜end▁of▁sentence｜>", "</s>", "<|END_OF_TURN_TOKEN|>", "<|end_of_text|>"),
+    *("<|endoftext|>", "<SPECIAL_12>", "<|user|>", "<|observation|>", "<|tool_response>", "<eos>", "[EOS]"),
+    *("<|tool_calls_section_end|>", "<seed:eos>", "<[e~["),
 )
 """These tokens end an assistant's turn in one family or another."""
 SPECIAL = re.compile(r"<\|[\w]+\|>|<[a-z_]+_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|<\|?turn\|?>|<bos>|<eos>")
@@ -43,16 +44,22 @@ TOOL = {
 }
 
 
-def verdict(path: Path, model: Path, tools: list | None) -> str:
-    """Returns what a run with this template would do."""
+def tokenizer_of(path: Path, model: Path) -> tuple[PreTrainedTokenizerBase, list[int]]:
+    """Returns the tokenizer of `model` with the special tokens that a template names, and the tokens that end turns."""
     text = path.read_text()
     tokenizer = AutoTokenizer.from_pretrained(model)
-    # Llama's parser wants a token that not all of its templates write.
-    tokenizer.add_special_tokens({"additional_special_tokens": sorted({*SPECIAL.findall(text), "<|python_tag|>"})})
     named = [end for end in ENDS if end in text] or [tokenizer.eos_token]
-    ends = [tokenizer.convert_tokens_to_ids(end) for end in named]
+    # Llama's parser wants a token that not all of its templates write.
+    added = {*SPECIAL.findall(text), *named, "<|python_tag|>"}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(added)})
     tokenizer.eos_token = named[0]
-    known = [end for end in ends if end is not None]
+    ends = [tokenizer.convert_tokens_to_ids(end) for end in named]
+    return tokenizer, [end for end in ends if end is not None]
+
+
+def verdict(path: Path, model: Path, tools: list | None) -> str:
+    """Returns what a run with this template would do."""
+    tokenizer, known = tokenizer_of(path, model)
 
     def proved(parser: str = "") -> str:
         encode = PromptEncoder(tokenizer, PromptConfig(chat_template=str(path)))
