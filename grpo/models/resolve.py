@@ -177,7 +177,7 @@ def _check_weights(directory: Path, name: str) -> None:
     if index.is_file():
         try:
             files = sorted(set(parse_json(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"model.path={name} has a damaged {index.name}: copy it again") from error
     for file in files:
         if not (directory / file).is_file():

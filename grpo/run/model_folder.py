@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import first_line, require
+from grpo.config.plain_json import parse_json
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.models.files import ModelFiles
@@ -65,7 +65,7 @@ def model_files(
 def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
     """Returns what config.json says. Raises UserError where transformers makes no config of it."""
     try:
-        settings = json.loads((files.path / CONFIG).read_text())
+        settings = parse_json((files.path / CONFIG).read_text())
         require(isinstance(settings, dict), f"{name} has a damaged {CONFIG}, which is no object: copy it again")
     except (OSError, ValueError) as error:
         raise UserError(f"{name} has a damaged {CONFIG}: copy it again ({first_line(error)})") from error

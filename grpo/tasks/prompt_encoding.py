@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo.config import PromptConfig, UserError
 from grpo.config.directory import config_directory
-from grpo.config.errors import first_line
+from grpo.config.errors import first_line, require
 from grpo.tasks.columns import cell, whole, written
 from grpo.tasks.widest_token import widest_token
 from grpo.types import Problem
@@ -52,7 +52,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Any, config: PromptConfig) -> None:
         if QUESTION not in config.template:
             raise UserError(f"task.prompt.template {config.template!r} lacks {QUESTION}, where the problem is put.")
-        if any(len(example) != 2 for example in config.examples):
+        if any(len(example) != 2 or not all(map(str.strip, example)) for example in config.examples):
             raise UserError("task.prompt.examples: each example must be a [question, answer] pair.")
         if config.chat_template:
             tokenizer = copy.copy(tokenizer)
@@ -240,10 +240,9 @@ class PromptEncoder:
                     "task.prompt.examples."
                 ) from error
             line = f" in line {error.lineno}" if hasattr(error, "lineno") else ""
-            raise UserError(
-                f"the chat template of {self._tokenizer.name_or_path} is broken{line} ({type(error).__name__}: "
-                f"{first_line(error)}): correct chat_template.jinja there, or chat_template in tokenizer_config.json"
-            ) from error
+            template, remedy = self._template
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(f"{template} is broken{line} ({cause}): {remedy}") from error
 
     def _require_question(self) -> None:
         """Raises `UserError` for a template that leaves out what the user asks: all prompts would be the same."""
@@ -252,11 +251,16 @@ class PromptEncoder:
             prompt = self._render([*system, _message("user", _MARK)])
         except UserError:
             return  # it refuses this conversation, but may take those of the data
-        if _MARK not in prompt:
-            raise UserError(
-                f"the chat template of {self._tokenizer.name_or_path} leaves out the user's message: correct "
-                "chat_template.jinja there, or chat_template in tokenizer_config.json"
-            )
+        template, remedy = self._template
+        require(_MARK in prompt, f"{template} leaves out the user's message: {remedy}")
+
+    @property
+    def _template(self) -> tuple[str, str]:
+        """Names the chat template, and says where it is corrected."""
+        if own := self._config.chat_template:
+            return f"task.prompt.chat_template={own}", "correct that file"
+        remedy = "correct chat_template.jinja there, or chat_template in tokenizer_config.json"
+        return f"the chat template of {self._tokenizer.name_or_path}", remedy
 
     def _written_system(self) -> str:
         """Returns the system text that the template writes when none is given. It is "" for most templates.

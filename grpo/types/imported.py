@@ -6,6 +6,9 @@ import ast
 import functools
 import importlib
 import importlib.util
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,9 @@ given: dict[str, Any] = {}
 def imported(path: str) -> Any:
     """Returns the function at ``"package.module:function"`` or ``"file.py:function"``, or the one in `given`.
 
-    Raises TypeError if the object there is not callable, and passes on any error of the import. A run imports each path
-    once; two functions of one file are two paths, so the file is executed twice.
+    Raises TypeError if the object there is not callable, and ImportError for a module that changes the working folder.
+    Passes on any other error of the import. A run imports each path once; two functions of one file are two paths, so
+    the file is executed twice.
 
     >>> imported("math:sqrt")(9.0)
     3.0
@@ -32,11 +36,28 @@ def imported(path: str) -> Any:
         raise ImportError("it was given in Python, as an object that this process lacks: give it to Trainer again")
     if not module_name.endswith(".py") and ("/" in module_name or Path(module_name).is_file()):
         raise ImportError(f"{module_name} is no Python file: give a file that ends in .py, or a module's name")
-    module = _of_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    with _staying_here():
+        module = _of_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     function = getattr(module, function_name)
     if not callable(function):
         raise TypeError(f"{path!r} is not callable; it must be a function")
     return function
+
+
+@contextmanager
+def _staying_here() -> Generator[None]:
+    """Raises ImportError for code that changes the working folder, from which the run's relative paths lead, and
+    instead of a kind of exception that nobody expects."""
+    here = os.getcwd()
+    try:
+        yield
+    except (Exception, SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # such as those of a test runner, which skips a test
+        raise ImportError(f"it raised {type(error).__name__}: {error}") from error
+    if os.getcwd() != here:
+        os.chdir(here)
+        raise ImportError("it changes the working folder, from which this run's paths lead: leave os.chdir out there")
 
 
 def require_found(path: str) -> None:

@@ -45,8 +45,9 @@ def test_a_directory_of_shards_is_complete_when_every_shard_is_there(checkpoint)
     assert resolve(ModelConfig(path=str(checkpoint)), no_examples) == checkpoint
     index.write_text(json.dumps({"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}))
     assert "has no b.safetensors" in refusal(path=str(checkpoint))
-    index.write_text("{")
-    assert "damaged model.safetensors.index.json" in refusal(path=str(checkpoint))
+    for torn in ("{", "[]", "{}", '{"weight_map": ["w"]}'):
+        index.write_text(torn)
+        assert "damaged model.safetensors.index.json" in refusal(path=str(checkpoint))
 
 
 def test_a_directory_without_configuration_is_refused(checkpoint):

@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -250,10 +251,20 @@ def test_a_reward_in_a_file_that_is_no_python_file_is_one_line(tmp_path):
             build_parts(RewardConfig(parts=[RewardPartConfig(name=f"{path}:f")]))
 
 
-def test_a_module_that_exits_while_it_is_imported_is_one_line(tmp_path):
-    (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)")
-    with pytest.raises(UserError, match="leaves.py:f': SystemExit: 3"):
-        build_parts(RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path}/leaves.py:f")]))
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.exit(3)", "leaves.py:f': SystemExit: 3"),
+        ("raise BaseException('skipped')", "leaves.py:f': ImportError: it raised BaseException: skipped"),
+        ("import os; os.chdir('/')", "leaves.py:f': ImportError: it changes the working folder, from which this run's"),
+    ],
+)
+def test_a_module_that_leaves_while_it_is_imported_is_one_line(code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leaves.py").write_text(code)
+    with pytest.raises(UserError, match=message):
+        build_parts(RewardConfig(parts=[RewardPartConfig(name="leaves.py:f")]))
+    assert Path.cwd() == tmp_path
 
 
 def test_a_group_that_is_not_graded_in_time_loses_its_grades(rewards):

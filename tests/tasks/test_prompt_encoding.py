@@ -109,6 +109,7 @@ def test_without_chat_the_template_is_the_prompt(tokenizer):
         (None, {}, "no chat template; set task.prompt.chat=false"),
         (CHATML, {"template": "Solve this."}, "lacks {question}"),
         (CHATML, {"examples": [["1 + 1"]]}, "must be a .question, answer. pair"),
+        (CHATML, {"examples": [["1 + 1", " "]]}, "must be a .question, answer. pair"),
         (CHATML, {"chat": False, "system": "Be kind."}, "task.prompt.system needs a chat template"),
         (NO_SYSTEM, {"system": "Be kind."}, "refuses the prompt: no system role"),
         (
@@ -129,6 +130,13 @@ def test_prompt_settings_that_cannot_work_are_one_line(template, settings, messa
     tokenizer.name_or_path = "models/mine"
     with pytest.raises(UserError, match=message):
         decoded(tokenizer, **settings)
+
+
+def test_a_template_of_ones_own_is_named_where_it_is_wrong(tmp_path):
+    for text, wrong in (("{% if %}", r"is broken in line 1 \(.*\)"), ("What?", "leaves out the user's message")):
+        (file := tmp_path / "own.jinja").write_text(text)
+        with pytest.raises(UserError, match=f"^task.prompt.chat_template={file} {wrong}: correct that file$"):
+            decoded(byte_tokenizer(template=CHATML), chat_template=str(file))
 
 
 def test_half_a_character_in_a_column_of_the_template_names_its_row(tokenizer):
