@@ -13,15 +13,16 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from grpo.config.errors import UserError, first_line
+from grpo.config.errors import UserError, first_line, require
+from grpo.config.plain_json import read_object
 from grpo.models.resolve import OWN_CODE
 
+GENERATION = "generation_config.json"
 # Kinds of layers, as transformers' configs call them, that carry a state from token to token.
 STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
@@ -75,7 +76,9 @@ class ModelFiles:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Returns the model's tokenizer. Raises `UserError` when there is none or it cannot be loaded."""
         try:
-            return AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=self.trust)
+            tokenizer = AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=self.trust)
+            tokenizer("a")  # some mistakes in its files are noticed by the first text only
+            return tokenizer
         except Exception as error:  # the tokenizers library raises no more specific error
             hint = OWN_CODE
             if "trust_remote_code" not in str(error):
@@ -86,11 +89,12 @@ class ModelFiles:
     def configured_ends(self) -> list[int]:
         """Returns the tokens that end a completion by generation_config.json, or by config.json if there is no such
         file."""
-        try:
-            configured = GenerationConfig.from_pretrained(self.path).eos_token_id
-        except OSError:
-            configured = self._end_of_config()
-        return _given(configured if isinstance(configured, list) else [configured])
+        file = self.path / GENERATION
+        configured = read_object(file).get("eos_token_id") if file.exists() else self._end_of_config()
+        tokens = _given(configured if isinstance(configured, list) else [configured])
+        wrong = [token for token in tokens if type(token) is not int]
+        require(not wrong, f"{self.path}: eos_token_id={configured} is no token's number: correct it in {GENERATION}")
+        return tokens
 
     @property
     def stop_token_ids(self) -> list[int]:

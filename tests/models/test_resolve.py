@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from grpo.config import ModelConfig, UserError
 from grpo.models.resolve import resolve
+from grpo.models.tiny import character_tokenizer
 from tests.learner.models import files_of
 
 
@@ -130,6 +131,14 @@ def test_where_no_weights_are_needed_the_tiny_model_is_not_warmed_up(tmp_path, m
     trained = resolve(config, lambda: [["1 + 1 =", "2"]])
     assert taken == [0, 600] and trained != first
     assert (first / "config.json").read_text() == (trained / "config.json").read_text()
+
+
+def test_a_tokenizer_that_fails_at_its_first_text_is_one_line(tmp_path):
+    character_tokenizer().save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": "many"}))
+    with pytest.raises(UserError, match=r"cannot load the tokenizer of .*: save one there with save_pretrained \("):
+        _ = files_of(tmp_path).tokenizer
 
 
 def test_a_directory_without_tokenizer_is_one_line(checkpoint):

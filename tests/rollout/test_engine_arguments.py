@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo.config import TrainConfig
+from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
@@ -33,6 +33,19 @@ def test_a_completion_ends_at_the_tokenizers_and_the_models_own_tokens(tmp_path,
         if values is not None:
             (tmp_path / f"{name}.json").write_text(json.dumps(values))
     assert files_of(tmp_path, SimpleNamespace(eos_token_id=2)).stop_token_ids == stops
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"eos_token_id": "x"}', "eos_token_id=x is no token's number: correct it in generation_config.json"),
+        ("{", "generation_config.json is damaged"),
+    ],
+)
+def test_a_damaged_generation_config_is_one_line(tmp_path, text, message):
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        _ = files_of(tmp_path, SimpleNamespace(eos_token_id=2)).stop_token_ids
 
 
 @pytest.mark.parametrize(
