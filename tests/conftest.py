@@ -35,18 +35,14 @@ def pytest_unconfigure(config):
 
 # Dearest first, so that the files that run side by side end together.
 LONG = (
-    *("test_lost_servers", "test_run", "test_servers", "test_learner", "test_model_classes", "test_prove"),
-    *("test_contrast", "test_partition", "test_diagnostics", "test_solve_rates", "test_resume", "test_architectures"),
-    *(
-        "test_refusals",
-        "test_hydra",
-        "test_sweep",
-        "test_family_partition",
-        "test_dynamics",
-        "test_forecast",
-        "test_whatif",
-    ),
-    *("test_adaptive", "test_launch", "test_identify", "test_unread", "test_run_page", "test_verdicts"),
+    *("test_lost_servers", "test_run", "test_servers", "test_prove", "test_learner", "test_runs", "test_resume"),
+    *("test_pretended", "test_partition", "test_reference", "test_architectures", "test_sampler"),
+    *("test_family_partition", "test_model_classes", "test_contrast", "test_trainer", "test_diagnostics"),
+    *("test_solve_rates", "test_remote", "test_loop_by_hand", "test_sweep", "test_versions", "test_dispatch"),
+    *("test_replica", "test_grader_pool", "test_vllm_sampler", "test_samplers", "test_refusals", "test_hydra"),
+    *("test_dynamics", "test_forecast", "test_whatif", "test_adaptive", "test_launch", "test_identify"),
+    *("test_unread", "test_run_page", "test_verdicts", "test_papers", "test_stability", "test_english"),
+    *("test_habits", "test_step_products", "test_server_sampler", "test_trackers", "test_package"),
 )
 
 

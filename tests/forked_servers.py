@@ -5,6 +5,7 @@
 Usage: python -m tests.forked_servers PYTHON WORDS. This is `grpo WORDS`, with PYTHON as the servers' interpreter.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def fork_servers(python: str) -> None:
         self._command[self._command.index("-W") - 1] = python
 
     ServerProcess.__init__ = made
+
+
+def grpo(folder: Path, *words: str, timeout: float = 500) -> subprocess.CompletedProcess:
+    """Runs `grpo WORDS`, which forks its servers. `folder` takes their interpreter."""
+    return warm.run(["-m", "tests.forked_servers", warm.interpreter(folder, warm.SERVE), *words], timeout=timeout)
 
 
 def launcher(folder: Path) -> Path:

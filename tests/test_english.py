@@ -1,6 +1,7 @@
 """These tests find sentences that do not begin with the thing that acts, and names that puzzle a stranger."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -64,12 +65,18 @@ def comments(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
     return [(line, text if text.endswith((".", ":", "?")) else f"{text}.") for line, text in joined]
 
 
+@functools.lru_cache(maxsize=1)
+def nodes(source: str) -> list[ast.AST]:
+    """Returns all nodes of Python code. Texts and names are both read from those of the last file."""
+    return [*ast.walk(ast.parse(source))]
+
+
 def python_texts(source: str) -> list[tuple[int, str]]:
     """Returns the docstrings, comments and strings of three words or more in Python, each with its line."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     found = comments([(t.start[0], t.string.lstrip("#").strip()) for t in tokens if t.type == tokenize.COMMENT])
     pieces: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.JoinedStr):
             pieces.update(id(value) for value in node.values)
             text = "".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in node.values)
@@ -82,7 +89,7 @@ def python_texts(source: str) -> list[tuple[int, str]]:
 def python_names(source: str) -> list[tuple[int, str]]:
     """Returns the names that Python code gives to functions, classes, parameters, variables and attributes."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.append((node.lineno, node.name))
         elif isinstance(node, ast.arg):

@@ -36,9 +36,12 @@ SOCKET = "GRPO_TESTS_WARM"
 # DeepSpeed imports the second to see whether it is the optimizer's, and torch's compiler with it.
 LEARNER = ("grpo.learner.learner", "deepspeed.runtime.zero.muon.muon_optimizer")
 TRAIN = (*LEARNER, "grpo.run.session", "grpo.rollout.transformers_sampler", "grpo.rollout.vllm_sampler")
-# Engines import these only as they start.
+# Runs and engines import these only as they start.
+TRAIN += ("grpo.commands.train", "grpo.run.early_checks", "pyarrow.parquet", "transformers.models.llama.modeling_llama")
+TRAIN += ("vllm.v1.core.sched.scheduler", "vllm.v1.attention.backends.cpu_attn", "vllm.lora.punica_wrapper.punica_cpu")
+TRAIN += ("vllm.distributed.elastic_ep.elastic_execute", "matplotlib.backends.backend_svg")
 TRAIN += ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "torch._inductor.compile_fx", "pebble")
-TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot")
+TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot", "tests.undrawn")
 # A server's program and its engine's.
 SERVER = "vllm.entrypoints.openai.api_server"
 SERVE = (*TRAIN, "vllm.entrypoints.launchers.api_server.entry", "vllm.v1.engine.core", "vllm.v1.engine.async_llm")

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.runs import QUIET, SMALL, facts, free_ports, rows
+from tests import forked_servers
 from tests.runs import grpo
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ def test_a_resumed_run_of_episodes_equals_one_that_never_stopped(tmp_path):
 
 def test_episodes_on_a_server_that_works_ahead_have_the_learners_log_probabilities(tmp_path):
     words = ["rollout=vllm_server", "pipeline=continuous", f"rollout.servers.port={free_ports(1)}", "num_steps=4"]
-    done = grpo("train", *EPISODES, *words, f"output_dir={tmp_path}/run", timeout=500)
+    done = forked_servers.grpo(tmp_path, "train", *EPISODES, *words, f"output_dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr[-3000:]
     assert min(of_episodes(tmp_path / "run", "turns_mean")) > 1
     assert max(of_episodes(tmp_path / "run", "failed_fraction")) == 0
