@@ -250,12 +250,10 @@ class _Play:
             with gateway.address(link) if gateway else nullcontext("") as address:
                 try:
                     await self._follow(link, address)
-                except Hanging:
-                    self._fail("seconds", f"it took longer than task.limits.seconds={self._stage.limits.seconds:g}")
                 except Failed as error:
-                    # Programs break off in ways of their own once they get no further turn.
+                    # Programs break off, or wait for long, in ways of their own once they get no further turn.
                     if not self._ended:
-                        self._fail("error", str(error))
+                        self._fail("seconds" if isinstance(error, Hanging) else "error", str(error))
             self._seconds = link.seconds
 
     def _fail(self, ended: str, error: str) -> None:

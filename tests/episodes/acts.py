@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from contextlib import suppress
 
 
 def add(a: int, b: int) -> int:
@@ -140,6 +141,20 @@ async def first_hangs(chat, problem):
 async def ends(chat, problem):
     await chat(list(problem.messages))
     os._exit(3)
+
+
+async def outstays(chat, problem):
+    """Tries again and again once it has got no further turn."""
+    while True:
+        with suppress(Exception):
+            await chat(list(problem.messages))
+        await asyncio.sleep(0.05)
+
+
+async def half_a_character(chat, problem):
+    """Shows the model half a character, and says another one as it fails."""
+    await chat([{"role": "user", "content": "Well \ud83d?"}])
+    raise ValueError("\udc00")
 
 
 async def silent(chat, problem):

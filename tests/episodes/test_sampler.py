@@ -178,11 +178,17 @@ def test_limits_of_turns_and_tokens_end_an_episode_and_cut_it_off(episodes):
         ("hangs", "it took longer than task.limits.seconds=1"),
         ("ends", "its process ended"),
         ("silent", "it ended without a turn of the model"),
+        ("half_a_character", "ValueError: \ufffd"),
     ],
 )
 def test_an_episode_that_fails_says_why_and_the_others_go_on(episodes, act, error):
     groups = episodes(act, seconds=1.0).generate(Draw(prompts(), 2))
     assert {completion.episode.error for group in groups for completion in group.completions} == {error}
+
+
+def test_an_episode_that_outstays_its_last_turn_is_cut_off_and_spoils_nothing(episodes):
+    [group] = episodes("outstays", turns=1, seconds=1.0).generate(Draw(prompts(1), 2))
+    assert {(completion.episode.error, completion.truncated) for completion in group.completions} == {("", True)}
 
 
 def test_turns_that_are_asked_at_once_are_drawn_apart(episodes):
