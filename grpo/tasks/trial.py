@@ -78,7 +78,9 @@ def trial(
     stream = PromptStream(shown, lambda problem: (0,), uniform(len(shown), 0))
     with VerifiableTask(stream, (), lambda problem: (0,), gradings) as task:
         first = task.grade(written(""))
-        if tells_apart(first) or not own:
+        # Where grading took too long for every answer, it would in every other form.
+        graded = any(grade.outcome == "graded" for group in first for grade in group.grades)
+        if tells_apart(first) or not own or not graded:
             return first
         others = (task.grade(written(form)) for form in OTHER_FORMS)
         return next(filter(tells_apart, others), first)

@@ -107,3 +107,14 @@ def test_a_problem_without_an_answer_gets_some_answer_and_none_graded(tmp_path, 
     assert rows[0] == [*("Write", "about", "rain.", "The", "answer", "is"), r"\boxed{42}.", "25", "f", "25", "right"]
     assert rows[1] == ["I", "am", "not", "sure.", "14", "f", "14", "right"]
     assert len(rows) == 2
+
+
+def test_a_reward_that_is_never_graded_in_time_is_not_tried_in_every_form(words, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef f(completion, answer, metadata):\n"
+        f"    open('{tmp_path}/calls', 'a').write('.')\n    time.sleep(60)\n"
+    )
+    part = f'task.reward.parts=[{{name: "{tmp_path}/slow.py:f"}}]'
+    [group] = trial(compose_config([*words, part, "task.reward.timeout_seconds=0.3"]).task, 64, 1)
+    assert [grade.outcome for grade in group.grades] == ["timed_out"] * 3
+    assert (tmp_path / "calls").read_text() == "..."
