@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.runs import SMALL as SMALL_RUN
 from benchmarks.runs import rows
 from benchmarks.small_models import ARCHITECTURES, SMALL, tiny_tokenizer
-from tests.runs import grpo
+from tests import forked_servers
 
 TOKENS = {"input_ids": torch.tensor([[3, 4, 5]]), "use_cache": False}
 
@@ -59,7 +59,8 @@ def test_a_model_that_vllm_has_no_code_for_is_trained(tmp_path, rollout):
     model = ["model=huggingface", f"model.path={tmp_path / 'model'}", "model.max_length=96", "task.prompt.chat=false"]
     # Half of what it writes at random has a digit.
     digits = ["task.reward.parts=[{name: format}]", "task.reward.format_pattern='[0-9]'"]
-    done = grpo("train", *SMALL_RUN, *model, *digits, f"rollout={rollout}", "num_steps=2", f"output_dir={run}")
+    words = [*SMALL_RUN, *model, *digits, f"rollout={rollout}", "num_steps=2", f"output_dir={run}"]
+    done = forked_servers.grpo(tmp_path, "train", *words)
     assert done.returncode == 0, done.stderr[-3000:]
     steps = rows(run / "metrics.jsonl")
     assert len(steps) == 2 and all(row["learner/gradient_norm"] > 0 for row in steps)
