@@ -112,6 +112,12 @@ class Trainer:
         reward: Reward | Sequence[Reward] = (),
         after_round: Callback | None = None,
     ) -> None:
+        wrong = next((word for word in words if not isinstance(word, str)), None)
+        require(wrong is None, f"{wrong!r:.60} is no word: give each as a text of its own, such as 'experiment=tiny'")
+        require(
+            after_round is None or callable(after_round),
+            f"after_round={after_round!r:.60} is no function: give one that takes the step and the round's metrics",
+        )
         environment.prepare()
         begin_anew()
         self.config: TrainConfig = compose_config([*words])

@@ -278,6 +278,17 @@ def test_a_reward_that_is_no_function_is_refused_when_it_is_given(reward):
         Trainer("experiment=tiny", reward=reward)
 
 
+@pytest.mark.parametrize("words", [(["experiment=tiny"],), ("experiment=tiny", 3)])
+def test_a_word_that_is_no_text_is_refused_when_it_is_given(words):
+    with pytest.raises(UserError, match="is no word: give each as a text of its own, such as 'experiment=tiny'$"):
+        Trainer(*words)
+
+
+def test_a_callback_that_is_no_function_is_refused_when_it_is_given():
+    with pytest.raises(UserError, match="^after_round=3 is no function: give one that takes the step and the round's"):
+        Trainer("experiment=tiny", after_round=3)
+
+
 @pytest.mark.slow
 def test_a_reward_of_a_notebooks_cell_grades_in_other_processes(tmp_path):
     """The second reward uses what another cell has defined. The third one's pid is that of a grading process."""
