@@ -48,6 +48,15 @@ def server_gpus(servers: ServersConfig, index: int) -> range:
     return range(first, first + servers.tensor_parallel)
 
 
+def num_serving(config: TrainConfig) -> int:
+    """Returns the number of devices of a run's servers on all machines, and 0 for an engine in the learner's process.
+    Servers that run already count as one device each, since their own number is not known."""
+    servers = config.rollout.servers
+    if config.rollout.engine != "vllm_server":
+        return 0
+    return len(servers.urls) or max(1, config.hardware.server_nodes) * servers.replicas * servers.tensor_parallel
+
+
 def gpus_wanted(config: TrainConfig) -> int:
     """Returns the number of GPUs that a node needs for the servers which a run starts beside its ranks."""
     has_servers_here = starts_servers(config.rollout) and not config.hardware.server_nodes

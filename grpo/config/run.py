@@ -193,7 +193,8 @@ class HardwareConfig:
     measured: str = ""
     # A dry run computes for GPUs of this many GiB, e.g. 24. 0 takes the GPU that is here, and 80 where there is none.
     gpu_memory_gib: float = 0.0
-    # A device costs this much an hour, in any currency; a dry run multiplies. 0: no price.
+    # A device costs this much an hour, in any currency. A dry run prices the run by it, and the run's lines say what
+    # was spent and what remains. 0: no price.
     price_per_hour: float = 0.0
     # Ranks of several machines meet at this port of the first one; servers listen from 100 ports higher on. A run on
     # one machine takes other ports where these are taken.

@@ -20,8 +20,6 @@ def _parsers() -> Any:
         from vllm.tool_parsers import ToolParserManager
     except ImportError as error:
         raise UserError(f"task.prompt.tool_parser needs vLLM ({error}): install it, or leave the key out") from error
-    # They log a traceback for each call that is no JSON, as models write at first.
-    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
     return ToolParserManager
 
 
@@ -45,6 +43,9 @@ def read_by(name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> Re
     request = ChatCompletionRequest(model="policy", messages=[{"role": "user", "content": "."}], tools=list(tools))
 
     def read(text: str) -> dict[str, Any]:
+        # Parsers log a traceback for each call that they cannot read, as models write at first. An engine that starts
+        # sets the level back.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         found = kind(tokenizer, known).extract_tool_calls(text, request)
         calls = [
             {

@@ -91,11 +91,20 @@ class Wrapped:
 class Clocks:
     """The clocks give every long call of a run a phase name, and the deadline that `config` sets for it.
 
-    `phases` adds up the seconds of each phase.
+    `phases` adds up the seconds of each phase, and `energy` its joules, where the machine counts them.
     """
 
-    def __init__(self, config: TrainConfig, phases: Phases):
-        self._config, self.phases = config, phases
+    def __init__(self, config: TrainConfig, phases: Phases, energy: Phases | None = None):
+        self._config, self.phases, self._energy = config, phases, energy
+
+    def joules(self) -> dict[str, float]:
+        """Returns the joules of this machine since the last call, in all (`ROUND`) and by phase, or nothing where it
+        counts none. A phase has those of all that the machine did meanwhile."""
+        if not self._energy:
+            return {}
+        spent = self._energy.end_round()
+        self._energy.begin_round()
+        return spent
 
     def timed(self, part: Part, interface: type) -> Part:
         """Wraps a part so that those methods of its interface are timed that `TIMINGS` has."""
@@ -115,13 +124,17 @@ class Clocks:
     def between(self, phase: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Wraps a function that is called between two rounds, as the phase `phase` of
         `grpo.telemetry.phases.BETWEEN_ROUNDS`. Phases within it count as `phase` and keep their own deadlines."""
-        explained = explaining_oom(phase)(function)
+        explained = self._metered(phase, explaining_oom(phase)(function))
         return self.phases.timed(phase, explained, self._config.longest_wait_seconds, LEARNER)
 
     def call(self, timing: Timing, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         """Wraps a function as a timed phase whose error, when a GPU has no memory left, says what to change."""
         explained = explaining_oom(timing.phase)(slow(timing.words, function) if timing.words else function)
-        return self.phases.timed(timing.phase, explained, value_at(self._config, timing.key), timing.key)
+        metered = self._metered(timing.phase, explained)
+        return self.phases.timed(timing.phase, metered, value_at(self._config, timing.key), timing.key)
+
+    def _metered(self, phase: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        return self._energy.measured(phase, function) if self._energy else function
 
 
 class ClockedSampler(WrappedSampler):

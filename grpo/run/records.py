@@ -10,6 +10,8 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
+from grpo.config.placement import num_serving
+from grpo.host import ranks
 from grpo.host.disk import write_whole
 from grpo.host.together import on_first
 from grpo.insight.diagnosis import no_reward
@@ -22,7 +24,7 @@ from grpo.telemetry.console import RunDisplay
 from grpo.telemetry.ending import add_resumption, forget_resumptions, write_code
 from grpo.telemetry.hardware import peak_memory
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker
-from grpo.telemetry.metrics import flatten, without_pass_rates
+from grpo.telemetry.metrics import energy, flatten, without_pass_rates
 from grpo.telemetry.notebook import NotebookDisplay, in_notebook
 from grpo.telemetry.trackers import Outlasting, Trackers, service_trackers
 from grpo.types import FinishedRound, RoundPlan
@@ -56,8 +58,13 @@ def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> 
     # A run that has no step left to take was not made with the present settings.
     if not saved or saved.progress.step < config.num_steps:
         write_whole(output / CONFIG_FILE, json.dumps(asdict(config), indent=1))
-    display = NotebookDisplay if in_notebook() else RunDisplay
-    return RecordFiles(tracker, prompts, display(config.num_steps, first_step=from_step or 0))
+    if in_notebook():
+        display = NotebookDisplay(config.num_steps, from_step or 0)
+    else:
+        devices = ranks.world_size() + num_serving(config)
+        per_hour = devices * config.hardware.price_per_hour
+        display = RunDisplay(config.num_steps, first_step=from_step or 0, per_hour=per_hour)
+    return RecordFiles(tracker, prompts, display)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,8 @@ class Recorder:
     """The recorder logs each round's metrics, samples and prompt ids, gathered from all ranks.
 
     The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
-    model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.cache_usage`.
+    model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.cache_usage`, and
+    `joules` is `Clocks.joules`.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Recorder:
         samples_per_round: int,
         peak_tflops: float | None = None,
         engine_use: Callable[[], Mapping[str, float]] = dict,
+        joules: Callable[[], Mapping[str, float]] = dict,
     ):
         self._collective = collective
         self._files = files
@@ -103,7 +112,7 @@ class Recorder:
         # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.
         self._unjudged = False
         self._numbers_before: dict[str, float] = {}
-        self._engine_use = engine_use
+        self._engine_use, self._joules = engine_use, joules
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -118,15 +127,17 @@ class Recorder:
         by_prompt = ids, correct, lengths, versions
         answered = any(scored.group.prompt.problem.answer for scored in sampled)
         judged = answered, any(scored.unjudged for scored in sampled)
-        shares = self._collective.gather((*by_prompt, judged, facts, samples, peak_memory(), self._engine_use()))
+        measured = peak_memory(), self._engine_use(), self._joules()
+        shares = self._collective.gather((*by_prompt, judged, facts, samples, *measured))
         on_first(self._collective, lambda: self._write(finished, shares))
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
         """Writes a round's records, on the first rank. `shares` holds what each rank contributes, one tuple a rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        ids, counts_by_rank, lengths, versions, judged, facts, samples, memory, use = zip(*shares, strict=True)
+        ids, counts_by_rank, lengths, versions, judged, facts, samples, memory, use, joules = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
         metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
+        metrics |= energy(joules, metrics)
         answered, unjudged = map(any, zip(*judged, strict=True))
         self._unjudged |= unjudged and not answered
         if self._unjudged:

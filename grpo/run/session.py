@@ -57,6 +57,7 @@ from grpo.run.resume import (
 from grpo.tasks.task import VerifiableTask
 from grpo.telemetry.completions import CompletionFiles
 from grpo.telemetry.ending import FINISHED, INTERRUPTED, Ending, recording_failure, write_ending
+from grpo.telemetry.energy import EnergyMeter
 from grpo.telemetry.hardware import peak_tflops
 from grpo.telemetry.json_lines import read_metrics
 from grpo.telemetry.phases import Phases
@@ -135,7 +136,10 @@ class Session:
         self._first = self._collective.rank == 0
         self._base = on_first(self._collective, lambda: base_of(config, files.path))
         label = torch.profiler.record_function if config.tracking.profile_rounds else nullcontext
-        self._clocks = Clocks(config, Phases(self._collective.rank, label=label))
+        # The first rank of each machine counts the machine's energy.
+        meter = EnergyMeter() if self._collective.rank % ranks.local_world_size() == 0 else None
+        energy = Phases(clock=meter.joules) if meter else None
+        self._clocks = Clocks(config, Phases(self._collective.rank, label=label), energy)
         build = partial(build_sampler, config, files, device, self._collective)
         with explaining_oom("starting the sampler"):
             sampler = sampler_in_turn(config, learner, build, self._clocks)
@@ -197,7 +201,8 @@ class Session:
         resumed_at = progress.step if config.checkpoint.resume else -1
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)
-        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, parts.sampler.cache_usage)
+        measured = parts.sampler.cache_usage, self._clocks.joules
+        recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, *measured)
         export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
         own_observers = [evaluator, checkpointer, exporter, self._watch(files)]

@@ -26,7 +26,7 @@ from grpo.config.memory_estimate import (
     step_tokens,
 )
 from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
-from grpo.config.placement import gpus_wanted, placement_table
+from grpo.config.placement import gpus_wanted, num_serving, placement_table
 from grpo.host import device_memory, main_memory, ranks
 from grpo.host.terminal import Terminal, facts_table
 from grpo.learner.loading import with_lora
@@ -273,14 +273,13 @@ def price(config: TrainConfig, parameters: int, world_size: int, machine: Machin
     Seconds are extrapolated from what `grpo prove` has measured on one device: in proportion to the model's parameters,
     except for the round's overhead, and with the work shared evenly among devices.
     """
-    dynamics, servers = config.dynamics, config.rollout.servers
+    dynamics = config.dynamics
     steps = dynamics.refresh_interval // dynamics.passes  # of one pass over a round's samples
     completions = dynamics.prompts_per_step * dynamics.group_size * steps
     sampled = completions * config.rollout.sampling.max_tokens
     learned = step_tokens(config, dynamics.prompts_per_step) * dynamics.refresh_interval
-    apart = config.rollout.engine == "vllm_server"
-    machines = max(1, config.hardware.server_nodes)
-    samplers = machines * servers.replicas * servers.tensor_parallel if apart else world_size
+    serving = num_serving(config)
+    samplers = serving or world_size
     seconds: tuple[float, ...] = ()
     if machine:
         larger = parameters / machine.parameters
@@ -296,7 +295,7 @@ def price(config: TrainConfig, parameters: int, world_size: int, machine: Machin
         learned=learned,
         seconds=seconds,
         overlapped=config.pipeline != "off",
-        devices=world_size + (samplers if apart else 0),
+        devices=world_size + serving,
     )
 
 

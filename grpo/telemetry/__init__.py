@@ -3,6 +3,7 @@
 Numbers:
 metrics, breakdown    a round's statistics as named numbers; lengths by kind of completion
 phases                seconds of each phase, and deadlines
+energy                joules of GPUs and processors
 hardware              peak memory; peak compute of GPUs
 profiler              traces of chosen rounds
 

@@ -75,7 +75,8 @@ class RunDisplay:
     """This display shows a run of `total_steps` that begins at `first_step` (above 0 when it is resumed).
 
     Anywhere but on a terminal (a log file, CI) it prints plain lines without control characters. `clock` returns
-    seconds. The remaining time is the time since `begin`, scaled to the remaining steps.
+    seconds. The remaining time is the time since `begin`, scaled to the remaining steps, and so are energy and cost.
+    All devices of the run together cost `per_hour`.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class RunDisplay:
         console: Terminal | None = None,
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        per_hour: float = 0.0,
     ) -> None:
+        self._per_hour, self._joules = per_hour, 0.0
         self._console = console or Terminal()
         self._total = total_steps
         self._first = first_step
@@ -124,7 +127,7 @@ class RunDisplay:
         numbers = [f"step {step:>{width}}/{self._total}"]
         numbers += [f"{field.label} {field.form.format(metrics[field.metric])}" for field in shown]
         # The remaining time comes first, so that a narrow terminal cuts off something else.
-        costs = [f"ETA {self._time_to_go(step)}", *_costs(metrics)]
+        costs = [*self._to_go(step, metrics), *_costs(metrics)]
         if self._console.is_terminal:
             self._bar.update(self._task, completed=step, description="  ".join(costs))
             whole = len(shown) == len(available) and len("  ".join(numbers)) <= self._console.width
@@ -154,12 +157,17 @@ class RunDisplay:
         """Removes the bar. The lines stay."""
         self._bar.stop()
 
-    def _time_to_go(self, step: int) -> str:
-        steps_done = step - self._first
-        if steps_done <= 0:
-            return "?"
-        seconds = (self._clock() - self._start) / steps_done * (self._total - step)
-        return str(timedelta(seconds=round(seconds)))
+    def _to_go(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """Returns the remaining time, and what was spent and remains of money and energy, where these are known."""
+        done, seconds = step - self._first, self._clock() - self._start
+        self._joules += metrics.get(m.ROUND_ENERGY, 0.0)
+        if done <= 0:
+            return ["ETA ?"]
+        more = (self._total - step) / done
+        money, energy = seconds / 3600 * self._per_hour, self._joules / 3.6e6
+        texts = [f"ETA {timedelta(seconds=round(seconds * more))}"]
+        texts += [f"cost {money:.2f}, {money * more:.2f} to go"] if money else []
+        return texts + ([f"energy {energy:.2g} kWh, {energy * more:.2g} to go"] if energy else [])
 
 
 def _fitting(parts: Sequence[str], width: int) -> list[str]:

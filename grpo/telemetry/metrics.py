@@ -7,11 +7,13 @@ sampler (`grpo.rollout.engine_use`). A round of which no group could be graded l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.types import Mean, RoundStatistics
 from grpo.types import metrics as m
+from grpo.types.rounds import ROUND
 
 # All groups and completions that were sampled → the mean whose count is their number.
 _SAMPLED = {m.NUM_GROUPS: m.PROMPT_LENGTH, m.NUM_COMPLETIONS: m.LENGTH}
@@ -42,6 +44,22 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
         if peak_tflops:
             values[m.MFU] = values[m.TFLOPS] / peak_tflops
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def energy(by_rank: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the energy of a round as metrics. `by_rank` has the joules of each rank's machine by phase, or nothing
+    for a rank that counts none, and `metrics` are the round's other ones.
+
+    >>> energy([{"round": 30.0, "learn": 8.0}, {}], {"completions/length_mean": 5.0, "completions/num_sampled": 2.0})
+    {'energy/round_joules': 30.0, 'energy/learn_joules': 8.0, 'energy/joules_per_token': 3.0}
+    """
+    total: Counter[str] = Counter()
+    for joules in by_rank:
+        total.update(joules)
+    values = {m.phase_joules(phase): joules for phase, joules in total.items()}
+    if total and (tokens := metrics.get(m.LENGTH, 0.0) * metrics.get(m.NUM_COMPLETIONS, 0.0)):
+        values[m.TOKEN_ENERGY] = total[ROUND] / tokens
+    return values
 
 
 def without_pass_rates(metrics: Mapping[str, float]) -> dict[str, float]:

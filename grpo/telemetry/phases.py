@@ -72,7 +72,8 @@ class Phases:
         clock: Callable[[], float] = time.perf_counter,
         label: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Takes the `clock` in seconds, and `label`, which makes a context in which a profiler names a phase."""
+        """Takes the `clock` in seconds, and `label`, which makes a context in which a profiler names a phase. A clock
+        may count something else, such as joules, which are then those of each phase."""
         self._rank, self._label = rank, label
         self._clock = clock
         self._local = threading.local()
@@ -99,9 +100,21 @@ class Phases:
             f"if it is only slow, raise {config_key}"
         )
 
+        measured = self.measured(name, function)
+
         @functools.wraps(function)
         def phase(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            with self._guarded(complaint, deadline_seconds), self._measured(name):
+            with self._guarded(complaint, deadline_seconds):
+                return measured(*args, **kwargs)
+
+        return phase
+
+    def measured(self, name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """Wraps `function` so that its calls are measured as the phase `name`."""
+
+        @functools.wraps(function)
+        def phase(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            with self._measured(name):
                 return function(*args, **kwargs)
 
         return phase

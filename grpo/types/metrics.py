@@ -65,6 +65,15 @@ def phase_seconds(phase: str) -> str:
     return f"{TIME}{phase}_seconds"
 
 
+def phase_joules(phase: str) -> str:
+    """Returns the metric of a phase's energy.
+
+    >>> phase_joules("sample")
+    'energy/sample_joules'
+    """
+    return f"{ENERGY}{phase}_joules"
+
+
 OF_COMPLETIONS, OF_GROUPS, OF_TOKENS = (f"share of {units}" for units in ("completions", "groups", "tokens"))
 NATS, TOKENS = "nats per token", "tokens"
 
@@ -226,6 +235,11 @@ TIME = _metric("time/", "seconds per round", "wall-clock seconds of a phase, ave
 ROUND_SECONDS = _metric(phase_seconds("round"), "seconds per round", "wall-clock seconds of the round",
     "seconds of rounds", peers="trl:step_time verl:perf/time_per_step openrlhf:timing/step_total slime:perf/step_time "
     "rlprobe:step_time_s")
+# Servers on other machines are in none of these numbers.
+ENERGY = _metric("energy/", "joules", "energy of a phase on the learner's machines, as GPUs and processors count it")
+ROUND_ENERGY = _metric(phase_joules("round"), "joules", "energy since the last round, with evaluations between them",
+    panel="Energy of a round")
+TOKEN_ENERGY = _metric("energy/joules_per_token", "joules per token", "that energy by the round's completion tokens")
 SAMPLE_SPEED = _metric("throughput/sample_tokens_per_second", "tokens per second",
     "completion tokens by the seconds of sampling, on all processes together", panel="Speed: sampling")
 LEARN_SPEED = _metric("throughput/learn_tokens_per_second", "tokens per second",

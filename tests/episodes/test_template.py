@@ -23,12 +23,12 @@ def template(text=None, name=""):
     return ChatTemplate(tokenizer, encode.render, ends), tokenizer
 
 
-def chatml():
-    """Returns the template for tools that comes with grpo, with a tokenizer that has its end of a turn."""
+def chatml(name="chatml_tools", parser=""):
+    """Returns a template for tools that comes with grpo, with a tokenizer that has its end of a turn."""
     tokenizer = character_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    encode = PromptEncoder(tokenizer, PromptConfig(chat_template="chatml_tools"))
-    return ChatTemplate(tokenizer, encode.render, [tokenizer.convert_tokens_to_ids("<|im_end|>")]), tokenizer
+    encode = PromptEncoder(tokenizer, PromptConfig(chat_template=name))
+    return ChatTemplate(tokenizer, encode.render, [tokenizer.convert_tokens_to_ids("<|im_end|>")], parser), tokenizer
 
 
 def test_the_template_of_the_tiny_model_grows_by_appending():
@@ -101,30 +101,18 @@ def test_calls_are_read_and_what_cannot_be_read_is_text(text, content, arguments
     assert [call["function"]["arguments"] for call in message.get("tool_calls", ())] == arguments
 
 
-PYTHONIC = (
-    "{% for m in messages %}{% if loop.first and tools %}{{ tools | tojson }}{% endif %}<|user|>{{ m.role }}: "
-    "{{ m.content }}{% for call in m.tool_calls or [] %}"
-    "[{{ call.function.name }}({% for key, value in call.function.arguments.items() %}{{ key }}="
-    "{{ value | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})]{% endfor %}"
-    "{% if m.role == 'assistant' %}<|eos|>{% endif %}"
-) + END
-
-
 @pytest.mark.slow
 def test_a_parser_of_vllm_reads_calls_that_are_no_json_and_the_refusal_names_it():
-    tokenizer = character_tokenizer()
-    tokenizer.chat_template = PYTHONIC
-    encode, ends = PromptEncoder(tokenizer, PromptConfig()), [tokenizer.eos_token_id]
     with pytest.raises(UserError, match=r"set task\.prompt\.tool_parser to .*\bpythonic\b.*, which reads them"):
-        ChatTemplate(tokenizer, encode.render, ends).prove(TOOLS)
-    chat = ChatTemplate(tokenizer, encode.render, ends, "pythonic")
+        chatml("chatml_python_calls")[0].prove(TOOLS)
+    chat, tokenizer = chatml("chatml_python_calls", "pythonic")
     assert chat.prove(TOOLS) == ""
-    message, _ = chat.read(tokenizer.encode("[add(a=1, b=2)]<|eos|>"), TOOLS)
+    message, _ = chat.read(tokenizer.encode("[add(a=1, b=2)]<|im_end|>"), TOOLS)
     assert [call["function"] for call in message["tool_calls"]] == [{"name": "add", "arguments": {"a": 1, "b": 2}}]
-    message, _ = chat.read(tokenizer.encode("[add(a=1, b=<|eos|>"), TOOLS)
+    message, _ = chat.read(tokenizer.encode("[add(a=1, b=<|im_end|>"), TOOLS)
     assert message["content"] == "[add(a=1, b=" and "tool_calls" not in message
     with pytest.raises(UserError, match=r"^task\.prompt\.tool_parser=nosuch: vLLM has .*hermes"):
-        ChatTemplate(tokenizer, encode.render, ends, "nosuch").prove(TOOLS)
+        chatml("chatml_python_calls", "nosuch")[0].prove(TOOLS)
 
 
 NEXT_ENDS = (

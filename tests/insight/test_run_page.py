@@ -59,11 +59,13 @@ def test_a_change_without_spread_is_printed_without_an_interval():
 
 
 def test_a_run_that_learned_is_said_to_have_with_what_it_took():
-    verdict = judge(metrics(0.2, 0.4), [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
+    rounds = [row | {"energy/round_joules": 9e5} for row in metrics(0.2, 0.4)]
+    verdict = judge(rounds, [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
+    assert verdict.numbers[-1].name == "energy of all rounds"
     assert verdict.mood == "good"
     assert verdict.lines[0].startswith("The model learned: it now solves 65.0% of the held-out problems at the first")
     assert "24 got better and 0 worse (randomization test, p < 0.001)" in verdict.lines[1]
-    assert [number.value for number in verdict.numbers] == ["65.0%", "+40.0", "6 s"]
+    assert [number.value for number in verdict.numbers] == ["65.0%", "+40.0", "6 s", "0.5 kWh"]
 
 
 def test_the_page_says_that_a_handful_of_problems_are_too_few():

@@ -47,6 +47,18 @@ def test_a_log_file_gets_one_plain_line_a_round_below_what_its_numbers_mean():
     assert [text.split()[0] for text in meanings[1:]] == ["reward", "right", "silent", "len", "entropy"]
 
 
+def test_money_and_energy_are_counted_and_extrapolated_like_time_where_they_are_known():
+    output, clock = io.StringIO(), Clock()
+    display = RunDisplay(80, Console(file=output, width=400), clock=clock, per_hour=36.0)
+    for step in (10, 20):
+        clock.now += 50.0
+        display.round(step, {"reward/mean": 0.5, "energy/round_joules": 3.6e6})
+    display.close()
+    first, second = output.getvalue().splitlines()[-2:]
+    assert "ETA 0:05:50  cost 0.50, 3.50 to go  energy 1 kWh, 7 to go" in first
+    assert "ETA 0:05:00  cost 1.00, 3.00 to go  energy 2 kWh, 6 to go" in second
+
+
 def test_each_number_is_explained_once_when_it_first_appears():
     def two_rounds(display):
         display.round(5, METRICS | {"policy/reference_kl": 0.0})

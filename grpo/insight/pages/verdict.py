@@ -59,18 +59,18 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence
     `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. A critical finding of the diagnosis
     is named as the cause where the run did not learn.
     """
-    spent_number = _spent(metrics)
+    spent_numbers = [_spent(metrics), *_energy(metrics)]
     causes = [f"The cause: {_lower(finding.meaning)}" for finding in findings if finding.severity == CRITICAL][:1]
     if not any(row.get(m.GRADIENT_NORM, 1.0) for row in metrics):
         lines = ["Nothing was learned: no optimizer step changed the weights.", *causes]
-        return RunVerdict(lines, BAD, [*_training_numbers(metrics), spent_number])
+        return RunVerdict(lines, BAD, [*_training_numbers(metrics), *spent_numbers])
     if len(evaluations) > 1 and evaluations[0]["step"] < evaluations[-1]["step"]:
         verdict = _by_held_out(evaluations[0], evaluations[-1], metrics, bool(causes))
     else:
         verdict = _by_training(metrics)
     first, *others = verdict.lines
     lines = [first, *(causes if verdict.mood != GOOD else []), *others]
-    return RunVerdict(lines, verdict.mood, [*verdict.numbers, spent_number])
+    return RunVerdict(lines, verdict.mood, [*verdict.numbers, *spent_numbers])
 
 
 def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bool) -> RunVerdict:
@@ -171,6 +171,14 @@ def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
             note = f"mean of the last {len(values)} of {len(metrics)} rounds"
             numbers.append(Number(label, form.format(sum(values) / len(values)), note))
     return numbers
+
+
+def _energy(metrics: Sequence[Row]) -> list[Number]:
+    """Returns the energy of all rounds, if the learner's machines count it."""
+    joules = sum(row.get(m.ROUND_ENERGY, 0.0) for row in metrics)
+    a_token = joules / tokens if (tokens := costs(metrics)["tokens"].sum()) else 0.0
+    note = f"{a_token:.2g} J a token, by the counters of GPUs and processors"
+    return [Number("energy of all rounds", f"{joules / 3.6e6:.3g} kWh", note)] if joules else []
 
 
 def _spent(metrics: Sequence[Row]) -> Number:

@@ -1,0 +1,85 @@
+"""This module reads how much energy this machine's GPUs and processors use, where the machine counts it.
+
+GPUs count it themselves (NVML's total energy consumption, Volta and later), and Linux shows the counters of processor
+packages (RAPL), which on many machines only root may read. Main memory, fans and network are in neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGES = Path("/sys/class/powercap")
+
+
+class Counter(NamedTuple):
+    """A counter of joules begins again at 0 after `most`, or never where that is 0."""
+
+    read: Callable[[], float]
+    most: float = 0.0
+
+
+class EnergyMeter:
+    """The meter counts joules from the moment in which it is made: those of the GPUs that this process may use, and
+    those of all processors of the machine."""
+
+    def __init__(self, packages: Path = PACKAGES):
+        self._counters = [*_gpus(), *_packages(packages)]
+        self._last = [counter.read() for counter in self._counters]
+        self._total = 0.0
+
+    def __bool__(self) -> bool:
+        """Says whether the machine counts any energy."""
+        return bool(self._counters)
+
+    def joules(self) -> float:
+        """Returns the joules so far. Calls must not be further apart than a counter takes to begin again, which is
+        minutes for a processor."""
+        for index, counter in enumerate(self._counters):
+            now = counter.read()
+            self._total += now - self._last[index] + (counter.most if now < self._last[index] else 0.0)
+            self._last[index] = now
+        return self._total
+
+
+def _packages(folder: Path) -> Iterator[Counter]:
+    # The parts of a package, such as intel-rapl:0:1, are counted in it.
+    for package in sorted(folder.glob("intel-rapl:*")):
+        with suppress(OSError, ValueError):
+            if package.name.count(":") == 1 and (package / "name").read_text().startswith("package"):
+                counter = Counter(_reader(package / "energy_uj"), _reader(package / "max_energy_range_uj")())
+                counter.read()
+                yield counter
+
+
+def _reader(file: Path) -> Callable[[], float]:
+    return lambda: int(file.read_text()) / 1e6
+
+
+def _gpus() -> list[Counter]:
+    try:
+        pynvml = import_module("pynvml")
+        pynvml.nvmlInit()
+        counters = [_of_gpu(pynvml, index) for index in _visible(pynvml.nvmlDeviceGetCount())]
+        for counter in counters:
+            counter.read()
+        return counters
+    # There is no such package, no driver, or a GPU that counts no energy.
+    except Exception:
+        return []
+
+
+def _of_gpu(pynvml: Any, index: int) -> Counter:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    return Counter(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
+
+
+def _visible(count: int) -> list[int]:
+    """Returns the GPUs that this process may use, by their numbers on the machine. Names of other kinds stand for all
+    GPUs."""
+    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [int(word) for word in words] if all(word.strip().isdecimal() for word in words) else list(range(count))
