@@ -137,12 +137,15 @@ class ChatTemplate:
         """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
 
         Returns "" if both are equal, or what the growing conversation keeps of earlier turns where the template would
-        not: thoughts, or the token with which the model ended a turn. Raises UserError for every other difference, for
-        a template that shows no tools, and for calls that are read otherwise than they were written.
+        not: thoughts, words before calls, or the token with which the model ended a turn. Raises UserError for every
+        other difference, for a template that shows no tools, and for calls that are read otherwise than they were
+        written.
         """
         self._prove_tools(tools)
         asked, question = {"role": "user", "content": "What is 2 + 3?"}, {"role": "user", "content": "And 7 + 8?"}
         messages, kept = [asked], "" if self._keeps_thoughts(tools) else "thoughts"
+        if tools and not self._keeps_words(tools):
+            kept = " and ".join(filter(None, (kept, "words before calls")))
         turns: list[tuple[dict[str, Any], list[Message]]] = []
         if tools:
             call = made_up_call(tools[0])
@@ -175,6 +178,13 @@ class ChatTemplate:
         """Tells whether the template shows what a model thought in an earlier turn."""
         thought = {"role": "assistant", "content": f"<think>\n{_MARK}\n</think>\n\n5"}
         return _MARK in self._text([{"role": "user", "content": "."}, thought, {"role": "user", "content": "."}], tools)
+
+    def _keeps_words(self, tools: Tools) -> bool:
+        """Tells whether the template shows what a model wrote before a call, and not only behind the call's answer."""
+        call, answer = made_up_call(tools[0]) | {"content": _MARK}, {"role": "tool", "content": "five"}
+        answer |= {"name": tools[0]["function"]["name"], "tool_call_id": call["tool_calls"][0]["id"]}
+        before, behind, _ = self._text([{"role": "user", "content": "."}, call, answer], tools).partition(_MARK)
+        return bool(behind) and "five" not in before
 
     def _prove_tools(self, tools: Tools | None) -> None:
         if not tools:

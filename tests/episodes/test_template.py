@@ -3,6 +3,7 @@
 import pytest
 
 from grpo.config import PromptConfig
+from grpo.config.directory import config_directory
 from grpo.config.errors import UserError
 from grpo.episodes.forms import form_of
 from grpo.episodes.template import ChatTemplate
@@ -47,6 +48,18 @@ def test_a_template_without_tools_is_refused_with_the_way_out():
 def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps():
     text = TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}") + END
     assert template(text)[0].prove() == "thoughts"
+
+
+def test_a_template_that_drops_or_moves_words_before_a_call_is_a_difference_that_a_run_keeps():
+    tokenizer = character_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    whole = (config_directory() / "chat_templates/chatml_tools.jinja").read_text()
+    dropped = whole.replace("(message.content or '')", "('' if message.tool_calls else message.content)")
+    for text, kept in {whole: "", dropped: "words before calls"}.items():
+        tokenizer.chat_template = text
+        encode = PromptEncoder(tokenizer, PromptConfig())
+        ends = [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+        assert ChatTemplate(tokenizer, encode.render, ends).prove(TOOLS) == kept
 
 
 @pytest.mark.parametrize(
