@@ -91,7 +91,7 @@ MAY_NAME = {
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow"},
     "episodes": {"transformers", "aiohttp", "verifiers"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
-    "run": {"torch", "transformers", "safetensors"},
+    "run": {"torch", "transformers", "safetensors", "fsspec"},
     "audit": {"torch", "transformers"},
     "launch": {"torch"},
     "prove": {"torch", "transformers"},

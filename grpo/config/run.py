@@ -126,6 +126,11 @@ class CheckpointConfig:
     # error when there is none. auto continues where there is a checkpoint and else begins, and a run that is finished
     # ends at once. A scheduler that restarts jobs needs that.
     resume: bool | str = False
+    # Checkpoints, records and the exported model are copied to this address while the run goes on, e.g.
+    # s3://bucket/runs/mine, gs://…, az://… or file:///mnt/… (fsspec; s3 needs the package s3fs, and so on). A run with
+    # checkpoint.resume goes on from there where output_dir has no checkpoint. A store that fails ends no run. "" copies
+    # nothing.
+    upload: str = ""
     # A request to stop leaves this many seconds, such as 30 for a pod or 120 for a spot machine. The run then saves
     # after its present optimizer step, and gives up the rest of the round. 0: it finishes the round first, unless it is
     # asked twice.

@@ -283,7 +283,11 @@ def _check_run(config: TrainConfig) -> None:
         f"{config.output_dir} already holds a run: continue it with `checkpoint.resume=true "
         f"output_dir={config.output_dir}`, or choose another output_dir",
     )
-    if checkpoint.resume is True and not saved:
+    _require(
+        not checkpoint.upload or "://" in checkpoint.upload,
+        f"checkpoint.upload={checkpoint.upload} is no address: give one such as s3://bucket/run or file:///mnt/run",
+    )
+    if checkpoint.resume is True and not saved and not checkpoint.upload:
         raise UserError(_nothing_to_resume(Path(config.output_dir)))
 
 

@@ -25,6 +25,7 @@ evaluating    evaluates on held-out problems
 
 Files that are written:
 checkpoints, checksums      checkpoints, and whether they are undamaged
+upload                      copies of a run in an object store
 export_source               the checkpoint to export
 exporting, model_card       models that others load, with their cards
 """

@@ -54,6 +54,7 @@ from grpo.run.resume import (
     saved_run,
     set_aside,
 )
+from grpo.run.upload import opened
 from grpo.tasks.task import VerifiableTask
 from grpo.telemetry.completions import CompletionFiles
 from grpo.telemetry.ending import FINISHED, INTERRUPTED, Ending, recording_failure, write_ending
@@ -91,6 +92,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
         with locked(Path(config.output_dir), collective):
+            upload = on_first(collective, lambda: opened(config.checkpoint, Path(config.output_dir)))
             resume = goes_on(config, collective)
             config = replace(config, checkpoint=replace(config.checkpoint, resume=resume))
             ready = ready._replace(config=config)
@@ -104,13 +106,14 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
             # Services are opened before the engines: if one does not answer, no time is lost.
             output = Path(config.output_dir)
             with (
+                upload.copying() if upload else nullcontext(),
                 closing(output, collective.rank == 0),
                 recording_failure(output),
                 open_services(config, collective, saved) as services,
             ):
                 session = Session(ready, task, saved, services, ends)
                 with outlasting():
-                    return session.run(observers)
+                    return session.run([*([upload] if upload else []), *observers])
 
 
 def keeps_engine(config: TrainConfig, device: torch.device) -> bool:

@@ -1,0 +1,198 @@
+"""This module copies a run's folder to an object store while the run goes on, and fetches it on a new machine.
+
+`checkpoint.upload` is an address that fsspec reads (s3://, gs://, az://, hf://, sftp://, file://). Files have the same
+names there as in `output_dir`. A thread copies, so that training never waits for the store and never fails with it.
+A checkpoint's list of checksums is copied last, so that half a checkpoint is never taken for a whole one, and the size
+of each copy is compared. Contents are compared by the checksums when a run goes on from a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import fsspec
+
+from grpo.config import CheckpointConfig
+from grpo.config.errors import UserError, first_line, require
+from grpo.config.folder import CHECKPOINTS, CHECKSUMS_FILE, LAUNCHER_FILE, LOCK_FILE, MODEL_FOLDER, checkpoints_in
+from grpo.host.alive import working
+from grpo.host.terminal import say
+from grpo.types import FinishedRound
+
+PROBE = ".grpo-can-write"
+OF_THIS_MACHINE = (LOCK_FILE, LAUNCHER_FILE)
+LAST_SECONDS = 1800.0
+"""A run that has ended waits for the store as long as this."""
+
+
+class Upload:
+    """The upload keeps a copy of the run in `run` at `address`. It is an observer, which is called after each round."""
+
+    def __init__(self, address: str, run: Path):
+        """Raises UserError for an address that is none, or where nothing can be written."""
+        self._address, self._run = address, run
+        try:
+            self._store, self._root = fsspec.core.url_to_fs(address)
+            self._store.makedirs(self._root, exist_ok=True)
+            self._store.pipe_file(self._there(PROBE), b"")
+            self._store.rm_file(self._there(PROBE))
+        except Exception as error:  # each store raises its own
+            raise UserError(
+                f"checkpoint.upload={address}: nothing can be written there ({type(error).__name__}: "
+                f"{first_line(error)[:300]}): correct the address, or the credentials that its library reads"
+            ) from error
+        self._sent: set[str] = set()
+        self._wanted, self._ends, self._complaint = threading.Event(), False, ""
+        self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
+
+    def fetch(self) -> None:
+        """Fetches the newest checkpoint and the run's records, if the run has no checkpoint here and one is there."""
+        whole = [
+            name for name in self._checkpoints() if self._store.exists(self._there(CHECKPOINTS, name, CHECKSUMS_FILE))
+        ]
+        if not whole or checkpoints_in(self._run / CHECKPOINTS):
+            return
+        say(f"grpo: fetching {whole[-1]} from {self._address}")
+        folder = self._run / CHECKPOINTS / f".fetching-{whole[-1]}"
+        source = self._there(CHECKPOINTS, whole[-1])
+        try:
+            for file in self._store.find(source):
+                self._store.get_file(file, self._made(folder / PurePosixPath(file).relative_to(source)))
+            for entry in self._store.ls(self._root, detail=True):
+                if entry["type"] == "file":
+                    self._store.get_file(entry["name"], self._made(self._run / PurePosixPath(entry["name"]).name))
+        except Exception as error:
+            raise UserError(
+                f"checkpoint.upload={self._address}: {whole[-1]} could not be fetched ({type(error).__name__}: "
+                f"{first_line(error)[:300]}): try again, or copy the run's folder to {self._run}"
+            ) from error
+        folder.rename(self._run / CHECKPOINTS / whole[-1])
+
+    def require_unused(self) -> None:
+        """Raises UserError where another run's checkpoints are, for a run that begins."""
+        require(
+            not self._checkpoints(),
+            f"checkpoint.upload={self._address} holds a run's checkpoints already: name another address, or go on from "
+            "them with checkpoint.resume=auto",
+        )
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Copies while the body of the `with` runs, and all that is left when it has ended, the model too."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._ends = True
+            self._wanted.set()
+            with working(f"sending the rest to {self._address}"):
+                self._thread.join(LAST_SECONDS)
+            if self._thread.is_alive():
+                say(f"grpo: checkpoint.upload: {self._address} did not answer; not all of {self._run} is there")
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Begins to copy what is new."""
+        self._wanted.set()
+
+    # --- in the thread -------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        ends = False
+        while not ends:
+            self._wanted.wait()
+            self._wanted.clear()
+            ends = self._ends
+            try:
+                self._copy(ends)
+                self._complaint = ""
+            except Exception as error:
+                complaint = f"{type(error).__name__}: {first_line(error)[:300]}"
+                if complaint != self._complaint or ends:
+                    later = f"it is in {self._run} alone" if ends else "the run goes on and tries again"
+                    say(f"grpo: checkpoint.upload: not all could be sent to {self._address} ({complaint}); {later}")
+                self._complaint = complaint
+
+    def _copy(self, everything: bool) -> None:
+        """Copies the checkpoints that the store lacks, and before them the records, without which no run goes on."""
+        here = checkpoints_in(self._run / CHECKPOINTS)
+        new = [folder for folder in here if folder.name not in self._sent and not self._has(folder)]
+        if new or everything:
+            records = [
+                file for file in sorted(self._run.iterdir()) if file.is_file() and file.name not in OF_THIS_MACHINE
+            ]
+            model = sorted((self._run / MODEL_FOLDER).rglob("*")) if everything else []
+            for file in (*records, *filter(Path.is_file, model)):
+                self._put(file)
+        for folder in new:
+            # The run may remove a checkpoint meanwhile.
+            if self._send(folder):
+                self._sent.add(folder.name)
+        for name in self._sent - {folder.name for folder in here} if here else ():
+            self._store.rm(self._there(CHECKPOINTS, name), recursive=True)
+            self._sent.discard(name)
+
+    def _send(self, folder: Path) -> bool:
+        remote = self._there(CHECKPOINTS, folder.name)
+        if self._store.exists(remote):
+            self._store.rm(remote, recursive=True)
+        try:
+            files = sorted(filter(Path.is_file, folder.rglob("*")), key=lambda file: file.name == CHECKSUMS_FILE)
+            for file in files:
+                self._put(file)
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+            self._store.rm(remote, recursive=True)
+            return False
+        return True
+
+    def _put(self, file: Path) -> None:
+        remote, size = self._there(*file.relative_to(self._run).parts), file.stat().st_size
+        self._store.makedirs(remote.rpartition("/")[0], exist_ok=True)
+        self._store.put_file(str(file), remote)
+        there = self._store.info(remote)["size"]
+        # A log may have grown while it was copied.
+        if there < size:
+            raise OSError(f"{file.name} has {there} bytes there and {size} here")
+
+    def _has(self, folder: Path) -> bool:
+        """Says whether the store has this very checkpoint, by its list of checksums."""
+        remote = self._there(CHECKPOINTS, folder.name, CHECKSUMS_FILE)
+        same = self._store.exists(remote) and self._store.cat_file(remote) == (folder / CHECKSUMS_FILE).read_bytes()
+        if same:
+            self._sent.add(folder.name)
+        return same
+
+    def _checkpoints(self) -> list[str]:
+        """Returns the names of the checkpoints that the store has, in the order of their steps."""
+        folder = self._there(CHECKPOINTS)
+        names = (
+            [PurePosixPath(name).name for name in self._store.ls(folder, detail=False)]
+            if self._store.exists(folder)
+            else []
+        )
+        return sorted(name for name in names if name.startswith("step-"))
+
+    def _there(self, *parts: str) -> str:
+        return "/".join((self._root.rstrip("/"), *parts))
+
+    @staticmethod
+    def _made(file: Path) -> str:
+        """Makes the folder of a file, and returns the file's path."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return str(file)
+
+
+def opened(config: CheckpointConfig, run: Path) -> Upload | None:
+    """Opens the upload of the run in `run`, and fetches what it goes on from. Returns None without an address."""
+    if not config.upload:
+        return None
+    upload = Upload(config.upload, run)
+    if config.resume:
+        upload.fetch()
+    else:
+        upload.require_unused()
+    return upload

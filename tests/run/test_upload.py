@@ -1,0 +1,120 @@
+"""These tests copy runs to stores, which here are folders and memory, and go on from the copies."""
+
+import json
+import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from grpo.config import CheckpointConfig, UserError
+from grpo.run.checkpoints import CheckpointStore
+from grpo.run.upload import Upload, opened
+from tests.fakes import SingleRank
+from tests.runs import grpo
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a function that saves a checkpoint of a run, which keeps the last two, and logs its step."""
+    folder = tmp_path / "run"
+    store = CheckpointStore(folder / "checkpoints", 2, SingleRank())
+
+    def save(step):
+        store.save(step, lambda writing: Path(writing, "shard").write_text(f"weights of {step}"), {"progress": {}})
+        (folder / "prompts.jsonl").open("a").write(f'{{"step": {step}}}\n')
+        (folder / "run.lock").touch()
+        return folder
+
+    return save
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_store_gets_what_the_run_keeps_and_a_new_machine_gets_the_newest_checkpoint(kind, run, tmp_path):
+    address = f"{kind}://{tmp_path}/store/mine"
+    with Upload(address, run(4)).copying():
+        pass
+    upload = Upload(address, run(8))
+    with upload.copying():
+        run(12)
+        upload.after_round(None)
+    store, root = fsspec.core.url_to_fs(address)
+    kept = sorted(path.rpartition("/")[2] for path in store.ls(f"{root}/checkpoints", detail=False))
+    # The checkpoint of step 4 is kept, since another start has sent it.
+    assert kept == ["step-00000004", "step-00000008", "step-00000012"]
+    there = opened(CheckpointConfig(upload=address, resume="auto"), tmp_path / "new")
+    there.fetch()
+    new = files(tmp_path / "new")
+    assert new == {
+        name: content
+        for name, content in files(tmp_path / "run").items()
+        if name.startswith("checkpoints/step-00000012/") or name == "prompts.jsonl"
+    }
+    assert new["checkpoints/step-00000012/shard"] == b"weights of 12"
+    with pytest.raises(UserError, match=r"holds a run's checkpoints already: .*checkpoint\.resume=auto"):
+        opened(CheckpointConfig(upload=address), tmp_path / "other")
+
+
+def test_half_a_checkpoint_is_not_fetched_and_one_that_the_run_has_removed_goes_there_too(run, tmp_path):
+    upload = Upload(f"file://{tmp_path}/store", run(4))
+    with upload.copying():
+        for step in (8, 12):
+            upload._copy(False)
+            run(step)
+    assert sorted(path.name for path in (tmp_path / "store/checkpoints").iterdir()) == [
+        "step-00000008",
+        "step-00000012",
+    ]
+    (tmp_path / "store/checkpoints/step-00000012/SHA256SUMS").unlink()
+    Upload(f"file://{tmp_path}/store", tmp_path / "new").fetch()
+    assert [path.name for path in (tmp_path / "new/checkpoints").iterdir()] == ["step-00000008"]
+
+
+def test_a_store_that_fails_ends_no_run_and_gets_all_once_it_answers_again(run, tmp_path, capsys):
+    upload, store = Upload(f"file://{tmp_path}/store", run(4)), tmp_path / "store"
+    store.rmdir()
+    store.write_text("a file where a folder was")
+    with upload.copying():
+        pass
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"grpo: checkpoint.upload: not all could be sent to file://{store} (")
+    assert line.endswith(f"; it is in {tmp_path}/run alone")
+    store.unlink()
+    with Upload(f"file://{store}", tmp_path / "run").copying():
+        pass
+    assert (store / "checkpoints/step-00000004/shard").read_text() == "weights of 4"
+
+
+@pytest.mark.parametrize("address", ["nosuch://bucket/run", "s3://bucket/run", "file:///proc/nowhere"])
+def test_an_address_where_nothing_can_be_written_is_refused(address, tmp_path):
+    with pytest.raises(UserError, match=f"^checkpoint.upload={address}: nothing can be written there"):
+        Upload(address, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_its_copy_where_its_own_folder_is_lost(tmp_path):
+    words = [
+        "train",
+        "experiment=tiny",
+        "rollout=transformers",
+        "evaluation.num_problems=0",
+        f"output_dir={tmp_path}/run",
+    ]
+    words += [f"checkpoint.upload=file://{tmp_path}/store", "checkpoint.resume=auto", "checkpoint.every_rounds=1"]
+    first = grpo(*words, "num_steps=1")
+    assert first.returncode == 0, first.stdout + first.stderr
+    shutil.rmtree(tmp_path / "run")
+    second = grpo(*words, "num_steps=2")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert f"fetching step-00000001 from file://{tmp_path}/store" in second.stderr
+    assert "resuming from step-00000001" in second.stdout
+    assert [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").open()] == [1, 2]
+    sent = files(tmp_path / "store")
+    assert {name: files(tmp_path / "run").get(name) for name in sent if "step-00000001" not in name} == {
+        name: content for name, content in sent.items() if "step-00000001" not in name
+    }
+    assert {"model/model.safetensors", "checkpoints/step-00000002/SHA256SUMS", "report.html"} <= sent.keys()
