@@ -154,18 +154,19 @@ def _mount(folders: Sequence[str], pivot_root: int) -> None:
     os.mkdir("/tmp/old")
     _system_call("pivot_root", pivot_root, b"/tmp", b"/tmp/old")
     os.chdir("/")
+    # The scratch folder is first, since Python itself may be installed below /tmp.
+    os.mkdir("/tmp")
+    options = f"size={SCRATCH_BYTES},nr_inodes=4096,mode=1777".encode()
+    _call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, options)
     # A folder comes before those inside it, which are there then.
     for name in sorted({*SYSTEM, *folders}):
         if _show(name):
             _protect(name, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, AT_RECURSIVE)
     for name in DEVICES:
         _show(f"/dev/{name}")
-    os.mkdir("/tmp")
     os.symlink("/tmp", "/dev/shm")
     _call("umount2", b"/old", MNT_DETACH)
     os.rmdir("/old")
-    options = f"size={SCRATCH_BYTES},nr_inodes=4096,mode=1777".encode()
-    _call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, options)
     _protect("/", ATTR_RDONLY, 0)
     os.chdir("/tmp")
 

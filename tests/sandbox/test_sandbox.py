@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from grpo.sandbox import sandbox as sandbox_module
 from grpo.sandbox.sandbox import Limits, Run, Sandbox, UnreadableTests, unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
@@ -37,6 +38,18 @@ def sandbox():
 )
 def test_a_program_runs_as_python_runs_it(sandbox, program, out):
     assert sandbox.run(program, last_value=True) == Run(out, "", "")
+
+
+def test_packages_may_be_installed_below_the_folder_that_is_a_program_s_scratch(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("VALUE = 7")
+    tmp_path.chmod(0o755)
+    packages = sandbox_module._packages()
+    monkeypatch.setattr(sandbox_module, "_packages", lambda: [*packages, str(tmp_path)])
+    assert str(tmp_path).startswith("/tmp/")
+    with Sandbox(Limits(10.0, 1.0, 3000)) as sandbox:
+        run = sandbox.run("import mine, os\nopen('/tmp/a', 'w').write('b')\nprint(mine.VALUE, os.listdir('/tmp'))")
+        assert run == Run("7 ['a', 'pytest-of-root']\n", "", "")
+        assert "Read-only" in sandbox.run(f"open('{tmp_path}/mine.py', 'w')").error_out
 
 
 def test_a_program_reads_its_input(sandbox):

@@ -141,6 +141,7 @@ WORDS = {
     ),
     "normalization=dapo": Words("other prompts in place of silent groups, as DAPO does"),
     "rollout.sampling.max_tokens": Words("limit of tokens", "max_completion_length", "data.max_response_length"),
+    "rollout.group_deadline_seconds": Words("time limit of a group"),
     "rollout.precision=float32": Words("a sampler in float32"),
     "task.prompt.chat and task.prompt.template": Words("the chat template"),
     "task.prompt.template": Words("the prompt"),
