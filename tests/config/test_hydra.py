@@ -18,7 +18,8 @@ from grpo.config.sweep import grid, plain
 from grpo.config.validate import validate, validate_evaluation
 
 EXPERIMENTS = sorted(path.stem for path in (config_directory() / "experiment").glob("*.yaml"))
-NEEDS_DATA = {name: ["task.data.path=problems.jsonl"] for name in ("smollm2_mawps", "mawps_calculator", "bigmath_small")}
+OF_A_FILE = ("smollm2_mawps", "mawps_calculator", "bigmath_small")
+NEEDS_DATA = {name: ["task.data.path=problems.jsonl"] for name in OF_A_FILE}
 
 
 @cache
