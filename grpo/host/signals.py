@@ -52,7 +52,8 @@ class StopRequest:
             self._numbers, self._number_end = os.pipe()
             os.set_blocking(self._number_end, False)
             self._wakeup_before = signal.set_wakeup_fd(self._number_end, warn_on_full_buffer=False)
-            threading.Thread(target=self._end_after_the_last, daemon=True).start()
+            self._thread = threading.Thread(target=self._end_after_the_last, daemon=True)
+            self._thread.start()
 
     def __call__(self) -> bool:
         """Tells whether there was a signal."""
@@ -76,6 +77,8 @@ class StopRequest:
         if self._messages:
             signal.set_wakeup_fd(self._wakeup_before)
             os.write(self._number_end, bytes([END]))
+            # It ends at once, but for a request that has just come.
+            self._thread.join(1.0)
 
     def _request(self, number: int, frame: object) -> None:
         now = time.monotonic()
