@@ -34,47 +34,43 @@ class Upload:
     def __init__(self, address: str, run: Path):
         """Raises UserError for an address that is none, or where nothing can be written."""
         self._address, self._run = address, run
-        try:
+        with _one_line(address, "nothing can be written there", "correct the address, or the credentials for it"):
             self._store, self._root = fsspec.core.url_to_fs(address)
             self._store.makedirs(self._root, exist_ok=True)
             self._store.pipe_file(self._there(PROBE), b"")
             self._store.rm_file(self._there(PROBE))
-        except Exception as error:  # each store raises its own
-            raise UserError(
-                f"checkpoint.upload={address}: nothing can be written there ({type(error).__name__}: "
-                f"{first_line(error)[:300]}): correct the address, or the credentials that its library reads"
-            ) from error
+        # The checkpoints that this start has sent, and all that are known to be there.
         self._sent: set[str] = set()
+        self._known: set[str] = set()
         self._wanted, self._ends, self._complaint = threading.Event(), False, ""
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
 
     def fetch(self) -> None:
         """Fetches the newest checkpoint and the run's records, if the run has no checkpoint here and one is there."""
-        whole = [
-            name for name in self._checkpoints() if self._store.exists(self._there(CHECKPOINTS, name, CHECKSUMS_FILE))
-        ]
-        if not whole or checkpoints_in(self._run / CHECKPOINTS):
+        if checkpoints_in(self._run / CHECKPOINTS):
             return
-        say(f"grpo: fetching {whole[-1]} from {self._address}")
-        folder = self._run / CHECKPOINTS / f".fetching-{whole[-1]}"
-        source = self._there(CHECKPOINTS, whole[-1])
-        try:
+        with _one_line(self._address, "no checkpoint could be fetched", f"try again, or copy the run to {self._run}"):
+            lists = ((name, self._there(CHECKPOINTS, name, CHECKSUMS_FILE)) for name in self._checkpoints())
+            whole = [name for name, checksums in lists if self._store.exists(checksums)]
+            if not whole:
+                return
+            say(f"grpo: fetching {whole[-1]} from {self._address}")
+            folder = self._run / CHECKPOINTS / f".fetching-{whole[-1]}"
+            source = self._there(CHECKPOINTS, whole[-1])
             for file in self._store.find(source):
-                self._store.get_file(file, self._made(folder / PurePosixPath(file).relative_to(source)))
+                self._get(file, folder, PurePosixPath(file).relative_to(source))
             for entry in self._store.ls(self._root, detail=True):
-                if entry["type"] == "file":
-                    self._store.get_file(entry["name"], self._made(self._run / PurePosixPath(entry["name"]).name))
-        except Exception as error:
-            raise UserError(
-                f"checkpoint.upload={self._address}: {whole[-1]} could not be fetched ({type(error).__name__}: "
-                f"{first_line(error)[:300]}): try again, or copy the run's folder to {self._run}"
-            ) from error
-        folder.rename(self._run / CHECKPOINTS / whole[-1])
+                name = PurePosixPath(entry["name"]).name
+                if entry["type"] == "file" and name not in OF_THIS_MACHINE:
+                    self._get(entry["name"], self._run, PurePosixPath(name))
+            folder.rename(self._run / CHECKPOINTS / whole[-1])
 
     def require_unused(self) -> None:
         """Raises UserError where another run's checkpoints are, for a run that begins."""
+        with _one_line(self._address, "nothing can be read there", "correct the address, or the credentials for it"):
+            names = self._checkpoints()
         require(
-            not self._checkpoints(),
+            not names,
             f"checkpoint.upload={self._address} holds a run's checkpoints already: name another address, or go on from "
             "them with checkpoint.resume=auto",
         )
@@ -118,7 +114,7 @@ class Upload:
     def _copy(self, everything: bool) -> None:
         """Copies the checkpoints that the store lacks, and before them the records, without which no run goes on."""
         here = checkpoints_in(self._run / CHECKPOINTS)
-        new = [folder for folder in here if folder.name not in self._sent and not self._has(folder)]
+        new = [folder for folder in here if folder.name not in self._known and not self._has(folder)]
         if new or everything:
             records = [
                 file for file in sorted(self._run.iterdir()) if file.is_file() and file.name not in OF_THIS_MACHINE
@@ -130,6 +126,7 @@ class Upload:
             # The run may remove a checkpoint meanwhile.
             if self._send(folder):
                 self._sent.add(folder.name)
+                self._known.add(folder.name)
         for name in self._sent - {folder.name for folder in here} if here else ():
             self._store.rm(self._there(CHECKPOINTS, name), recursive=True)
             self._sent.discard(name)
@@ -161,29 +158,40 @@ class Upload:
     def _has(self, folder: Path) -> bool:
         """Says whether the store has this very checkpoint, by its list of checksums."""
         remote = self._there(CHECKPOINTS, folder.name, CHECKSUMS_FILE)
-        same = self._store.exists(remote) and self._store.cat_file(remote) == (folder / CHECKSUMS_FILE).read_bytes()
+        try:
+            same = self._store.exists(remote) and self._store.cat_file(remote) == (folder / CHECKSUMS_FILE).read_bytes()
+        except FileNotFoundError:  # the run may remove a checkpoint meanwhile
+            return False
         if same:
-            self._sent.add(folder.name)
+            self._known.add(folder.name)
         return same
 
     def _checkpoints(self) -> list[str]:
         """Returns the names of the checkpoints that the store has, in the order of their steps."""
         folder = self._there(CHECKPOINTS)
-        names = (
-            [PurePosixPath(name).name for name in self._store.ls(folder, detail=False)]
-            if self._store.exists(folder)
-            else []
-        )
-        return sorted(name for name in names if name.startswith("step-"))
+        paths = self._store.ls(folder, detail=False) if self._store.exists(folder) else ()
+        return sorted(name for name in (PurePosixPath(path).name for path in paths) if name.startswith("step-"))
 
     def _there(self, *parts: str) -> str:
         return "/".join((self._root.rstrip("/"), *parts))
 
-    @staticmethod
-    def _made(file: Path) -> str:
-        """Makes the folder of a file, and returns the file's path."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return str(file)
+    def _get(self, remote: str, folder: Path, name: PurePosixPath) -> None:
+        # The keys of a store may be any text.
+        require(".." not in name.parts, f"checkpoint.upload={self._address} holds {name}, which leads out of the run")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        self._store.get_file(remote, str(folder / name))
+
+
+@contextmanager
+def _one_line(address: str, what: str, remedy: str) -> Iterator[None]:
+    """Turns an error of a store into a UserError. Each kind of store raises its own."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)[:300]}"
+        raise UserError(f"checkpoint.upload={address}: {what} ({reason}): {remedy}") from error
 
 
 def opened(config: CheckpointConfig, run: Path) -> Upload | None:

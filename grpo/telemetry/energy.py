@@ -7,6 +7,7 @@ packages (RAPL), which on many machines only root may read. Main memory, fans an
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -30,7 +31,8 @@ class EnergyMeter:
     def __init__(self, packages: Path = PACKAGES):
         self._counters = [*_gpus(), *_packages(packages)]
         self._last = [counter.read() for counter in self._counters]
-        self._total = 0.0
+        # Phases of several threads read the same meter.
+        self._total, self._reading = 0.0, threading.Lock()
 
     def __bool__(self) -> bool:
         """Says whether the machine counts any energy."""
@@ -39,11 +41,12 @@ class EnergyMeter:
     def joules(self) -> float:
         """Returns the joules so far. Calls must not be further apart than a counter takes to begin again, which is
         minutes for a processor."""
-        for index, counter in enumerate(self._counters):
-            now = counter.read()
-            self._total += now - self._last[index] + (counter.most if now < self._last[index] else 0.0)
-            self._last[index] = now
-        return self._total
+        with self._reading:
+            for index, counter in enumerate(self._counters):
+                now = counter.read()
+                self._total += now - self._last[index] + (counter.most if now < self._last[index] else 0.0)
+                self._last[index] = now
+            return self._total
 
 
 def _packages(folder: Path) -> Iterator[Counter]:

@@ -139,10 +139,8 @@ def changes_of(model, together, precision, cuts, device=CPU):
 def main(model, output):
     init_distributed(torch.device("cpu"), 300)
     world, changes = torch.distributed.get_world_size(), {}
-    # One rank takes everything in one row, several ranks cut it. `benchmarks.against_reference` cuts it on one rank.
-    cuts = CUTS[:1] if world == 1 else CUTS[1:]
     for together in range(1, world + 1):
-        for (member, layout, budget), change_ in changes_of(model, together, "float32", cuts).items():
+        for (member, layout, budget), change_ in changes_of(model, together, "float32", CUTS).items():
             changes[f"{member}/{world}/{together}/{layout}/{budget}"] = change_
     if world == 1:
         for (member, layout, budget), change_ in changes_of(model, 1, "bfloat16", (CUTS[0], CUTS[-1])).items():

@@ -40,8 +40,7 @@ def config_for(stage, precision="float32", **changes):
     config = TrainConfig()
     config.learner.zero_stage, config.learner.learning_rate = stage, 1e-2
     config.learner.precision = config.rollout.precision = precision
-    # One row of all completions, or several rows.
-    config.learner.micro_batch_tokens = 10_000 if precision == "float32" else 60
+    config.learner.micro_batch_tokens = 60
     for path, value in changes.items():
         *rooms, name = path.split("__")
         owner = config

@@ -43,13 +43,6 @@ def config_for(stage: int, together: int) -> TrainConfig:
     return config
 
 
-def cases(number: int) -> list[tuple[str, int, str]]:
-    """Returns the layouts, budgets and levels that the learner of this number takes: a third of all, in which every two
-    of them meet. Three learners in a row take all."""
-    every = itertools.product(*map(enumerate, (LAYOUTS, BUDGETS, LEVELS)))
-    return [(layout, budget, level) for (i, layout), (j, budget), (k, level) in every if (i + j + k + number) % 3 == 0]
-
-
 def weights(learner: DeepSpeedLearner) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
 
@@ -91,15 +84,14 @@ def main(model: str, output: str) -> None:
     device = torch.device("cpu")
     init_distributed(device, 300)
     changes, micro_batches, logprobs = {}, {}, {}
-    learners = ALONE if torch.distributed.get_world_size() == 1 else ALONE + TOGETHER
-    for number, (stage, together) in enumerate(learners):
+    for stage, together in ALONE if torch.distributed.get_world_size() == 1 else ALONE + TOGETHER:
         config = config_for(stage, together)
         learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
         rank, world = learner.collective.rank, learner.collective.world_size
         folder = learner.collective.gather(tempfile.mkdtemp())[0]
         learner.save(folder)
         before = weights(learner)
-        for layout, budget, level in cases(number):
+        for layout, budget, level in itertools.product(LAYOUTS, BUDGETS, LEVELS):
             learner.load(folder)
             config.learner.layout, config.learner.micro_batch_tokens = layout, budget
             config.objective.aggregation.level, config.objective.aggregation.constant_length = level, 20
@@ -107,11 +99,10 @@ def main(model: str, output: str) -> None:
             make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
             [batch] = make([groups], RoundPlan(4, 1, 4))
             loss = learner.step(batch).means["policy/loss"].value
-            split = f"{world}/{together}/{stage}/{layout}/{budget}"
-            case = f"{split}/{level}"
+            case = f"{world}/{together}/{stage}/{layout}/{budget}/{level}"
             changes[case] = {name: (tensor - before[name]) / -SCALE for name, tensor in weights(learner).items()}
             changes[case]["loss"] = torch.tensor(loss, dtype=torch.float64)
-            micro_batches[split] = len(batch.micro_batches)
+            micro_batches[case] = len(batch.micro_batches)
         learner.load(folder)
         if together == 1:
             changes[f"{world}/{stage}"] = resharded(learner, config, f"{output}/stage-{stage}")

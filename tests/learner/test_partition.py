@@ -53,9 +53,8 @@ def test_gradient_and_loss_are_the_same_for_every_split_and_equal_the_reference(
     model, splits, _ = changes
     reference, loss = reference_step(str(model), level)
     cases = {case: change for case, change in splits.items() if case.endswith(f"/{level}")}
-    # (1 and 2 ranks × 3 stages, and 2 ranks that compute each row together × 2 stages) × layouts, each with one of the
-    # row lengths; under the next stage it is another one.
-    assert len(cases) == (2 * 3 + 2) * 3
+    # (1 and 2 ranks × 3 stages, and 2 ranks that compute each row together × 2 stages) × layouts × row lengths
+    assert len(cases) == (2 * 3 + 2) * 3 * 3
     differences = {case: relative_difference(change, reference) for case, change in cases.items()}
     assert max(differences.values()) <= TOLERANCE, sorted(differences.items(), key=lambda item: -item[1])[:5]
     assert {case: change["loss"].item() for case, change in cases.items()} == pytest.approx(
@@ -72,11 +71,11 @@ def test_nothing_sharded_is_run_by_the_code_of_a_sharded_optimizer():
 @pytest.mark.slow
 def test_the_cases_really_differ_in_micro_batches(changes):
     counts = changes[2]
-    assert counts["1/1/1/shared/10000"] == 1
-    assert counts["1/1/1/shared/50"] == 2
-    assert counts["1/1/1/packed/25"] >= 4
+    assert counts["1/1/1/shared/10000/token_mean"] == 1
+    assert counts["1/1/1/shared/50/token_mean"] == 2
+    assert counts["1/1/1/packed/25/token_mean"] >= 4
     # Two ranks that pool what they have make the rows of one.
-    assert counts["2/2/1/shared/50"] == 2
+    assert counts["2/2/1/shared/50/token_mean"] == 2
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ def test_a_store_gets_what_the_run_keeps_and_a_new_machine_gets_the_newest_check
     with Upload(address, run(4)).copying():
         pass
     upload = Upload(address, run(8))
+    # The checkpoint of step 4 is known to be there before the run removes it here.
+    upload._copy(False)
     with upload.copying():
         run(12)
         upload.after_round(None)
@@ -57,6 +59,14 @@ def test_a_store_gets_what_the_run_keeps_and_a_new_machine_gets_the_newest_check
     assert new["checkpoints/step-00000012/shard"] == b"weights of 12"
     with pytest.raises(UserError, match=r"holds a run's checkpoints already: .*checkpoint\.resume=auto"):
         opened(CheckpointConfig(upload=address), tmp_path / "other")
+
+
+def test_a_store_whose_names_lead_out_of_the_run_is_refused(tmp_path):
+    store, folder = fsspec.filesystem("memory"), f"{tmp_path}/store/checkpoints/step-00000004"
+    store.store[f"{folder}/SHA256SUMS"] = store.store[f"{folder}/../../out"] = store.open("/x", "wb")
+    with pytest.raises(UserError, match=r"holds \.\./\.\./out, which leads out of the run"):
+        Upload(f"memory://{tmp_path}/store", tmp_path / "new").fetch()
+    assert not (tmp_path / "new/out").exists()
 
 
 def test_half_a_checkpoint_is_not_fetched_and_one_that_the_run_has_removed_goes_there_too(run, tmp_path):
