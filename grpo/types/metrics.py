@@ -239,7 +239,8 @@ ROUND_SECONDS = _metric(phase_seconds("round"), "seconds per round", "wall-clock
 ENERGY = _metric("energy/", "joules", "energy of a phase on the learner's machines, as GPUs and processors count it")
 ROUND_ENERGY = _metric(phase_joules("round"), "joules", "energy since the last round, with evaluations between them",
     panel="Energy of a round")
-TOKEN_ENERGY = _metric("energy/joules_per_token", "joules per token", "that energy by the round's completion tokens")
+TOKEN_ENERGY = _metric("energy/joules_per_token", "joules per token",
+    "energy since the last round, by the round's completion tokens")
 SAMPLE_SPEED = _metric("throughput/sample_tokens_per_second", "tokens per second",
     "completion tokens by the seconds of sampling, on all processes together", panel="Speed: sampling")
 LEARN_SPEED = _metric("throughput/learn_tokens_per_second", "tokens per second",
