@@ -66,6 +66,8 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
     # Groups that DeepSpeed and vLLM make get torch's default, which is ten minutes with NCCL.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = deadline
     if not dist.is_initialized():
+        # vLLM's engine may have ended the groups of an earlier run. DeepSpeed would use them in this one.
+        groups._release_process_group_references(group=None)
         dist.init_process_group(backend, timeout=deadline, **own_store)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
     return alone
@@ -73,10 +75,9 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
 
 def end_distributed() -> None:
     """Ends torch.distributed on a rank that is alone. Called when the sampler has ended, whose engine may have done so
-    already. DeepSpeed forgets its process groups, which it would otherwise use in the next run."""
+    already."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    groups._release_process_group_references(group=None)
     ranks.unset_alone()
 
 

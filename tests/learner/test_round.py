@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from grpo.algorithm.batches import BatchMaker
 from grpo.config import TrainConfig
 from grpo.config.parts import LearnerSettings
+from grpo.learner.engine import end_distributed, init_distributed
 from grpo.rollout.collect import in_steps
 from grpo.types import RolloutGroup, RoundPlan, ScoredGroup
 from tests.learner.groups import uneven_groups
@@ -25,16 +26,24 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Yields a function that makes a learner of a configuration."""
-    from grpo.learner.engine import init_distributed
     from grpo.learner.learner import DeepSpeedLearner
 
     model = tiny_llama(tmp_path_factory.mktemp("model"))
     environment = dict(os.environ)
     init_distributed(DEVICE, 300)
     yield lambda config: DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
-    # The rendezvous is announced in the environment, and later tests start processes of their own.
+    end_distributed()
+    # Later tests start processes of their own, which may meet over another network.
     os.environ.clear()
     os.environ.update(environment)
+
+
+def test_a_learner_starts_where_another_library_has_ended_the_groups_of_an_earlier_one(start):
+    """An engine of vLLM ends torch.distributed when it is closed."""
+    start(config_of())
+    torch.distributed.destroy_process_group()
+    init_distributed(DEVICE, 300)
+    assert start(config_of()).num_steps == 0
 
 
 def config_of(**objective):
