@@ -58,7 +58,9 @@ def learner(config, model):
 def vllm_sampler(config, model):
     from grpo.rollout.vllm_sampler import VllmSampler
 
-    return VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE)
+    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE)
+    yield sampler
+    sampler.close()
 
 
 @pytest.fixture(scope="module")
