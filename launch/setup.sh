@@ -1,30 +1,66 @@
 #!/usr/bin/env bash
 # Makes the environment in .venv: pinned versions, CUDA builds where there is an NVIDIA GPU. Again: quick.
-# GRPO_VENV names another folder; GRPO_PYTHON another interpreter (3.11 or newer); GRPO_KIND=cpu|gpu says which builds.
+# The first of python3.11, python3.12 and python3.13 that can make one makes it; where none can, uv gets a Python 3.12.
+# GRPO_VENV names another folder; GRPO_PYTHON another interpreter (3.11 or newer); GRPO_KIND=cpu|gpu says which builds,
+# and gpu then also with a driver that looks too old.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+stop() { echo "setup: $1" >&2; exit 2; }
+
+# Says whether a Python is new enough and makes environments. On GPUs kernels are compiled against its headers. Debian
+# packages both apart, and pyenv has commands of versions that it does not run.
+fits() {
+  "$1" -c 'import ensurepip, os, sys, sysconfig
+headers = os.path.join(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+sys.exit(sys.version_info < (3, 11) or (sys.argv[1] == "gpu" and not os.path.exists(headers)))' "$kind" 2>/dev/null
+}
+
+make_environment() {
+  local python tools uv candidates=(python3.11 python3.12 python3.13)
+  if [[ ${GRPO_PYTHON:-} ]]; then candidates=("$GRPO_PYTHON"); fi
+  for python in "${candidates[@]}"; do
+    if fits "$python"; then "$python" -m venv "$venv"; return; fi
+  done
+  if [[ ${GRPO_PYTHON:-} ]]; then stop "GRPO_PYTHON=$GRPO_PYTHON is no $needed: install it, or unset GRPO_PYTHON"; fi
+  tools=$(mktemp -d)
+  uv=$(command -v uv) || uv=$tools/bin/uv
+  [[ $uv != "$tools"* ]] || python3 -m pip install --quiet --target "$tools" "$uv_pin" 2>/dev/null || true
+  { [[ -x $uv ]] && UV_SYSTEM_CERTS=1 "$uv" venv --quiet --managed-python --python 3.12 --seed --allow-existing "$venv"; } ||
+    stop "no $needed is here, and uv got none: install python3.12, python3.12-venv and python3.12-dev, or set GRPO_PYTHON"
+  rm -rf "$tools"
+}
+
 venv=${GRPO_VENV:-.venv}
-python=${GRPO_PYTHON:-python3.11}
 drivers=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) || drivers=
 kind=${GRPO_KIND:-$([[ $drivers ]] && echo gpu || echo cpu)}
 requirements=launch/requirements-$kind.txt
+uv_pin=uv==0.13.8
 
-[[ -f $requirements ]] || { echo "setup: GRPO_KIND=$kind is neither cpu nor gpu" >&2; exit 2; }
+[[ -f $requirements ]] || stop "GRPO_KIND=$kind is neither cpu nor gpu"
 driver=${drivers%%.*}
-if [[ $kind == gpu && $driver =~ ^[0-9]+$ && $driver -lt 580 ]]; then
-  echo "setup: the NVIDIA driver ${drivers%%$'\n'*} is too old for the pinned CUDA 13 wheels, which need 580 or newer: update it, or install CUDA 12 builds of torch and vllm yourself, or set GRPO_KIND=cpu" >&2
-  exit 2
+if [[ ! ${GRPO_KIND:-} && $driver =~ ^[0-9]+$ && $driver -lt 580 ]]; then
+  stop "the NVIDIA driver ${drivers%%$'\n'*} is too old for the pinned CUDA 13 wheels, which need 580 or newer, and the package index has torch and vLLM of these versions for no older CUDA: update the driver, or, with a data-centre GPU, install NVIDIA's cuda-compat-13-0 and set GRPO_KIND=gpu, or set GRPO_KIND=cpu"
 fi
-command -v "$python" >/dev/null || { echo "setup: no $python here: install it, or set GRPO_PYTHON to a Python 3.11 or newer" >&2; exit 2; }
 
 wanted=$(cat "$requirements" launch/setup.sh pyproject.toml | sha256sum | cut -d' ' -f1)
 if [[ -f $venv/.installed && $(cat "$venv/.installed") == "$wanted" ]]; then exit 0; fi
 
+needed="Python 3.11 or newer with venv"
+if [[ $kind == gpu ]]; then
+  needed+=" and Python.h"
+  newest=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -V | tail -n 1) || newest=
+  if [[ $newest =~ ^([0-9]+)\.([0-9])$ && ${BASH_REMATCH[1]}${BASH_REMATCH[2]} -lt 75 ]]; then
+    stop "the GPU has compute capability $newest, and CUDA 13 and vLLM need 7.5 (Turing) or newer: use a newer GPU, or set GRPO_KIND=cpu"
+  fi
+  [[ ${CC:-} ]] || command -v gcc clang >/dev/null || stop "no C compiler is here, and vLLM's kernels are compiled with one: install gcc, or set CC"
+fi
+
 echo "setup: installing $requirements into $venv (some minutes the first time)"
-[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+[[ -x $venv/bin/python ]] || make_environment
+fits "$venv/bin/python" || stop "$venv/bin/python is no $needed: install what it lacks, or remove $venv"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps)
-"${pip[@]}" uv==0.13.8 "$(grep '^setuptools==' "$requirements")"
+"${pip[@]}" "$uv_pin" "$(grep '^setuptools==' "$requirements")"
 # pip fetches torch, because only pip reads every place that a machine may keep wheels in; uv, ten times
 # as quick, the rest. The list is a full closure, so nothing is resolved.
 "${pip[@]}" "$(grep '^torch==' "$requirements")"

@@ -9,7 +9,7 @@ venv=${GRPO_VERIFIERS_VENV:-$root/.venv-verifiers}
 [[ $# -ge 2 ]] || { echo "verifiers: give an environment's ID, and the package that holds it" >&2; exit 2; }
 id=$1 package=$2
 shift 2
-[[ -x $venv/bin/python ]] || "${GRPO_PYTHON:-python3.11}" -m venv "$venv"
+[[ -x $venv/bin/python ]] || "${GRPO_PYTHON:-${GRPO_VENV:-$root/.venv}/bin/python}" -m venv "$venv"
 echo "verifiers: installing verifiers and $package into $venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$root[verifiers]" "$package"
 # Harnesses of verifiers start programs by uv.

@@ -65,7 +65,7 @@ def test_no_pin_contradicts_what_another_asks_for(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
 def test_the_pins_for_gpus_resolve_with_all_that_they_ask_for(python, tmp_path):
     uv = shutil.which("uv")
     if uv is None:

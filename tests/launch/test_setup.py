@@ -1,33 +1,57 @@
-"""These tests run launch/setup.sh with stand-ins for nvidia-smi, up to the point where it would install."""
+"""These tests run launch/setup.sh with stand-ins for nvidia-smi, Python and uv, up to where it would install."""
 
 import hashlib
-import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("bash", "cat", "chmod", "cut", "dirname", "env", "mkdir", "mktemp", "rm", "sha256sum", "sleep", "sort", "tail")
+# A Python that fits and makes no environment, one that does not fit, and one of GPUs that lacks Python.h.
+SHELL, FAILS = "#!/usr/bin/env bash\n", 'echo "${0##*/} $*" >> "$CALLS"; exit 7'
+FITS, OLD, NO_HEADERS = (
+    f"{SHELL}[[ $1 == -c ]] || {{ {FAILS}; }}\n{answer}\n" for answer in ("exit 0", "exit 1", "[[ $3 != gpu ]]")
+)
+H100 = (["580.65.06"], ["9.0"])
 
 
-def setup(folder, drivers, **variables):
-    """Runs setup.sh where nvidia-smi prints `drivers`. `installed` names the kind of an environment that exists
-    already."""
-    smi = folder / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    lines = "\n".join(f"echo {driver}; sleep 0.05" for driver in drivers)
-    smi.write_text(f"#!/usr/bin/env bash\n{lines or 'echo NVIDIA-SMI has failed; exit 9'}\n")
-    smi.chmod(0o755)
-    environment = {"PATH": f"{smi.parent}:{os.environ['PATH']}", "GRPO_VENV": str(folder), "GRPO_PYTHON": "bash"}
-    return subprocess.run(
-        ["bash", "launch/setup.sh"], cwd=ROOT, env=environment | variables, capture_output=True, text=True
-    )
+@pytest.fixture
+def machine(tmp_path):
+    """Returns a function that runs setup.sh where only `programs` (name: script) and a few tools are on the PATH, and
+    where nvidia-smi prints `drivers` and `capabilities`. It returns the run, and what each program was called with."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in TOOLS:
+        (programs / name).symlink_to(shutil.which(name))
+
+    def run(drivers=(), capabilities=(), scripts=(), **variables):
+        answers = [
+            f"[[ $1 != *{asked}* ]] || {{ {' '.join(f'echo {line}; sleep 0.02;' for line in lines)} exit 0; }}"
+            for asked, lines in (("driver_version", drivers), ("compute_cap", capabilities))
+            if lines
+        ]
+        smi = SHELL + "\n".join([*answers, "echo it has failed; exit 9"])
+        for name, script in {"nvidia-smi": smi, **dict(scripts)}.items():
+            (programs / name).write_text(script)
+            (programs / name).chmod(0o755)
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        environment = {"PATH": str(programs), "GRPO_VENV": str(tmp_path / "made"), "CALLS": str(calls)}
+        done = subprocess.run(
+            ["bash", "launch/setup.sh"], cwd=ROOT, env=environment | variables, capture_output=True, text=True
+        )
+        return done, calls.read_text().splitlines()
+
+    return run
 
 
-def installed(folder, kind):
-    files = [f"launch/requirements-{kind}.txt", "launch/setup.sh", "pyproject.toml"]
-    wanted = hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in files))
-    (folder / ".installed").write_text(wanted.hexdigest())
+def refused(done):
+    """Returns the one line with which setup.sh has refused to go on."""
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    return line.removeprefix("setup: ")
 
 
 @pytest.mark.parametrize(
@@ -37,15 +61,89 @@ def installed(folder, kind):
         ([], "cpu", {}),
         (["535.54.03"], "cpu", {"GRPO_KIND": "cpu"}),
         ([], "gpu", {"GRPO_KIND": "gpu"}),
+        # With NVIDIA's package for compatibility an old driver runs CUDA 13.
+        (["570.86.10"], "gpu", {"GRPO_KIND": "gpu"}),
     ],
 )
-def test_builds_for_gpus_are_installed_where_their_driver_can_run_them(drivers, kind, variables, tmp_path):
-    installed(tmp_path, kind)
-    done = setup(tmp_path, drivers, **variables)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_builds_for_gpus_are_installed_where_their_driver_can_run_them(drivers, kind, variables, machine, tmp_path):
+    files = [f"launch/requirements-{kind}.txt", "launch/setup.sh", "pyproject.toml"]
+    wanted = hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in files))
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / ".installed").write_text(wanted.hexdigest())
+    done, calls = machine(drivers, **variables)
+    assert (done.returncode, done.stdout, done.stderr, calls) == (0, "", "", [])
 
 
-def test_an_old_driver_is_reported_before_anything_is_installed(tmp_path):
-    done = setup(tmp_path, ["535.54.03", "535.54.03"])
-    assert done.returncode == 2 and done.stdout == ""
-    assert "driver 535.54.03 is too old for the pinned CUDA 13 wheels, which need 580 or newer" in done.stderr
+def test_an_old_driver_is_reported_before_anything_is_installed(machine):
+    done, calls = machine(["535.54.03", "535.54.03"], ["9.0"], {"python3.11": FITS})
+    assert refused(done).startswith(
+        "the NVIDIA driver 535.54.03 is too old for the pinned CUDA 13 wheels, which need 580 or newer"
+    )
+    assert (done.stdout, calls) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("found", "taken"),
+    [
+        ({"python3.11": FITS, "python3.12": FITS}, "python3.11"),
+        ({"python3.11": OLD, "python3.12": FITS, "python3.13": FITS}, "python3.12"),
+        ({"python3.13": FITS}, "python3.13"),
+    ],
+)
+def test_the_first_python_that_makes_environments_is_taken(found, taken, machine, tmp_path):
+    done, calls = machine(scripts=found)
+    assert done.returncode == 7 and calls == [f"{taken} -m venv {tmp_path}/made"]
+
+
+def test_a_python_that_is_named_wins_and_is_refused_if_it_is_none(machine):
+    done, calls = machine(scripts={"python3.11": FITS, "other": FITS}, GRPO_PYTHON="other")
+    assert done.returncode == 7 and calls[0].startswith("other -m venv")
+    done, _ = machine(scripts={"other": OLD}, GRPO_PYTHON="other")
+    assert refused(done) == ("GRPO_PYTHON=other is no Python 3.11 or newer with venv: install it, or unset GRPO_PYTHON")
+
+
+UV = f"{SHELL}{FAILS}\n"
+# pip puts the program of a package below the folder that `--target` names, the sixth word.
+PIP = f"{SHELL}[[ $1 == -m ]] || exit 1\nmkdir -p $6/bin\ncat > $6/bin/uv <<'END'\n{UV}END\nchmod +x $6/bin/uv\n"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_uv_gets_a_python_where_none_is_here(there, machine, tmp_path):
+    program = {"uv": UV} if there else {"python3": PIP}
+    done, calls = machine(scripts={"python3.12": OLD, **program})
+    assert refused(done).startswith("no Python 3.11 or newer with venv is here, and uv got none: install python3.12")
+    assert calls == [f"uv venv --quiet --managed-python --python 3.12 --seed --allow-existing {tmp_path}/made"]
+
+
+def test_a_machine_without_a_python_and_without_uv_is_one_line(machine):
+    assert "uv got none: install python3.12, python3.12-venv and python3.12-dev" in refused(machine()[0])
+
+
+def test_on_gpus_a_python_without_its_headers_is_passed_over(machine):
+    scripts = {"gcc": OLD, "python3.11": NO_HEADERS, "python3.12": FITS}
+    done, calls = machine(*H100, scripts)
+    assert done.returncode == 7 and calls[0].startswith("python3.12 -m venv")
+    assert machine(scripts=scripts)[1][0].startswith("python3.11 -m venv")
+    done, _ = machine(*H100, scripts, GRPO_PYTHON="python3.11")
+    assert "GRPO_PYTHON=python3.11 is no Python 3.11 or newer with venv and Python.h" in refused(done)
+
+
+def test_a_missing_compiler_is_one_line_on_gpus(machine):
+    done, calls = machine(*H100, {"python3.11": FITS})
+    assert (refused(done), calls) == (
+        "no C compiler is here, and vLLM's kernels are compiled with one: install gcc, or set CC",
+        [],
+    )
+    assert machine(*H100, {"python3.11": FITS}, CC="/opt/cc")[0].returncode == 7
+    assert machine(*H100, {"python3.11": FITS, "clang": OLD})[0].returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "newest"), [(["7.0"], "7.0"), (["6.1", "7.0"], "7.0"), (["7.0", "7.5"], ""), (["12.0"], "")]
+)
+def test_gpus_that_are_too_old_are_one_line(capabilities, newest, machine):
+    done, _ = machine(["580.65.06"], capabilities, {"python3.11": FITS, "gcc": OLD})
+    if newest:
+        assert refused(done).startswith(f"the GPU has compute capability {newest}, and CUDA 13 and vLLM need 7.5")
+    else:
+        assert done.returncode == 7
