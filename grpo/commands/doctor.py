@@ -7,9 +7,8 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.host import environment, main_memory
+from grpo.host import environment, kernels, main_memory
 from grpo.host.terminal import Terminal
 
 USAGE = """usage: grpo doctor
@@ -152,13 +151,18 @@ def _torch() -> Iterator[Check]:
 
     driver = _driver(torch.version.cuda)
     if driver:
-        yield driver
-        yield _compiler()
+        # NVIDIA's package for compatibility lets an older driver run a newer CUDA.
+        yield replace(driver, remedy="") if torch.cuda.is_available() else driver
+        yield Check("compiler for Triton", kernels.compiler() or "missing", kernels.lacking())
     if not torch.cuda.is_available():
         yield _unseen(_num_gpus() if driver else 0, driver)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield Check(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+        capability = properties.major, properties.minor
+        size = f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
+        yield Check(f"GPU {index}", size, kernels.too_old(capability))
+        if capability[0] == 10 and not index:
+            yield Check("compilers for FlashInfer", _flashinfer_compilers())
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     yield Check("torch threads", str(threads), "" if threads <= cores else f"set OMP_NUM_THREADS={cores}")
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
@@ -210,17 +214,12 @@ def _unseen(num_gpus: int, driver: Check | None) -> Check:
     )
 
 
-def _compiler() -> Check:
-    """Checks for what Triton compiles with on every machine, since most of vLLM's kernels on GPUs are Triton's: a C
-    compiler and Python's headers."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
-    headers = Path(sysconfig.get_path("include"))
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    remedies = [] if compiler else ["install gcc"]
-    if not (headers / "Python.h").exists():
-        remedies.append(f"install {python}-dev (Python.h is not in {headers})")
-    remedy = f"vLLM's kernels need it: {' and '.join(remedies)}" if remedies else ""
-    return Check("compiler for Triton", compiler or "missing", remedy)
+def _flashinfer_compilers() -> str:
+    """Says which compilers of FlashInfer's kernels are here. Runs do without FlashInfer unless its attention is
+    chosen."""
+    missing = [name for name in ("nvcc", "ninja") if not shutil.which(name)]
+    needs = "rollout.engine_args.attention_backend=FLASHINFER and servers over several GPUs need it"
+    return f"no {' and no '.join(missing)}: {needs}" if missing else "nvcc and ninja"
 
 
 def driver_remedy(driver: str, cuda: str | None) -> str:
@@ -229,16 +228,16 @@ def driver_remedy(driver: str, cuda: str | None) -> str:
     >>> driver_remedy("580.65.06", "13.0")
     ''
     >>> driver_remedy("550.54.15", "13.0")
-    'torch for CUDA 13.0 needs driver 580 or newer: update the driver, or install builds for CUDA 12'
+    "torch for CUDA 13.0 needs driver 580 or newer: update it, or, with a data-centre GPU, install cuda-compat-13-0"
     """
     if cuda is None:
         return "torch is a build for CPUs: install a CUDA build (bash launch/setup.sh)"
     oldest = OLDEST_DRIVERS.get(int(cuda.split(".")[0]), max(OLDEST_DRIVERS.values()))
     if int(driver.split(".")[0]) >= oldest:
         return ""
-    older = max((major for major, needed in OLDEST_DRIVERS.items() if needed <= int(driver.split(".")[0])), default=0)
-    return f"torch for CUDA {cuda} needs driver {oldest} or newer: update the driver" + (
-        f", or install builds for CUDA {older}" if older else ""
+    return (
+        f"torch for CUDA {cuda} needs driver {oldest} or newer: update it, or, with a data-centre GPU, install "
+        f"cuda-compat-{cuda.replace('.', '-')}"
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from grpo.config.errors import UserError, require
 from grpo.config.run import HardwareConfig
 from grpo.config.start import START_VARIABLE, only_here
+from grpo.host.kernels import too_old
 from grpo.host.network import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def on_gpu(device: str) -> bool:
 
 
 def device(name: str) -> torch.device:
-    """Returns this rank's device by the configured one. Raises `UserError` if that is a GPU and this rank has none."""
+    """Returns this rank's device by the configured one. Raises `UserError` if that is a GPU and this rank has none, or
+    one that is too old."""
     import torch
 
     if not on_gpu(name):
@@ -160,4 +162,6 @@ def device(name: str) -> torch.device:
     )
     device_of_rank = torch.device("cuda", local)
     torch.cuda.set_device(device_of_rank)
+    remedy = too_old(torch.cuda.get_device_capability(device_of_rank))
+    require(not remedy, f"GPU {local} cannot be used, since its {remedy}, or set device=cpu")
     return device_of_rank

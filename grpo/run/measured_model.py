@@ -60,6 +60,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         check_values(config, "learner.")
         check_model_settings(model)
     device = ranks.device(config.device)
+    preflight.check_vllm(config)
     config = with_precision(config)
     with working("looking for the model and preparing it"):
         files = model_files(config, learns=bool(model.start))

@@ -10,7 +10,7 @@ from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.placement import uses_running_servers
-from grpo.host import ranks
+from grpo.host import kernels, ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.models.files import ModelFiles, setting_of
 from grpo.rollout.engine_arguments import vllm_version
@@ -42,8 +42,8 @@ def check_deepspeed(config: TrainConfig) -> None:
 
 
 def check_vllm(config: TrainConfig) -> None:
-    """Raises UserError where vLLM is missing on this machine, or too old for the servers that the run starts, and where
-    an environment variable moves an engine out of this process."""
+    """Raises UserError where vLLM, or what its kernels are compiled with, is missing on this machine, where vLLM is too
+    old for the servers that the run starts, and where an environment variable moves an engine out of this process."""
     rollout = config.rollout
     if rollout.engine == "transformers" or uses_running_servers(config.rollout):
         return
@@ -58,6 +58,8 @@ def check_vllm(config: TrainConfig) -> None:
         f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
         f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
     )
+    remedy = kernels.lacking() if ranks.on_gpu(config.device) else ""
+    require(not remedy, f"rollout.engine={rollout.engine} on a GPU lacks a compiler: {remedy}")
     elsewhere = os.environ.get(ENGINE_VARIABLE, "0")
     require(
         rollout.engine != "vllm" or elsewhere == "0",

@@ -4,11 +4,13 @@ import os
 import shutil
 import sys
 import sysconfig
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from grpo.commands import doctor
-from grpo.host import environment
+from grpo.host import environment, kernels
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def compiler(monkeypatch, tmp_path):
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.setattr(doctor, "_driver", lambda cuda: doctor.Check("NVIDIA driver", "580.65.06"))
         monkeypatch.setattr(shutil, "which", lambda name: gcc if name == "gcc" else None)
-        monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+        monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
         return next(check for check in doctor._torch() if check.what == "compiler for Triton")
 
     return check
@@ -34,9 +36,9 @@ def test_kernels_can_be_compiled_where_there_are_a_compiler_and_the_headers_of_p
 def test_a_compiler_that_is_named_or_called_otherwise_will_do(compiler, monkeypatch):
     assert compiler(None, headers=True).remedy
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/clang" if name == "clang" else None)
-    assert doctor._compiler() == doctor.Check("compiler for Triton", "/usr/bin/clang")
+    assert (kernels.compiler(), kernels.lacking()) == ("/usr/bin/clang", "")
     monkeypatch.setenv("CC", "/opt/cc")
-    assert doctor._compiler() == doctor.Check("compiler for Triton", "/opt/cc")
+    assert (kernels.compiler(), kernels.lacking()) == ("/opt/cc", "")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,45 @@ def test_a_compiler_that_is_named_or_called_otherwise_will_do(compiler, monkeypa
 def test_a_tool_that_vllms_kernels_lack_is_reported(compiler, gcc, headers, expected):
     remedy = compiler(gcc, headers).remedy
     assert all(word in remedy for word in expected) and ("install gcc" in remedy) == (gcc is None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "rows"),
+    [
+        ((9, 0), {"GPU 0": ("H100, 80 GiB", "")}),
+        (
+            (7, 0),
+            {
+                "GPU 0": (
+                    "H100, 80 GiB",
+                    "compute capability 7.0 is too old for CUDA 13 and vLLM, which need 7.5 (Turing): use a newer GPU",
+                )
+            },
+        ),
+        (
+            (10, 0),
+            {
+                "GPU 0": ("H100, 80 GiB", ""),
+                "compilers for FlashInfer": (
+                    "no nvcc and no ninja: rollout.engine_args.attention_backend=FLASHINFER and servers over several "
+                    "GPUs need it",
+                    "",
+                ),
+            },
+        ),
+    ],
+)
+def test_gpus_are_shown_and_those_that_are_too_old_with_what_to_do(capability, rows, monkeypatch):
+    gpu = SimpleNamespace(name="H100", total_memory=80 * 2**30, major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    # NVIDIA's package for compatibility lets this driver run CUDA 13.
+    monkeypatch.setattr(doctor, "_driver", lambda cuda: doctor.Check("NVIDIA driver", "570.86.10", "update it"))
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    found = {row.what: (row.there, row.remedy) for row in doctor._torch()}
+    assert found["NVIDIA driver"] == ("570.86.10", "")
+    assert {what: row for what, row in found.items() if "GPU" in what or "Flash" in what} == rows
 
 
 def test_a_machine_without_a_gpu_needs_no_compiler(monkeypatch):
@@ -89,8 +130,12 @@ def test_a_driver_that_answers_is_shown_by_its_version(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("driver", "cuda", "expected"),
     [
-        ("570.86.10", "13.0", "needs driver 580 or newer: update the driver, or install builds for CUDA 12"),
-        ("470.57.02", "12.9", "needs driver 525 or newer: update the driver"),
+        (
+            "570.86.10",
+            "13.0",
+            "needs driver 580 or newer: update it, or, with a data-centre GPU, install cuda-compat-13-0",
+        ),
+        ("470.57.02", "12.9", "needs driver 525 or newer: update it"),
         # No table knows its driver yet, which is no older than those before.
         ("575.51.03", "14.0", "torch for CUDA 14.0 needs driver 580 or newer"),
         ("580.65.06", None, "torch is a build for CPUs: install a CUDA build"),

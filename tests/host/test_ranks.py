@@ -16,6 +16,7 @@ def chosen(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     return devices
 
 
@@ -30,6 +31,14 @@ def test_a_rank_without_a_gpu_is_refused_before_torch_looks_for_one(chosen, monk
     with pytest.raises(UserError, match=r"no GPU for learner rank 4 .* torch sees 4: set hardware.ranks_per_node=4"):
         ranks.device("auto")
     assert chosen == []
+
+
+def test_a_rank_with_a_gpu_that_is_too_old_is_refused(chosen, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(
+        UserError, match=r"GPU 0 cannot be used, since its compute capability 7.0 is too old .* need 7.5"
+    ):
+        ranks.device("auto")
 
 
 def test_a_machine_of_a_job_that_numbers_machines_is_no_rank(monkeypatch):

@@ -1,12 +1,13 @@
 """These tests check what is refused before a run starts, once the model is known."""
 
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
 from transformers import LlamaConfig, Mamba2Config
 
 from benchmarks.small_models import config_of
-from grpo.config import TrainConfig, UserError
+from grpo.config import RolloutConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.models.tiny import character_tokenizer
 from grpo.run.preflight import (
@@ -51,6 +52,18 @@ def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_on
         check_vllm(config)
     config.rollout.engine = "vllm_server"
     check_vllm(config)
+
+
+def test_a_missing_compiler_is_refused_before_an_engine_starts_on_a_gpu(monkeypatch):
+    config = TrainConfig(device="cuda")
+    config.rollout.engine = "vllm"
+    monkeypatch.setattr("grpo.run.preflight.vllm_version", lambda: "0.32.0")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="rollout.engine=vllm on a GPU lacks a compiler: .* need it: install gcc"):
+        check_vllm(config)
+    for spared in (replace(config, device="cpu"), replace(config, rollout=RolloutConfig(engine="transformers"))):
+        check_vllm(spared)
 
 
 def test_a_setting_that_deepspeed_does_not_know_is_refused_before_anything_starts():
