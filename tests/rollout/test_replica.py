@@ -8,13 +8,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, LlamaConfig
 
 from benchmarks.small_models import config_of
-from grpo.config import TrainConfig, UserError
+from grpo.config import RolloutConfig, TrainConfig, UserError
 from grpo.config.parts import SamplerSettings
 from grpo.host.network import free_port
-from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu
+from grpo.rollout.engine_arguments import command_line, engine_arguments, for_cpu, for_device
 from grpo.rollout.replica import UNRESPONSIVE_SECONDS, Replica, ServerProcess, keep_alive
 from grpo.rollout.server_middleware import KeyMiddleware
 from tests.learner.models import files_of
@@ -71,13 +72,33 @@ def test_the_prefixes_of_a_model_with_a_state_are_not_kept_where_prefill_is_not_
     config_of(name).save_pretrained(tmp_path)
     assert files_of(tmp_path).keeps_state == state
     for on_gpu in (False, True):
-        arguments = engine_arguments(
-            SamplerSettings.of(TrainConfig()), str(tmp_path), on_gpu, for_cpu(files_of(tmp_path))
-        )
+        own = {} if on_gpu else for_cpu(files_of(tmp_path))
+        arguments = engine_arguments(SamplerSettings.of(TrainConfig()), str(tmp_path), on_gpu, own)
         assert arguments["enable_prefix_caching"] == (on_gpu or not state)
 
 
-def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path):
+def on_gpu(monkeypatch, *capability):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
+def test_data_centre_blackwell_gets_attention_that_needs_no_compiler_unless_the_user_chose_one(tmp_path, monkeypatch):
+    def chosen(capability, width=64, **engine_args):
+        on_gpu(monkeypatch, *capability)
+        LlamaConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=width).save_pretrained(
+            tmp_path
+        )
+        config = TrainConfig(rollout=RolloutConfig(engine_args=engine_args))
+        special = for_device(files_of(tmp_path), torch.device("cuda"))
+        return engine_arguments(SamplerSettings.of(config), str(tmp_path), True, special).get("attention_backend")
+
+    assert chosen((10, 0)) == chosen((10, 3)) == "FLASH_ATTN"
+    assert chosen((9, 0)) is chosen((12, 0)) is chosen((10, 0), width=512) is None
+    assert chosen((10, 0), attention_backend="TRITON_ATTN") == "TRITON_ATTN"
+    assert chosen((10, 0), attention_config={"backend": "FLASHINFER"}) is None
+
+
+def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path, monkeypatch):
     """vLLM's own choice of backend on processors with AMX throws the original weights away."""
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
     for model_type in ("deepseek_v2", "deepseek_v3"):
@@ -88,7 +109,8 @@ def test_latent_attention_is_computed_on_a_cpu_from_weights_as_they_lie(tmp_path
             == "CPU_MLA"
         )
         assert own["compilation_config"] == {"custom_ops": ["-rotary_embedding"]}
-        assert own.keys().isdisjoint(engine_arguments(SamplerSettings.of(TrainConfig()), str(tmp_path), True, own))
+        on_gpu(monkeypatch, 10, 0)
+        assert for_device(files_of(tmp_path), torch.device("cuda")) == {}
     AutoConfig.for_model("deepseek_v3", kv_lora_rank=256, qk_rope_head_dim=32).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="keeps 288 numbers of a token .* takes 576 only: use rollout.engine=transfor"):
         for_cpu(files_of(tmp_path))
