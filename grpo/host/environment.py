@@ -30,6 +30,9 @@ DEFAULTS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    # FlashInfer's sampler takes no seeds and gives no log-probabilities after sampling parameters, as a run asks for.
+    # vLLM would import it all the same, which takes seconds.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -46,6 +49,8 @@ SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_
 # Where NVIDIA's driver shows GPUs on Linux, and within Windows (WSL2).
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
+# Torch's settings for a GPU's memory, by their new name and their old one, which wins.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 # The PATH of the shell, before `prepare` adds to it.
 GIVEN_PATH = os.environ.get("PATH", "")
@@ -81,6 +86,10 @@ def prepare() -> None:
         # Otherwise DeepSpeed warns on every start that it found no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         _keep_memory()
+    elif not any(name in os.environ for name in ALLOCATOR):
+        # Rows differ in length, so every one asks for blocks of other sizes, and memory would be cut into pieces that
+        # none fits. vLLM turns this off around the memory that it puts to sleep.
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     # Other packages' sources cause SyntaxWarnings when Python first compiles them, here or in a worker process. And the
     # process that cleans up after multiprocessing warns when a signal has ended this one.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::SyntaxWarning,ignore:resource_tracker:UserWarning")

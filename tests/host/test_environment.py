@@ -67,6 +67,30 @@ def test_deepspeed_is_kept_from_gpus_only_where_there_is_none(device, accelerato
         assert os.environ.get("DS_ACCELERATOR") == accelerator
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        ("/dev/nvidiactl", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        (
+            "/dev/nvidiactl",
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"},
+        ),
+        ("/dev/nvidiactl", {"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        ("/dev/null", {}, {}),
+    ],
+)
+def test_memory_of_gpus_is_kept_in_segments_that_grow_unless_the_user_has_set_how(device, given, expected, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == device)
+    monkeypatch.setattr(environment, "_keep_memory", lambda: None)
+    with patch.dict(os.environ):
+        for name in environment.ALLOCATOR:
+            os.environ.pop(name, None)
+        os.environ.update(given)
+        environment.prepare()
+        assert {name: os.environ[name] for name in environment.ALLOCATOR if name in os.environ} == expected
+
+
 def test_hidden_command_says_how_to_call_grpo_where_the_path_does_not_lead_to_it(monkeypatch, tmp_path):
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
