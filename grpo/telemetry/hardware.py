@@ -54,7 +54,8 @@ def peak_memory() -> dict[str, float]:
     """Returns the peak memory since the process began, in GiB.
 
     ``memory/peak_rss_gib`` is the resident memory. ``memory/peak_cuda_gib`` is what PyTorch's allocator held on
-    the current GPU, including its cache; it is present only once the process uses CUDA.
+    the current GPU, including its cache, and ``memory/peak_tensors_gib`` what was in tensors. They are present only
+    once the process uses CUDA.
     """
     # getrusage's ru_maxrss is no substitute, since a child process inherits its parent's through fork and exec.
     status = Path("/proc/self/status").read_text()
@@ -63,4 +64,5 @@ def peak_memory() -> dict[str, float]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         peaks[m.PEAK_CUDA] = torch.cuda.max_memory_reserved() / _BYTES_PER_GIB
+        peaks[m.PEAK_TENSORS] = torch.cuda.max_memory_allocated() / _BYTES_PER_GIB
     return peaks

@@ -261,4 +261,6 @@ PEAK_RSS = _metric("memory/peak_rss_gib", "GiB",
     "the most resident memory since the start, of the process that needs most", panel="Memory: main memory")
 PEAK_CUDA = _metric("memory/peak_cuda_gib", "GiB",
     "the most GPU memory that PyTorch's allocator held since the start, with its cache", panel="Memory: GPU")
+PEAK_TENSORS = _metric("memory/peak_tensors_gib", "GiB",
+    "the most GPU memory in tensors since the start; the rest that the allocator held was cache and gaps")
 EVALUATION = _metric("evaluation/", "", "a number of a held-out evaluation")

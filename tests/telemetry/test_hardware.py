@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from grpo.telemetry.hardware import peak_of, peak_tflops
+from grpo.telemetry.hardware import peak_memory, peak_of, peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,14 @@ def test_a_gpu_is_known_by_its_name(name, peak):
 
 def test_a_cpu_has_no_peak_to_compare_with():
     assert peak_tflops(torch.device("cpu")) is None
+
+
+def test_the_peak_of_a_gpu_is_shown_with_and_without_the_allocators_gaps(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2 * 2**30)
+    peaks = peak_memory()
+    assert (peaks["memory/peak_cuda_gib"], peaks["memory/peak_tensors_gib"]) == (3.0, 2.0)
 
 
 def run(script: str) -> str:
