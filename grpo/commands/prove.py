@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -20,14 +21,15 @@ from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
 from grpo.prove.facts import Fact, Report
-from grpo.prove.sizes import SIZES, check_size, words_of
+from grpo.prove.sizes import SIZES, WAYS, check_size, words_of
 
 if TYPE_CHECKING:
     from grpo.prove.bench import Bench
 
     Measure = Callable[[Bench], Report | Iterable[Report]]
 
-USAGE = """usage: grpo prove [part=attention,learner] [size=tiny|1.5b|7b] [output_dir=runs/prove] [key=value ...]
+USAGE = """usage: grpo prove [part=attention,learner] [size=tiny|1.5b|7b] [ways=ZeRO-1,checkpointing]
+                  [output_dir=runs/prove] [key=value ...]
 
 Measures whether what is installed here is right and fast, all parts or those that are named:
 
@@ -42,17 +44,19 @@ Measures whether what is installed here is right and fast, all parts or those th
               only where it is named
 
 Models have random weights, and no network is needed. Other words are keys of a run, e.g. learner.zero_stage=3. Without
-a size it is tiny on a CPU and 1.5b on a GPU. Ends with a table, and 1 where something is wrong or slow. Parts that
-were measured before stay in output_dir/prove.json. Once learner, sync and sampler are there, it also prints the
-settings that this machine asks for; grpo dynamics plan takes the file as machine=. The name of the folder holds no
-time, because the parts come together in it."""
+a size it is tiny on a CPU and 1.5b on a GPU. ways= chooses among the learner's ways to save memory: ZeRO-1, ZeRO-2,
+ZeRO-3, checkpointing and offload. Ends with a table, and 1 where something is wrong or slow. A bound that no machine
+has set yet is a guess, and a number outside of it (look) does not count for that. Parts that were measured before stay
+in output_dir/prove.json. Once learner, sync and sampler are there, it also prints the settings that this machine asks
+for; grpo dynamics plan takes the file as machine=. The name of the folder holds no time, because the parts come
+together in it."""
 
 PARTS = ("attention", "learner", "round", "servers", "sync", "sampler")
 NAMED = ("determinism",)
 """These parts run only where they are named."""
-OWN_WORDS = ("part", "size", "output_dir")
+OWN_WORDS = ("part", "size", "ways", "output_dir")
 NEED_VLLM = ("round", "servers", "sync", "sampler", "determinism")
-COLORS = {"fine": "green", "wrong": "red", "slow": "yellow", "skipped": "dim"}
+COLORS = {"fine": "green", "wrong": "red", "slow": "yellow", "look": "yellow", "skipped": "dim"}
 
 
 def run(words: Sequence[str] = ()) -> int:
@@ -63,7 +67,8 @@ def run(words: Sequence[str] = ()) -> int:
     options = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
     overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
     refuse_misspelt(overrides, OWN_WORDS)
-    names = _part_names(options.get("part", ",".join(PARTS)))
+    names = _names("part", options.get("part", ",".join(PARTS)), PARTS + NAMED)
+    ways = _names("ways", options.get("ways", ",".join(WAYS)), WAYS)
     if "size" in options:
         check_size(options["size"])
     folder = Path(options.get("output_dir", "runs/prove"))
@@ -84,7 +89,7 @@ def run(words: Sequence[str] = ()) -> int:
     # Measurements in separate processes come first, before engines take this one's memory.
     parts = {
         "attention": [computation.attention],
-        "learner": [computation.gradients, computation.whole_step, learning.learner],
+        "learner": [computation.gradients, computation.whole_step, partial(learning.learner, ways=ways)],
         "round": [exchange.whole_round],
         "servers": [lost_server.servers],
         "sync": [link.channel],
@@ -116,18 +121,18 @@ def run(words: Sequence[str] = ()) -> int:
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
 
 
-def _part_names(word: str) -> list[str]:
-    """Returns the names of the parts in a word. Raises UserError for one that is unknown."""
-    names = word.split(",")
+def _names(key: str, value: str, known: Collection[str]) -> list[str]:
+    """Returns the names in the value of a word. Raises UserError for one that is unknown."""
+    names = value.split(",")
     for name in names:
-        require(name in PARTS + NAMED, f"part={name} is unknown: choose among {', '.join(PARTS + NAMED)}")
+        require(name in known, f"{key}={name} is unknown: choose among {', '.join(known)}")
     return names
 
 
 def _measured(measures: Sequence[tuple[str, Measure]], bench: Bench) -> Iterator[Report]:
     """Yields the reports of `measures`, each with its part's name, as they come, and prints the facts of each."""
     for part, measure in measures:
-        name = measure.__name__.replace("_", " ")
+        name = getattr(measure, "__name__", part).replace("_", " ")
         say(f"grpo: measuring {name}")
         for report in _to_the_end(part, name, measure, bench):
             for fact in report.facts:

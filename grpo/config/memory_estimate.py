@@ -176,7 +176,7 @@ def _learner_passes(config: TrainConfig, shape: ModelShape, world_size: int, on_
     token_bytes = activation_bytes(shape, size, learner.gradient_checkpointing, size if on_gpu else BYTES["float32"])
     rows = [
         (f"activations of {tokens:,} tokens", tokens * token_bytes),
-        (f"logits of {chunk:,} tokens", 3 * chunk * shape.vocabulary * 4),
+        (f"logits of {chunk:,} tokens", logit_bytes(chunk, shape.vocabulary)),
     ]
     if not config.model.lora.rank:
         # There are a sum over chunks, and the chunk that is added to it.
@@ -222,6 +222,11 @@ def activation_bytes(shape: ModelShape, size: int, checkpointing: bool, attended
     attention = attended * 2 * (shape.query_width + shape.key_value_width)
     layer = norms + attention + size * (shape.query_width + 4 * shape.inner_width)
     return shape.layers * size * shape.width + layer if checkpointing else shape.layers * layer
+
+
+def logit_bytes(tokens: int, vocabulary: int) -> int:
+    """Returns the bytes of a chunk's logits, probabilities and gradients, in float32."""
+    return 3 * tokens * vocabulary * BYTES["float32"]
 
 
 def step_tokens(config: TrainConfig, prompts: int) -> int:

@@ -11,6 +11,7 @@ determinism   whether the same rounds have the same bits (`determinism`)
 
 Shared by these:
 bench, sizes  a model of random weights with the engines that run it and the memory that it takes; its possible sizes
+roofline      the least time of a micro-batch on a GPU, counted without one
 facts         measured numbers with their expected bounds
 own_process, worker   measurements in separate processes
 

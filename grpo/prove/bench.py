@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -31,6 +32,7 @@ from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
 from grpo.models.files import ModelFiles
+from grpo.prove.facts import LOOK, SLOW
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
 from grpo.run.preparing import with_precision
 from grpo.run.tables import shape_of
@@ -99,6 +101,11 @@ class Bench:
         """Returns a message if a learner and a sampler do not fit into this rank's free GPU memory, else "". `steps`
         says whether the learner takes optimizer steps."""
         return lacking(self.config, self.shape, self.room, steps) if self.room else ""
+
+    @property
+    def slow(self) -> str:
+        """Returns the verdict on a number that is outside of a bound of speed. No GPU has set these bounds yet."""
+        return LOOK if self.device.type == "cuda" else SLOW
 
     @cached_property
     def files(self) -> ModelFiles:
@@ -201,6 +208,28 @@ class Bench:
                 torch.cuda.synchronize()
             durations.append(time.perf_counter() - start)
         return median(durations[1:])
+
+
+def busy_seconds(action: Callable[[], Any]) -> float:
+    """Returns the seconds of `action` in which some kernel runs on the GPU."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        action()
+        torch.cuda.synchronize()
+    on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    return covered((event.time_range.start, event.time_range.end) for event in on_device) / 1e6
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals.
+
+    >>> covered([(0, 2), (5, 6), (1, 3), (5.5, 5.7)])
+    4
+    """
+    total, covered_until = 0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
+    return total
 
 
 def reset_peak(device: torch.device) -> None:

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from grpo.config.folder import METRICS_FILE
+from grpo.config.memory_estimate import BYTES
 from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
-from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.facts import LOOK, Fact, Report
 from grpo.prove.own_process import exit_code
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import metrics as m
 from grpo.weight_sync.refresh import WeightSyncError, in_float32
 
 ROUNDS, WARM_UP = 4, 2
-LARGEST_REST = 0.1
+# Besides the refresh, a round may take this long for what is neither sampling nor learning.
+LONGEST_REST_SECONDS = 1.0
 # Limits in nats of the mean |sampler − learner| and of |mean of sampler − learner|, by precision. They are narrower
 # than a run's, which hold for every model. Rounding has either sign, so it nearly cancels out in the second.
 LARGEST_GAP = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -50,9 +52,9 @@ def sync(bench: Bench) -> Report:
         return Report([Fact("sync", "refresh, checked", None, needs=needs)])
     learner, sampler, config = bench.learner, bench.sampler, bench.config
     checked_sync = bench.sync()
-    bytes_per_number = {"bfloat16": 2, "float32": 4}[config.rollout.precision]
     seconds = bench.seconds(lambda: checked_sync.refresh(learner, sampler))
-    size = sum(tensor.numel() * bytes_per_number for bucket in learner.weight_buckets() for _, tensor in bucket)
+    size = sum(tensor.numel() for bucket in learner.weight_buckets() for _, tensor in bucket)
+    size *= BYTES[config.rollout.precision]
     was_noticed = 0.0
     try:
         checked_sync.refresh(learner, Flipping(sampler))
@@ -71,15 +73,20 @@ def sync(bench: Bench) -> Report:
     checked_sync.refresh(learner, sampler)
     rounding = "float32" if in_float32(config.learner, config.rollout) else "bfloat16"
     mean_gap, shift = fmean(map(abs, gaps)), abs(fmean(gaps))
-    # A refresh may take one second, and ten times as long as reading and writing all weights.
-    slowest = 1.0 + 20 * size / bench.bandwidth
+    slowest, what = slowest_refresh(bench, size), f"refresh of {size / 2**20:,.0f} MiB, checked"
     facts = [
-        Fact("sync", f"refresh of {size / 2**20:,.0f} MiB, checked", seconds, "s", high=slowest, failing=SLOW),
+        Fact("sync", what, seconds, "s", high=slowest, failing=bench.slow),
         Fact("sync", "flipped bit noticed", was_noticed, low=1.0),
         Fact("sync", "mismatch of log-probabilities", mean_gap, "nats", high=LARGEST_GAP[rounding]),
         Fact("sync", "… of their mean", shift, "nats", high=LARGEST_SHIFT[rounding]),
     ]
     return Report(facts, {"refresh_seconds": seconds})
+
+
+def slowest_refresh(bench: Bench, size: float) -> float:
+    """Returns the seconds that a refresh of `size` bytes may take: one, and ten times as long as reading and writing
+    them all."""
+    return 1.0 + 20 * size / bench.bandwidth
 
 
 def whole_round(bench: Bench) -> Report:
@@ -108,12 +115,17 @@ def whole_round(bench: Bench) -> Report:
     other_shares = [1 - (sampled + learned) / wall for wall, sampled, learned, _ in zip(walls, *phases, strict=True)]
     overhead = median(wall - sum(phase_seconds) for wall, *phase_seconds in zip(walls, *phases, strict=True))
     sleep_seconds = median(row.get(m.phase_seconds("sleep"), 0.0) for row in rows[WARM_UP:])
-    highest = LARGEST_REST if bench.device.type == "cuda" else None
+    highest = None
+    if bench.device.type == "cuda":
+        size = BYTES[bench.config.rollout.precision] * bench.shape.parameters
+        highest = (slowest_refresh(bench, size) + LONGEST_REST_SECONDS) / median(walls)
+        # Other processes measure on this GPU too.
+        torch.cuda.empty_cache()
     facts = [
         rounds_finished,
         Fact("round", "seconds of a round", median(walls), "s"),
         Fact("round", "… without sampling, learning, refresh", overhead, "s"),
         Fact("round", "… of these sleeping and waking", sleep_seconds, "s"),
-        Fact("round", "neither sampling nor learning", median(other_shares), high=highest, failing=SLOW),
+        Fact("round", "neither sampling nor learning", median(other_shares), high=highest, failing=LOOK),
     ]
     return Report(facts, {"round_overhead_seconds": max(0.0, overhead)})

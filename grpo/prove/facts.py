@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-FINE, WRONG, SLOW, UNKNOWN, MISSING = "fine", "wrong", "slow", "–", "skipped"
+FINE, WRONG, SLOW, LOOK, UNKNOWN, MISSING = "fine", "wrong", "slow", "look", "–", "skipped"
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """A fact is a number that `part` measured, expected from `low` to `high`; without either, nothing is expected.
 
-    `failing` is the verdict on a number outside of these bounds: WRONG or SLOW. If this machine cannot measure the
-    number, `measured` is None and `needs` says what is missing. If measuring it failed, `error` says why.
+    `failing` is the verdict on a number outside of these bounds: WRONG, SLOW, or LOOK where the bounds are a guess,
+    because no machine has set them yet. If this machine cannot measure the number, `measured` is None and `needs` says
+    what is missing. If measuring it failed, `error` says why.
     """
 
     part: str
@@ -29,7 +30,7 @@ class Fact:
 
     @property
     def verdict(self) -> str:
-        """Returns one of FINE, WRONG, SLOW, UNKNOWN and MISSING.
+        """Returns one of FINE, WRONG, SLOW, LOOK, UNKNOWN and MISSING.
 
         >>> Fact("sync", "seconds", 2.0, "s", high=1.0, failing=SLOW).verdict
         'slow'
@@ -49,12 +50,18 @@ class Fact:
 
     @property
     def expected(self) -> str:
+        """Returns what is expected, or why there is no number.
+
+        >>> Fact("learner", "MFU", 0.2, low=0.3, failing=LOOK).expected
+        '≥ 0.3 (a guess)'
+        """
         if self.measured is None:
             return self.error or self.needs
         if self.low is not None and self.high is not None:
             return f"{self.low:.3g}" if self.low == self.high else f"{self.low:.3g} … {self.high:.3g}"
         bounds = [f"≥ {self.low:.3g}"] if self.low is not None else []
-        return "".join(bounds + ([f"≤ {self.high:.3g}"] if self.high is not None else []))
+        bounds += [f"≤ {self.high:.3g}"] if self.high is not None else []
+        return "".join(bounds + ([" (a guess)"] if bounds and self.failing == LOOK else []))
 
     def row(self) -> tuple[str, str, str, str]:
         """Returns the cells of a table: what, measured, expected, verdict."""

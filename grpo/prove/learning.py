@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
 from grpo.host import device_memory
-from grpo.prove.bench import Bench, allocated_gib, peak_gib, peak_of_tensors_gib, reset_peak
-from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.bench import (
+    Bench,
+    allocated_gib,
+    busy_seconds,
+    config_of,
+    peak_gib,
+    peak_of_tensors_gib,
+    reset_peak,
+)
+from grpo.prove.facts import LOOK, WRONG, Fact, Report
 from grpo.prove.own_process import measured_apart
+from grpo.prove.roofline import ENOUGH, Speeds, count, policy_of
+from grpo.prove.sizes import WAYS
 from grpo.telemetry.hardware import peak_tflops
 from grpo.types import Batch
 
-WAYS = {
-    "ZeRO-1": (),
-    "ZeRO-2": ("learner.zero_stage=2",),
-    "ZeRO-3": ("learner.zero_stage=3",),
-    "checkpointing": ("learner.gradient_checkpointing=true",),
-    "offload": ("learner.offload_optimizer=true",),
-}
 NORM = "gradient norm"
-# A GPU must reach at least this share of its dense peak.
-LEAST_MFU = 0.4
-# A learner's tensors may take this multiple of the estimated memory. On a CPU some copies live for a moment longer.
-HIGHEST_MEMORY = {"cuda": 1.1, "cpu": 1.25}
+# A learner's tensors may take this multiple of the estimated memory, by the kind of device. The verdict on more stands
+# beside it. On a CPU some copies live for a moment longer.
+HIGHEST_MEMORY = {"cuda": (1.2, LOOK), "cpu": (1.25, WRONG)}
 # Gradient norms of two ways differ by rounding, because sums are taken in another order.
 NORM_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
 # Longer rows bring no speed. At most `MOST_LENGTHS` lengths are tried.
@@ -38,14 +38,16 @@ LONGEST_ROW, MOST_LENGTHS = 2**16, 5
 WATCHED = 8
 
 
-def learner(bench: Bench) -> Iterator[Report]:
-    """Yields a report of each of `WAYS`, measured in processes of its own on all GPUs of this machine. The gradient
+def learner(bench: Bench, ways: Sequence[str] = tuple(WAYS)) -> Iterator[Report]:
+    """Yields a report of each of `ways`, measured in processes of its own on all GPUs of this machine. The gradient
     norm of each is compared with the first one's."""
     num_ranks = max(1, torch.cuda.device_count()) if bench.device.type == "cuda" else 1
     first = math.nan
     if bench.device.type != "cuda":
         yield Report([Fact("learner", "share of the peak, and of waiting for the host", None, needs="needs a GPU")])
     for way, words in WAYS.items():
+        if way not in ways:
+            continue
         if needs := _lacking(bench, words, num_ranks):
             yield Report([Fact("learner", f"{way}: packed tokens", None, needs=needs)])
             continue
@@ -111,22 +113,40 @@ def learning(bench: Bench) -> Report:
     ]
     on_gpu = device.type == "cuda"
     if peak:
-        facts.append(Fact("learner", "share of the peak (MFU)", tflops / peak, low=LEAST_MFU, failing=SLOW))
+        least = least_mfu(bench, batch, 1e12 * peak)
+        facts.append(Fact("learner", "share of the peak (MFU)", tflops / peak, low=least, failing=LOOK))
     else:
         facts.append(Fact("learner", "arithmetic", tflops, "TFLOP/s"))
     if on_gpu:
         facts.append(Fact("learner", "share of waiting for the host", _waiting(bench, batch)))
     # On a CPU what is offloaded is in the same memory, which the estimate leaves out.
     offloaded = bench.config.learner.offload_optimizer and not on_gpu
-    highest = None if offloaded else HIGHEST_MEMORY[device.type] * estimate
-    facts.append(Fact("learner", f"peak memory (est. {estimate:.2g})", peak_memory, "GiB", high=highest))
+    multiple, failing = HIGHEST_MEMORY[device.type]
+    highest = None if offloaded else multiple * estimate
+    what = f"peak memory (est. {estimate:.2g})"
+    facts.append(Fact("learner", what, peak_memory, "GiB", high=highest, failing=failing))
     basis = {
         "gpus": torch.cuda.device_count() if on_gpu else 0,
         "device_gib": device_gib,
         "at_rest_gib": at_rest,
         "packed_tokens": tokens,
+        "checkpointing": bench.config.learner.gradient_checkpointing,
+        "logit_chunk": bench.config.learner.logit_chunk_tokens,
+        "vocabulary": bench.shape.vocabulary,
     }
     return Report(facts, {"learning_tokens_per_second": tokens / seconds / num_ranks}, basis)
+
+
+def least_mfu(bench: Bench, batch: Batch, peak: float) -> float | None:
+    """Returns the least MFU that a GPU of `peak` operations a second must reach, by the count of the first row. Returns
+    None where no row alone decides, because the host takes the steps, and for what is not counted."""
+    config = bench.config
+    learner = config.learner
+    uncounted = config.model.lora.rank or learner.sequence_parallel > 1 or learner.precision != "bfloat16"
+    if learner.offload_optimizer or uncounted:
+        return None
+    policy = policy_of(config_of(bench.size.shape), learner)
+    return ENOUGH * count(policy, batch.micro_batches[0], Speeds(peak, bench.bandwidth)).mfu
 
 
 def rows(bench: Bench) -> Report:
@@ -163,26 +183,4 @@ def _waiting(bench: Bench, batch: Batch) -> float:
     the profiler would take longer to read the events of all of them than the step takes."""
     watched_batch = replace(batch, micro_batches=batch.micro_batches[:WATCHED])
     seconds = bench.seconds(lambda: bench.learner.step(watched_batch), 1)
-    return max(0.0, 1 - _busy_seconds(bench, watched_batch) / seconds)
-
-
-def _busy_seconds(bench: Bench, batch: Batch) -> float:
-    """Returns the seconds of one step in which some kernel runs."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        bench.learner.step(batch)
-        torch.cuda.synchronize()
-    on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    return covered((event.time_range.start, event.time_range.end) for event in on_device) / 1e6
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Returns the length of the union of intervals.
-
-    >>> covered([(0, 2), (5, 6), (1, 3), (5.5, 5.7)])
-    4
-    """
-    total, covered_until = 0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0, end - max(start, covered_until))
-        covered_until = max(covered_until, end)
-    return total
+    return max(0.0, 1 - busy_seconds(lambda: bench.learner.step(watched_batch)) / seconds)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from itertools import count
 
 import torch
 
-from grpo.config.memory_estimate import ModelShape
+from grpo.config.memory_estimate import BYTES, ModelShape
 from grpo.interfaces import Draw
-from grpo.prove.bench import GIB, Bench
-from grpo.prove.facts import SLOW, Fact, Report
+from grpo.prove.bench import GIB, Bench, busy_seconds
+from grpo.prove.facts import LOOK, Fact, Report
 from grpo.prove.own_process import measured_apart
+from grpo.prove.roofline import ENOUGH
 from grpo.types import Completion
 
-# Decoding on a GPU must use at least this share of the memory's bandwidth.
-LEAST_ROOFLINE = 0.6
 # Sleeping and waking only map memory.
 LONGEST_SLEEP_SECONDS = 5.0
 # The tokens of each completion of the warm-up.
 WARM_UP_TOKENS = 32
+# The steps of decoding that are watched, after these first ones.
+WATCHED, FIRST = 50, 10
+# Each call asks other prompts, because the engine's cache would hold those that it has seen.
+_seeds = count(1)
 
 
 def without_graphs(bench: Bench) -> Report:
@@ -44,16 +48,22 @@ def sampler(bench: Bench) -> Report:
         speeds.append((len(completions), tokens / seconds))
         facts.append(Fact("sampler", f"{len(completions):,} completions at once", tokens / seconds, "tokens/s"))
     shape = bench.shape
-    number = {"bfloat16": 2, "float32": 4}[bench.config.rollout.precision]
+    number = BYTES[bench.config.rollout.precision]
     length = size.prompt_tokens + tokens / len(completions) / 2
     steps = max(len(completion.token_ids) for completion in completions)
     least = steps * step_bytes(shape, number, len(completions), length) / bench.bandwidth
     on_gpu = bench.device.type == "cuda"
     longest = size.prompt_tokens + size.completion_tokens
+    host_seconds, waiting = _decoding(bench)
+    # The thread that takes the engine's steps works while the GPU does, so that the longer of the two decides.
+    lowest = ENOUGH * least / max(least, steps * host_seconds) if on_gpu else None
     facts += [
         Fact("sampler", "memory bandwidth of a copy", bench.bandwidth / 1e9, "GB/s"),
-        Fact("sampler", "share of the roofline", least / seconds, low=LEAST_ROOFLINE if on_gpu else None, failing=SLOW),
+        Fact("sampler", "share of the roofline", least / seconds, low=lowest, failing=LOOK),
+        Fact("sampler", "processor time of a step", 1e3 * host_seconds, "ms"),
     ]
+    if waiting is not None:
+        facts.append(Fact("sampler", "share of waiting for the host", waiting))
     basis = {
         "completions": len(completions),
         "completion_tokens": tokens,
@@ -83,14 +93,42 @@ def _sampled(bench: Bench, num_prompts: int) -> tuple[float, list[Completion]]:
     The warm-up samples only `WARM_UP_TOKENS` of each completion: at a real size whole completions take a minute, and
     differ little in time.
     """
-    # Each call asks other prompts, because the engine's cache would hold those that it has seen.
-    prompt_batches = (bench.prompts(seed)[:num_prompts] for seed in count(1000 * num_prompts))
-    sampling = bench.config.rollout.sampling
-    short_sampling = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
-    bench.sampler.generate(Draw(next(prompt_batches), bench.size.group_size, short_sampling))
+    _generate(bench, num_prompts, WARM_UP_TOKENS)
     start = time.perf_counter()
-    groups = bench.sampler.generate(Draw(next(prompt_batches), bench.size.group_size))
-    return time.perf_counter() - start, [completion for group in groups for completion in group.completions]
+    completions = _generate(bench, num_prompts)
+    return time.perf_counter() - start, completions
+
+
+def _generate(bench: Bench, num_prompts: int, tokens: int = sys.maxsize) -> list[Completion]:
+    """Samples the groups of `num_prompts` prompts, at most `tokens` of each completion."""
+    sampling = bench.config.rollout.sampling
+    sampling = replace(sampling, max_tokens=min(tokens, sampling.max_tokens))
+    draw = Draw(bench.prompts(next(_seeds))[:num_prompts], bench.size.group_size, sampling)
+    return [completion for group in bench.sampler.generate(draw) for completion in group.completions]
+
+
+def _decoding(bench: Bench) -> tuple[float, float | None]:
+    """Returns the processor seconds of this thread in a step of decoding, and the share of the step in which no kernel
+    runs, or None on a CPU.
+
+    They are differences between calls for `FIRST` + `WATCHED` tokens and for `FIRST`, so prompts do not count.
+    """
+
+    def taken(tokens: int) -> tuple[int, float, float]:
+        start, own = time.perf_counter(), time.thread_time()
+        completions = _generate(bench, bench.size.prompts, tokens)
+        seconds = time.perf_counter() - start, time.thread_time() - own
+        return max(len(completion.token_ids) for completion in completions), *seconds
+
+    def busy(tokens: int) -> float:
+        return busy_seconds(lambda: _generate(bench, bench.size.prompts, tokens))
+
+    before, after = taken(FIRST), taken(FIRST + WATCHED)
+    steps, seconds, own_seconds = (late - early for early, late in zip(before, after, strict=True))
+    own_seconds /= max(1, steps)
+    if bench.device.type != "cuda":
+        return own_seconds, None
+    return own_seconds, max(0.0, 1 - (busy(FIRST + WATCHED) - busy(FIRST)) / seconds)
 
 
 def _sleep(bench: Bench) -> list[Fact]:
@@ -105,5 +143,5 @@ def _sleep(bench: Bench) -> list[Fact]:
     least = 0.7 * bench.config.rollout.gpu_memory_fraction * total / GIB
     return [
         Fact("sampler", "memory that sleep frees", freed_bytes / GIB, "GiB", low=least),
-        Fact("sampler", "going to sleep", seconds, "s", high=LONGEST_SLEEP_SECONDS, failing=SLOW),
+        Fact("sampler", "going to sleep", seconds, "s", high=LONGEST_SLEEP_SECONDS, failing=LOOK),
     ]

@@ -1,5 +1,5 @@
 # Light: imported before torch, or without it.
-"""This module holds the sizes of model and round that a proof can measure, and the overrides of its runs."""
+"""This module holds what a proof can measure: sizes of model and round, the learner's ways, and the runs' overrides."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ SIZES = {
     "1.5b": Size((1536, 28, 12, 2, 8960, 151_936), 32, 8, 200, 800),
     "7b": Size((3584, 28, 28, 4, 18_944, 152_064), 32, 8, 200, 800),
 }
+
+
+WAYS = {
+    "ZeRO-1": (),
+    "ZeRO-2": ("learner.zero_stage=2",),
+    "ZeRO-3": ("learner.zero_stage=3",),
+    "checkpointing": ("learner.gradient_checkpointing=true",),
+    "offload": ("learner.offload_optimizer=true",),
+}
+"""These are the ways of a learner to save memory, each with its overrides."""
 
 
 def check_size(name: str) -> None:

@@ -213,6 +213,9 @@ def test_ways_that_do_not_fit_and_ways_that_learn_something_else_are_reported(be
         return Report([fact], {"learning_tokens_per_second": float(len(way))})
 
     monkeypatch.setattr(learning, "measured_apart", measured)
+    list(learning.learner(bench, ["offload"]))
+    assert list(tried) == ["offload"]
+    tried.clear()
     report = Report.joined(learning.learner(bench))
     assert [fact.verdict for fact in report.facts] == ["skipped", "–", "skipped", "wrong", "fine", "fine"]
     assert tried == {
@@ -236,8 +239,11 @@ def test_a_measurement_that_fails_is_a_fact_and_the_others_are_made(tmp_path, mo
     monkeypatch.setattr(computation, "attention", refused)
     monkeypatch.setattr(computation, "gradients", crashed)
     monkeypatch.setattr(computation, "whole_step", lambda bench: Report([]))
-    monkeypatch.setattr(learning, "learner", lambda bench: Report([Fact("learner", "norm off by", 0.0, high=1.0)]))
-    assert prove.run(["part=attention,learner", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]) == 1
+    chosen = []
+    fine = Report([Fact("learner", "norm off by", 0.0, high=1.0)])
+    monkeypatch.setattr(learning, "learner", lambda bench, ways: chosen.extend(ways) or fine)
+    words = ["part=attention,learner", "ways=ZeRO-1,offload", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]
+    assert prove.run(words) == 1 and chosen == ["ZeRO-1", "offload"]
     printed = capsys.readouterr()
     assert "grpo:   refused  learner and sampler hold different weights  wrong\n" in printed.err
     assert "grpo:   crashed  RuntimeError: CUDA error: no kernel image is available  wrong\n" in printed.err
@@ -261,10 +267,16 @@ def test_a_proof_that_is_ended_before_its_time_leaves_what_it_has_measured(tmp_p
     assert "grpo:   error  2  ≤ 1  wrong\n" in capsys.readouterr().err
 
 
-def test_a_part_that_is_slow_ends_the_proof_with_1(tmp_path, monkeypatch):
+def test_a_part_that_is_slow_ends_the_proof_with_1_unless_its_bound_is_a_guess(tmp_path, monkeypatch, capsys):
     slow = Report([Fact("attention", "seconds", 2.0, high=1.0, failing="slow")])
     monkeypatch.setattr(computation, "attention", lambda bench: slow)
-    assert prove.run(["part=attention", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]) == 1
+    words = ["part=attention", "size=tiny", "device=cpu", f"output_dir={tmp_path}"]
+    assert prove.run(words) == 1
+    guessed = Report([Fact("attention", "seconds", 2.0, high=1.0, failing="look")])
+    monkeypatch.setattr(computation, "attention", lambda bench: guessed)
+    capsys.readouterr()
+    assert prove.run(words) == 0
+    assert "seconds  2  ≤ 1 (a guess)  look\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("word", "command"), [("hardware.ranks_per_node=8", "launch"), ("rollout=vllm", "train")])
@@ -279,7 +291,10 @@ def test_parts_that_need_vllm_say_so_where_there_is_none(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.count("needs vLLM") == 2
 
 
-def test_unknown_parts_are_refused(tmp_path):
+def test_unknown_parts_and_ways_are_refused(tmp_path):
+    known = "ways=ZeRO-4 is unknown: choose among ZeRO-1, ZeRO-2, ZeRO-3, checkpointing, offload"
+    with pytest.raises(UserError, match=known):
+        prove.run(["ways=ZeRO-1,ZeRO-4", f"output_dir={tmp_path}"])
     with pytest.raises(
         UserError, match="part=nets is unknown: choose among attention, learner, round, servers, sync, sampler"
     ):
