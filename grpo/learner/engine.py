@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import groups
 from torch import nn
 from torch.distributed import distributed_c10d
@@ -120,14 +121,15 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
 def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
     """Lets transformers load a model in shards under ZeRO-3, one for each rank, layer by layer.
 
-    Otherwise every rank would load the whole model and move it to its GPU, before DeepSpeed shards it.
+    Otherwise every rank would load the whole model and move it to its GPU, before DeepSpeed shards it. DeepSpeed also
+    replaces torch's function of linear layers, which a sampler in this process calls too. It gets the original back.
     """
     if learner.zero_stage < 3:
         yield
         return
     # transformers looks whether such an object exists, and then loads a model in shards.
     config = HfDeepSpeedConfig(deepspeed_config(replace(learner, precision=precision)))
-    original_init = deepspeed.zero.Init
+    original_init, original_linear = deepspeed.zero.Init, nn.functional.linear
     # By default `Init` rounds everything that a model makes while it is built to bfloat16, tables of positions too.
     rounding = {"tensor_overrides": [deepspeed.zero.DeepSpeedTensorOverride.device]}
     # It would also make the group of a second copy anew, which a process can do only once.
@@ -136,8 +138,16 @@ def sharded_loading(learner: LearnerConfig, precision: str) -> Iterator[None]:
     try:
         yield
     finally:
-        deepspeed.zero.Init = original_init
+        deepspeed.zero.Init, nn.functional.linear = original_init, original_linear
         del config
+
+
+class _ShardedLinear(nn.Linear):
+    """This linear layer does not keep its gathered weight from the forward pass for the backward pass, which gathers it
+    again. Torch's function keeps the transposed weight, and so ZeRO-3 would hold the whole model by the last layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return zero3_linear_wrap(input, self.weight, self.bias)
 
 
 def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpeedEngine:
@@ -178,9 +188,14 @@ def start_frozen_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.
     return _initialized(model=policy, config=config)
 
 
-def _initialized(**arguments: Any) -> deepspeed.DeepSpeedEngine:
+def _initialized(model: nn.Module, config: dict[str, Any], **arguments: Any) -> deepspeed.DeepSpeedEngine:
+    zero = config["zero_optimization"]
+    if zero["stage"] == 3 and zero.get("memory_efficient_linear", True):
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = _ShardedLinear
     with quiet():
-        return deepspeed.initialize(**arguments)[0]
+        return deepspeed.initialize(model=model, config=config, **arguments)[0]
 
 
 def quiet() -> AbstractContextManager:

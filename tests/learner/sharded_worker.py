@@ -25,7 +25,7 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import load_policy
 from tests.learner.models import files_of
 
-DEVICE = torch.device("cpu")
+DEVICE, LINEAR = torch.device("cpu"), torch.nn.functional.linear
 allocated = {"most at once": 0}
 
 
@@ -62,6 +62,21 @@ def noted(enter):
     return entered
 
 
+def kept(policy):
+    """Returns how many linear layers keep a view of their gathered weight for the backward pass."""
+    views = []
+
+    def packed(tensor):
+        views.append(isinstance(tensor._base, torch.nn.Parameter))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        for layer in (module for module in policy.modules() if isinstance(module, torch.nn.Linear)):
+            layer(torch.ones(1, 3, layer.in_features, dtype=layer.weight.dtype, requires_grad=True))
+    assert views
+    return sum(views)
+
+
 def main(model: str, output: str) -> None:
     init_distributed(DEVICE, 300)
     learner_module.start_engine = note("policy", learner_module.start_engine)
@@ -76,6 +91,7 @@ def main(model: str, output: str) -> None:
         allocated["most at once"] = 0
         learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         facts[precision] = dict(allocated)
+        facts[precision]["linear is torch's"] = torch.nn.functional.linear is LINEAR
         gathered.__enter__ = enter
         whole = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, precision)).state_dict()
         ours = {name: tensor.clone() for bucket in learner.weight_buckets() for name, tensor in bucket}
@@ -90,6 +106,7 @@ def main(model: str, output: str) -> None:
             "buffers": buffers(learner.policy),
             "buffers of a whole model": buffers(load_policy(files_of(model), config.model, precision, 64)),
         }
+        facts[precision]["kept"] = kept(learner.policy)
         gathered.__enter__ = noted(enter)
         learner.engine.destroy()
     config = TrainConfig()

@@ -41,5 +41,10 @@ def test_weights_loaded_in_shards_are_those_that_were_saved(facts, precision):
     assert {kind for kind, _ in allocated["buffers"].values()} == {"torch.float32"}
 
 
+def test_linear_layers_keep_no_gathered_weight_and_torchs_function_is_its_own(facts):
+    for allocated in facts[0]["float32"], facts[1]["bfloat16"]:
+        assert (allocated["kept"], allocated["linear is torch's"]) == (0, True)
+
+
 def test_operations_are_counted_of_the_whole_model(facts):
     assert facts[0]["float32"]["flops"] == facts[0]["flops of a whole model"] > 0
