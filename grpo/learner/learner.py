@@ -29,6 +29,7 @@ from grpo.learner.reference import AdapterReference, CopyReference, reference_lo
 from grpo.learner.resharding import SHARDS, Layout, load_resharded, only_plain_data, saved_layout, to_the_end
 from grpo.learner.sequence_parallel import SequenceGroup
 from grpo.learner.step_products import Products, StepProducts
+from grpo.learner.varlen import choose_kernel
 from grpo.learner.weights import weight_buckets
 from grpo.models.files import ModelFiles
 from grpo.types import (
@@ -65,6 +66,7 @@ class DeepSpeedLearner:
         # A learner that continues its own run loads its checkpoint, and not the weights that the run started with.
         model = dataclasses.replace(settings.model, start="") if checkpoint else settings.model
         chunk = learner.logit_chunk_tokens
+        choose_kernel(device)
         loading = sharded_loading(learner, learner.precision)
         policy = load_policy(files, model, learner.precision, chunk, settings.seed, self._together, loading)
         if learner.gradient_checkpointing:

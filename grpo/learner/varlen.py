@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from grpo.host import ranks
+from grpo.host.terminal import say
 from grpo.learner.group_logprobs import sent
 
 # torch 2.11 takes fewer heads of keys than of queries without a flag.
@@ -95,6 +97,38 @@ def _widest(device: torch.device) -> int:
     if capability < (8, 0):
         return 0
     return WIDEST if capability in ((8, 0), (9, 0), (10, 0)) else WIDEST_ELSEWHERE
+
+
+@cache
+def choose_kernel(device: torch.device) -> None:
+    """Replaces torch's kernel, FlashAttention 2, by FlashAttention 3 on Hopper, if that is installed and computes the
+    same. Says which one is used."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return
+    own = _tried(device)
+    why = ""
+    try:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+        if not all(
+            torch.allclose(new, old, rtol=0.02, atol=0.02) for new, old in zip(_tried(device), own, strict=True)
+        ):
+            why = "it computes other numbers"
+    except Exception as error:
+        # Its package is built on many machines, and fails in as many ways.
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    if why and torch.nn.attention.current_flash_attention_impl():
+        torch.nn.attention.restore_flash_attention_impl()
+    if not ranks.rank():
+        say(f"grpo: attention is computed by FlashAttention {f'2, without FlashAttention 3 ({why})' if why else '3'}")
+
+
+def _tried(device: torch.device) -> list[Tensor]:
+    """Returns the attention of a small row, and its gradients."""
+    spans = spans_of([(24, 16, 8)], [0], device)
+    numbers = torch.arange(4 * 48 * 128, device=device).view(1, 4, 48, 128)
+    inputs = [(numbers * step).sin().bfloat16().requires_grad_() for step in (0.3, 0.7, 1.1)]
+    output = attend(*inputs, spans, None, None)
+    return [output, *torch.autograd.grad(output.float().square().sum(), inputs)]
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scale: float | None, window: int | None) -> Tensor:

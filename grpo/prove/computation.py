@@ -13,6 +13,7 @@ from grpo.learner.attention import NAME, TreeRow, tree_attention
 from grpo.learner.group_logprobs import to_device
 from grpo.learner.policy import Policy
 from grpo.learner.proof import difference, example_row, own_results, packed_results
+from grpo.learner.varlen import choose_kernel
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 from grpo.prove.learning import NORM_BOUNDS
@@ -36,6 +37,7 @@ HEADS, SHARED, WIDTH, WINDOW = 8, 2, 64, 40
 
 def attention(bench: Bench) -> Report:
     """Compares attention over packed prompt trees with each completion alone, in full and with a sliding window."""
+    choose_kernel(bench.device)
     facts = []
     for dtype, bound in BOUNDS.items():
         for kind, window in (("plain", None), ("window", WINDOW)):

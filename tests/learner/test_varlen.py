@@ -64,6 +64,39 @@ def test_attention_that_the_kernel_does_not_know_is_computed_without_it(kind, ca
     assert calls == []
 
 
+@pytest.mark.parametrize(
+    ("factor", "error", "said", "impl"),
+    [
+        (1, None, "3", "FA3"),
+        (2, None, "2, without FlashAttention 3 (it computes other numbers)", None),
+        (1, ModuleNotFoundError("No module named 'flash_attn_interface'"), "2, without FlashAttention 3 (Module", None),
+    ],
+)
+def test_hopper_takes_flash_attention_3_where_it_is_installed_and_computes_the_same(
+    factor, error, said, impl, calls, monkeypatch, capsys
+):
+    active = []
+    kernel = varlen.varlen_attn
+
+    def activate(name):
+        active.append(name)
+        if error:
+            active.clear()
+            raise error
+
+    monkeypatch.setattr(varlen, "varlen_attn", lambda *row, **named: kernel(*row, **named) * (factor if active else 1))
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+    monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active[0] if active else None)
+    monkeypatch.setattr(torch.nn.attention, "restore_flash_attention_impl", active.clear)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    tried = varlen._tried
+    monkeypatch.setattr(varlen, "_tried", lambda device: tried(torch.device("cpu")))
+    varlen.choose_kernel.__wrapped__(torch.device("cuda"))
+    printed = capsys.readouterr()
+    assert f"attention is computed by FlashAttention {said}" in printed.out + printed.err
+    assert active == ([impl] if impl else [])
+
+
 def test_the_keys_of_a_completion_are_its_prompts_and_its_own():
     spans = attention.TreeRow(TREES, torch.float64, torch.device("cpu")).spans
     assert spans.keys.tolist() == [place for run in PLACES for place in run]
