@@ -1,7 +1,7 @@
 """This module turns a sampler's settings into vLLM's arguments, for an engine in this process and for servers alike.
 
-It also seeds every completion, so that a run repeated samples the same tokens, whatever else is in the batch. It says
-which vLLM is installed, without importing it.
+It also seeds every completion, see `sample_seed` for what that repeats. It says which vLLM is installed, without
+importing it.
 """
 
 from __future__ import annotations
