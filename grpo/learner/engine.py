@@ -16,7 +16,6 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import groups
@@ -105,7 +104,8 @@ def deepspeed_config(learner: LearnerConfig) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         "zero_optimization": zero,
-        "bf16": {"enabled": learner.precision == "bfloat16"},
+        # Stage 1 then adds each bfloat16 gradient to its float32 sum at once, instead of all after a backward pass.
+        "bf16": {"enabled": learner.precision == "bfloat16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": "fp32"},
         "gradient_clipping": learner.max_gradient_norm,
         "zero_allow_untested_optimizer": True,
@@ -162,15 +162,6 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
     optimizer = kind(parameters, lr=learner.learning_rate, **optimizer_settings(learner), **fused)
     with passing_on("learner.deepspeed", learner.deepspeed):
         return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
-
-
-def backward(engine: deepspeed.DeepSpeedEngine, loss: torch.Tensor) -> None:
-    """Adds the gradients of `loss`, unscaled, to those of the step."""
-    engine.backward(loss, scale_wrt_gas=False)
-    if isinstance(engine.optimizer, BF16_Optimizer):
-        # It has added these gradients to its own, in float32. It would fill them with zeros before the next backward
-        # pass, which would add to them instead of writing them.
-        engine.optimizer.clear_lp_grads(set_to_none=True)
 
 
 def optimizer_settings(learner: LearnerConfig) -> dict[str, Any]:

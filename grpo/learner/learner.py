@@ -19,7 +19,7 @@ from grpo.config.optimizer import chosen_optimizer, learning_rate_factor
 from grpo.config.parts import LearnerSettings
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import backward, check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine
+from grpo.learner.engine import check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.group_logprobs import Scoring, spoil_unless, to_device, with_selection
 from grpo.learner.loading import fitting_layout, load_policy
@@ -171,7 +171,7 @@ class DeepSpeedLearner:
             logprobs, entropies = self.engine(micro_on_device, self._settings.temperature)
             loss, metrics = policy_loss(logprobs, entropies, micro_on_device, objective)
             spoil_unless(loss.isfinite(), logprobs)
-            backward(self.engine, loss * self.collective.world_size)
+            self.engine.backward(loss * self.collective.world_size, scale_wrt_gas=False)
             sums += metrics
             whole_loss += loss.detach()
         tokens = sum(micro.targets.numel() for micro in batch.micro_batches)
