@@ -116,8 +116,8 @@ def rounds_of(words, output, count):
     return rows(output / "metrics.jsonl")[1:], walls
 
 
-def main(folder, name="small", *overrides):
-    folder = Path(folder)
+def settings_of(folder, name, overrides):
+    """Builds the shape's model in the folder, and returns the words of its run."""
     shape, (group_size, prompts, max_tokens), num_rounds = SHAPES[name]
     build(shape, folder / name)
     settings = [
@@ -132,7 +132,13 @@ def main(folder, name="small", *overrides):
         ),
         *("dynamics.refresh_interval=1", f"output_dir={folder / 'run'}", *overrides),
     ]
-    settings = fitting(settings)
+    return fitting(settings)
+
+
+def main(folder, name="small", *overrides):
+    folder = Path(folder)
+    shape, (group_size, prompts, _), num_rounds = SHAPES[name]
+    settings = settings_of(folder, name, overrides)
     config = with_precision(compose_config(settings))
     device = ranks.device(config.device)
     measured, walls = rounds_of(settings, folder / "run", num_rounds + WARM_UP)

@@ -5,7 +5,7 @@
 Run it with an interpreter that has trl==1.16.0 beside this project's environment. It writes wall-clock and processor
 seconds per step, reward per step and peak memory, to be compared with a run of `grpo train experiment=quickstart` of as
 many steps. KEY=VALUE changes that experiment, for example `learner.precision=float32`. TRL generates with transformers
-here, because its vLLM mode needs a GPU.
+here, because its vLLM mode needs a GPU: see `trl_colocate.py`.
 """
 
 import json
@@ -32,9 +32,6 @@ from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.sources import load_problems
 
-config = with_precision(compose_config(["experiment=quickstart", *sys.argv[3:]]))
-STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 10
-
 
 def reward(completions, answer, **_):
     numbers = [re.findall(r"-?\d+", completion.replace(",", "")) for completion in completions]
@@ -57,19 +54,24 @@ class Clock(TrainerCallback):
             self.rewards.append(logs["reward"])
 
 
-def main():
-    path = resolve(config.model, list)
-    tokenizer = ModelFiles(path).tokenizer
+def dataset_of(config, tokenizer):
+    """Returns the problems that a run of this configuration trains on, as TRL takes them."""
     problems, _ = load_problems(config.task.data)
     train, _ = split(problems, config.task.data.held_out_fraction)
     encode = PromptEncoder(tokenizer, config.task.prompt)
-    rows = [{"prompt": encode.text(problem), "answer": problem.answer} for problem in train]
+    return Dataset.from_list([{"prompt": encode.text(problem), "answer": problem.answer} for problem in train])
+
+
+def main(output, steps=10, *overrides):
+    config = with_precision(compose_config(["experiment=quickstart", *overrides]))
+    path = resolve(config.model, list)
+    tokenizer = ModelFiles(path).tokenizer
     group_size, prompts = config.dynamics.group_size, config.dynamics.prompts_per_step
     clock = Clock()
     trainer = trl.GRPOTrainer(
         model=str(path),
         reward_funcs=reward,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=dataset_of(config, tokenizer),
         processing_class=tokenizer,
         callbacks=[clock],
         args=trl.GRPOConfig(
@@ -77,7 +79,7 @@ def main():
             per_device_train_batch_size=group_size * prompts,
             num_generations=group_size,
             max_completion_length=config.rollout.sampling.max_tokens,
-            max_steps=STEPS,
+            max_steps=int(steps),
             learning_rate=config.learner.learning_rate,
             lr_scheduler_type="constant",
             epsilon_high=0.28,
@@ -102,10 +104,10 @@ def main():
         "reward": clock.rewards,
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    with open(sys.argv[1], "w") as file:
+    with open(output, "w") as file:
         json.dump(result, file, indent=1)
     print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -3,8 +3,9 @@
 # Nothing is resolved: the lists beside this script are exact. PRUNE names files that are left out.
 set -eu
 out=$1 list=$(dirname "$0")/$2.txt part=${3:-56} python=${4:-3.12}
-# Kernels that a Hopper GPU does not use for a plain text model. PRUNE= keeps them for other GPUs.
-: "${PYTHON:=python3}" "${PRUNE=vllm/vllm_flash_attn/_vllm_fa2_C* vllm/vllm-rs* vllm/third_party/flashmla*}"
+# Kernels that a Hopper GPU does not use for a dense text model. PRUNE= keeps them for other GPUs and mixtures of experts.
+: "${PYTHON:=python3}" "${PRUNE=vllm/vllm_flash_attn/_vllm_fa2_C* vllm/vllm-rs* vllm/third_party/flashmla* \
+  vllm/_moe_C_stable_libtorch* vllm/_qutlass_C* vllm/third_party/fmha_sm100}"
 site=$out/site sources='^(deepspeed|antlr4-python3-runtime)=='
 mkdir -p "$site" "$out/built"
 { grep -hE '^[a-z]' "$list"; [ "$2" = small ] || grep -hE '^[a-z]' "$(dirname "$0")/small.txt"; } >"$out/pins"

@@ -5,10 +5,10 @@ import torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
-GIB = 2**30
+GIB, CYCLES = 2**30, 20
 
 
-def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
+def test_sleep_frees_cache_and_weights_and_graphs_write_the_same_after_each_of_twenty_cycles(tmp_path, alone):
     from benchmarks.small_models import tiny_tokenizer
     from grpo.config import SamplingConfig, TrainConfig
     from grpo.config.parts import LearnerSettings, SamplerSettings
@@ -22,8 +22,6 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     config, device = TrainConfig(device="cuda"), torch.device("cuda", 0)
     config.learner.precision = config.rollout.precision = "bfloat16"
     config.model.max_length, config.rollout.gpu_memory_fraction = 64, 0.2
-    # Graphs and their compilation are in test_engines.py.
-    config.rollout.enforce_eager = True
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     model = tiny_llama(tmp_path)
     tiny_tokenizer().save_pretrained(model)
@@ -33,10 +31,11 @@ def test_sleep_frees_cache_and_weights_until_the_next_refresh(tmp_path, alone):
     sync.refresh(learner, sampler)
     prompts = [Prompt(Problem("p", "q", "a"), (3, 4, 5, 6))]
     before = sampler.generate(Draw(prompts, 4))
-    awake = torch.cuda.mem_get_info(device)[0]
-    sampler.sleep()
-    freed = torch.cuda.mem_get_info(device)[0] - awake
-    assert freed > 0.1 * torch.cuda.get_device_properties(device).total_memory, f"{freed / GIB:.1f} GiB"
-    sync.refresh(learner, sampler)
-    after = sampler.generate(Draw(prompts, 4))
-    assert [c.token_ids for c in after[0].completions] == [c.token_ids for c in before[0].completions]
+    for cycle in range(CYCLES):
+        awake = torch.cuda.mem_get_info(device)[0]
+        sampler.sleep()
+        freed = torch.cuda.mem_get_info(device)[0] - awake
+        assert freed > 0.1 * torch.cuda.get_device_properties(device).total_memory, f"{freed / GIB:.1f} GiB"
+        sync.refresh(learner, sampler)
+        after = sampler.generate(Draw(prompts, 4))
+        assert [c.token_ids for c in after[0].completions] == [c.token_ids for c in before[0].completions], cycle
