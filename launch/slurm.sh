@@ -5,7 +5,8 @@
 # Two minutes before its time is up, or when it is preempted, the job is asked to stop: it saves after its present
 # optimizer step, goes back into the queue, and continues from that checkpoint. Its folder is runs/NAME/job-NUMBER.
 # `scancel JOB` ends all of it. GRPO_IMAGE=grpo.sif runs an image of launch/Dockerfile on every machine by Apptainer, and
-# any other name by pyxis and enroot.
+# any other name by pyxis and enroot. There /cache is your own cache folder (XDG_CACHE_HOME, or else ~/.cache),
+# and HF_HOME is seen too.
 #SBATCH --job-name=grpo
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -16,11 +17,17 @@
 set -uo pipefail
 cd "${SLURM_SUBMIT_DIR:?start it with sbatch, from the folder of the checkout}"
 run=(srun --ntasks-per-node=1 --cpu-bind=none)
+if [[ ${GRPO_IMAGE:-} ]]; then
+  cache=${XDG_CACHE_HOME:-$HOME/.cache}
+  mkdir -p "$cache"
+  mounts=$PWD:$PWD,$cache:/cache${HF_HOME:+,$HF_HOME:$HF_HOME}
+  export XDG_CACHE_HOME=/cache
+fi
 case ${GRPO_IMAGE:-} in
   "") bash launch/setup.sh || exit
       run=("${GRPO_VENV:-.venv}/bin/python" -m grpo.cli); each=() ;;
-  *.sif) run+=(apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$GRPO_IMAGE" grpo); each=(hardware.shell=each) ;;
-  *) run+=("--container-image=$GRPO_IMAGE" "--container-mounts=$PWD:$PWD" "--container-workdir=$PWD" grpo)
+  *.sif) run+=(apptainer exec --nv --bind "$mounts" --pwd "$PWD" "$GRPO_IMAGE" grpo); each=(hardware.shell=each) ;;
+  *) run+=("--container-image=$GRPO_IMAGE" "--container-mounts=$mounts" "--container-workdir=$PWD" grpo)
      each=(hardware.shell=each) ;;
 esac
 # Learners and servers in containers share this key.

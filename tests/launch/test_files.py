@@ -1,5 +1,6 @@
 """The files to copy for Kubernetes and SkyPilot start commands that grpo accepts, on machines that find one another."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def test_the_parts_of_the_file_for_kubernetes_name_one_another():
         name for name, job in JOBS.items() if any(each["name"] == "GRPO_SERVER_KEY" for each in job["trainer"]["env"])
     ]
     assert keys == ["grpo-served"] and JOBS["grpo-served"]["suspend"]
+
+
+def test_the_image_is_not_roots_caches_in_one_place_and_takes_no_runs_along():
+    image = (FOLDER / "Dockerfile").read_text()
+    variables = dict(word.split("=", 1) for word in re.findall(r"[A-Z_]+=\S+", image.split("ENV PATH")[1]))
+    assert {name: path for name, path in variables.items() if not path.startswith("/cache")} == {"USER": "grpo"}
+    assert {"XDG_CACHE_HOME", "HF_HOME", "FLASHINFER_WORKSPACE_BASE", "TRITON_CACHE_DIR"} <= variables.keys()
+    assert re.search(r"^USER 1000", image, re.MULTILINE) and "chmod 1777 runs /cache" in image
+    left_out = (FOLDER / "Dockerfile.dockerignore").read_text().split()
+    assert {".git", ".venv*", "runs", "outputs", ".airgap"} <= {*left_out}
 
 
 def test_skypilots_machines_start_one_run():

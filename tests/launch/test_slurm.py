@@ -58,10 +58,14 @@ def test_a_job_that_slurm_starts_again_finds_its_folder_and_its_checkpoint(tmp_p
 @pytest.mark.parametrize(
     ("image", "within"),
     [
-        ("grpo.sif", f"apptainer exec --nv --bind {ROOT} --pwd {ROOT} grpo.sif grpo launch "),
+        (
+            "grpo.sif",
+            f"apptainer exec --nv --bind {ROOT}:{ROOT},CACHE:/cache,/hub:/hub --pwd {ROOT} grpo.sif grpo launch ",
+        ),
         (
             "my/grpo",
-            f"--container-image=my/grpo --container-mounts={ROOT}:{ROOT} --container-workdir={ROOT} grpo launch ",
+            f"--container-image=my/grpo --container-mounts={ROOT}:{ROOT},CACHE:/cache,/hub:/hub "
+            f"--container-workdir={ROOT} grpo launch ",
         ),
     ],
 )
@@ -76,6 +80,8 @@ def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\n{program}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "17"}
+    cache = environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    environment["HF_HOME"] = "/hub"
     words = ["bash", "launch/slurm.sh", "experiment=tiny", "hardware=slurm"]
     with subprocess.Popen(
         words, cwd=ROOT, env=environment | {"GRPO_IMAGE": image}, stdout=subprocess.PIPE, text=True
@@ -86,7 +92,7 @@ def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back
         process.terminate()
         started, requeued = process.stdout.read().splitlines()
     assert process.returncode == 143 and requeued == "scontrol requeue 17"
-    assert started.startswith("--ntasks-per-node=1 --cpu-bind=none ") and within in started
+    assert started.startswith("--ntasks-per-node=1 --cpu-bind=none ") and within.replace("CACHE", cache) in started
     # The machines agree on the folder, and have one key. The last of several words for a key counts.
     given = "checkpoint.resume=auto checkpoint.grace_seconds=110 experiment=tiny hardware=slurm hardware.shell=each"
     assert started.endswith(f"{given} job-17 48")
