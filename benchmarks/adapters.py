@@ -56,7 +56,7 @@ def measure(source: str, way: str, adapters: str) -> list[float]:
     config.rollout.sampling = SamplingConfig(max_tokens=16)
     files = ModelFiles(resolve(config.model, lambda: warm_start_examples(compose_config(["experiment=tiny"]))))
     policy = load_policy(files, config.model, "bfloat16", 512, lora_seed=0)
-    sampler = VllmSampler(SamplerSettings.of(config), files, torch.device("cpu"))
+    sampler = VllmSampler(SamplerSettings.of(config), files)
     if way == "nearest":
         weights.rounded = lambda exact, dtype, name: exact.to(dtype)
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(20 + i, 32 + i))) for i in range(4)]

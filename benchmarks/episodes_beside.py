@@ -18,7 +18,6 @@ from grpo.host import environment
 
 environment.prepare()
 
-import torch
 
 from grpo.config import LimitsConfig, PromptConfig, SamplingConfig, TrainConfig
 from grpo.config.parts import SamplerSettings
@@ -54,7 +53,7 @@ def main(num_episodes: int) -> None:
         config = TrainConfig()
         config.rollout.precision, config.model.max_length, config.rollout.kv_cache_gib = "float32", 256, 0.25
         config.rollout.sampling = sampling
-        engine = VllmSampler(SamplerSettings.of(config), files, torch.device("cpu"))
+        engine = VllmSampler(SamplerSettings.of(config), files)
         encode = PromptEncoder(files.tokenizer, PromptConfig())
         template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids)
         problem = Problem("p", "1 + 1 =", "2")

@@ -22,7 +22,6 @@ environment.prepare()
 
 
 def main(head: str, precision: str = "bfloat16") -> None:
-    import torch
 
     from benchmarks.sampler_agreement import gaps
     from grpo.config import ModelConfig, SamplingConfig, TrainConfig
@@ -39,7 +38,7 @@ def main(head: str, precision: str = "bfloat16") -> None:
     config.rollout.kv_cache_gib, config.rollout.max_concurrent = 0.5, 32
     config.rollout.sampling = SamplingConfig(max_tokens=64)
     files = ModelFiles(resolve(config.model, lambda: []))
-    sampler = VllmSampler(SamplerSettings.of(config), files, torch.device("cpu"))
+    sampler = VllmSampler(SamplerSettings.of(config), files)
     policy = load_policy(files, config.model, precision, 512)
     questions = ("Name three rivers.", "What is 12 + 31?", "Write a short poem on rain.", "Why is the sky blue?")
     prompts = [Prompt(Problem(text, text, ""), tuple(files.tokenizer(text)["input_ids"])) for text in questions]

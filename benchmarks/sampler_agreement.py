@@ -117,7 +117,7 @@ def measure(name: str, rank: int = 0) -> dict:
     settings.rollout.sampling = SamplingConfig(max_tokens=40)
     files = ModelFiles(folder)
     policy = load_policy(files, settings.model, "float32", 512, lora_seed=0)
-    sampler = VllmSampler(SamplerSettings.of(settings), files, torch.device("cpu"))
+    sampler = VllmSampler(SamplerSettings.of(settings), files)
     prompts = [Prompt(Problem(f"p{i}", "", ""), tuple(range(3 + i, 15 + i))) for i in range(4)]
 
     class Learner:

@@ -141,9 +141,12 @@ class ServersConfig:
 class RolloutConfig:
     """The rollout is the sampler's work: a round's completions, written by the current weights."""
 
-    # vllm samples in the learner's process, vllm_server in servers beside it (TRL: vllm_mode colocate and server).
-    # transformers is slow and needs no vLLM.
+    # vllm samples on the learner's own devices in turn with it, vllm_server on devices of servers (TRL: vllm_mode
+    # colocate and server). transformers is slow and needs no vLLM.
     engine: str = "vllm"
+    # True gives the engine of rollout.engine=vllm a process of its own on a CPU too. On a GPU it always has one, so
+    # that the Python of learner and engine do not wait for each other. On a CPU one process is quicker to start.
+    own_process: bool = False
     servers: ServersConfig = field(default_factory=ServersConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)

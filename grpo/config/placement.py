@@ -33,6 +33,11 @@ def starts_servers(rollout: RolloutConfig) -> bool:
     return rollout.engine == "vllm_server" and not rollout.servers.urls
 
 
+def beside_learner(rollout: RolloutConfig, on_gpu: bool) -> bool:
+    """Tells whether engines run in processes of their own beside the learner ranks, on the same devices."""
+    return rollout.engine == "vllm" and (on_gpu or rollout.own_process or rollout.tensor_parallel > 1)
+
+
 def uses_running_servers(rollout: RolloutConfig) -> bool:
     """Tells whether a run samples from vLLM servers that run already, often on machines of another kind."""
     return rollout.engine == "vllm_server" and bool(rollout.servers.urls)

@@ -31,6 +31,19 @@ class TorchCollective:
         group = dist.new_group(backend="gloo", timeout=timeout) if self.world_size > 1 else None
         return TorchCollective(torch.device("cpu"), group)
 
+    def among(self, size: int) -> TorchCollective:
+        """Returns a collective over this rank and its neighbours: each `size` consecutive ranks, counted from the
+        first, are one group. Collective over all ranks."""
+        part = TorchCollective(self._device)
+        if size < self.world_size:
+            part._group = None
+            for first in range(0, self.world_size, size):
+                group = dist.new_group(range(first, first + size)) if size > 1 else None
+                if first <= self.rank < first + size:
+                    part._group = group
+            part.rank, part.world_size = self.rank % size, size
+        return part
+
     def sum(self, values: Sequence[float]) -> list[float]:
         return self._reduce(values, dist.ReduceOp.SUM)
 

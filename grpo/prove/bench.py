@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType
@@ -28,21 +28,20 @@ from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import GIB, ModelShape, memory_estimate
 from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.host import device_memory, ranks
+from grpo.interfaces import Sampler
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.models import tiny
 from grpo.models.files import ModelFiles
 from grpo.prove.facts import LOOK, SLOW
 from grpo.prove.sizes import SIZES, Shape, check_size, words_of
+from grpo.run.parts import build_engine
 from grpo.run.preparing import with_precision
 from grpo.run.tables import shape_of
 from grpo.telemetry.hardware import peak_memory
 from grpo.types import Batch, Completion, Grade, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 from grpo.types import metrics as m
 from grpo.weight_sync.refresh import CheckedSync
-
-if TYPE_CHECKING:
-    from grpo.rollout.vllm_sampler import VllmSampler
 
 ROWS = "learner.micro_batch_tokens"
 OFFLOAD = "learner.offload_optimizer=true"
@@ -138,13 +137,9 @@ class Bench:
         return DeepSpeedLearner(LearnerSettings.of(self.config), self.files, self.device)
 
     @cached_property
-    def sampler(self) -> VllmSampler:
-        # vLLM takes seconds to import, and parts of a proof run where there is none.
-        from grpo.rollout.vllm_sampler import VllmSampler
-
-        # The learner is built first, as in a run. The sampler gets the memory that is then left.
-        _ = self.learner
-        return VllmSampler(SamplerSettings.of(self.config), self.files, self.device)
+    def sampler(self) -> Sampler:
+        """The engine that a run would have, which is started after the learner. It gets the memory that is left."""
+        return build_engine(SamplerSettings.of(self.config), self.files, self.device, self.learner.collective)
 
     def sync(self) -> CheckedSync:
         """Builds a weight sync as configured."""

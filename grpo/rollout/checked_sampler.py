@@ -1,11 +1,11 @@
 """A wrapped sampler changes single calls of another sampler. A checked one checks its completions before they are
-graded, measured or learned from."""
+graded, measured or learned from. A returning one goes on after the loss of its engine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo.config import UserError
 from grpo.config.errors import Diverged, Interrupted, SamplerLost
@@ -116,6 +116,9 @@ class WrappedSampler:
     def wake(self) -> None:
         self._sampler.wake()
 
+    def come_back(self) -> None:
+        self._sampler.come_back()
+
     def close(self) -> None:
         self._sampler.close()
 
@@ -139,3 +142,37 @@ class CheckedSampler(WrappedSampler):
     def ask(self, draw: Draw) -> list[CheckedPending]:
         answers = zip(draw.prompts, super().ask(draw), strict=True)
         return [CheckedPending(prompt, answer, self._vocabulary) for prompt, answer in answers]
+
+
+class ReturningSampler(WrappedSampler):
+    """This sampler goes on after the loss of an engine beside a learner: the engine is started again, gets the
+    learner's weights, and writes what is missing."""
+
+    def __init__(self, sampler: Sampler, refresh: Callable[[], None]):
+        """`refresh` gives the sampler the learner's weights. Collective."""
+        super().__init__(sampler)
+        self._refresh = refresh
+
+    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
+        """Raises SamplerLost, on all ranks, if an engine is lost a second time in this draw."""
+        groups: dict[int, RolloutGroup] = {}
+
+        def came(place: int, group: RolloutGroup) -> None:
+            groups[place] = group
+            if on_group:
+                on_group(place, group)
+
+        try:
+            return super().generate(draw, came)
+        except SamplerLost:
+            self.come_back()
+            self.sleep()
+            self._refresh()
+        places = [place for place in range(len(draw.prompts)) if place not in groups]
+        sizes = [len(samples) for samples in draw.samples]
+        rest = replace(draw, prompts=[draw.prompts[place] for place in places], group_size=[sizes[n] for n in places])
+        for place, group in zip(
+            places, super().generate(rest, lambda index, group: came(places[index], group)), strict=True
+        ):
+            groups[place] = group
+        return [groups[place] for place in range(len(draw.prompts))]

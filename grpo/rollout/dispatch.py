@@ -211,7 +211,7 @@ class Dispatcher:
             replica.state = ServerState.LOST
             self._why_lost = str(error) if isinstance(error, RequestRefused) else NOBODY_LEFT
             num_samples = len(server.tokens)
-            say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {num_samples} completions go to others")
+            say(f"grpo: the vLLM server at {replica.url} was lost ({error}): {num_samples} completions are asked again")
 
     def _fail_all(self, error: Exception) -> None:
         while self._waiting:

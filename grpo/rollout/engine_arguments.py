@@ -1,4 +1,5 @@
 """This module turns a sampler's settings into vLLM's arguments, for an engine in this process and for servers alike.
+What vLLM says as it fails to start, it turns into keys of the run.
 
 It also seeds every completion, see `sample_seed` for what that repeats. It says which vLLM is installed, without
 importing it.
@@ -31,6 +32,7 @@ MERGE_ADAPTERS = (
     "vLLM adds no adapters to this model's layers: set rollout.merge_adapters=true, which adds them to its weights, or "
     "rollout.engine=transformers"
 )
+_TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)")
 LATENT_WIDTH = 576
 """The only width of a token's cache entry that vLLM's CPU build (0.32) takes in multi-head latent attention."""
 
@@ -142,24 +144,11 @@ def adapter_arguments(rank: int, layers: Sequence[str]) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": list(layers)}
 
 
-def colocated_arguments(
-    on_gpu: bool, num_ranks: int, tensor_parallel: int = 1, speculates: bool = False
-) -> dict[str, Any]:
-    """Returns the further arguments of `vllm.LLM` in the process of a learner rank.
-
-    Every `tensor_parallel` consecutive ranks of the `num_ranks` share one engine. `speculates` says whether the engine
-    has a draft model.
-
-    >>> colocated_arguments(on_gpu=True, num_ranks=8, tensor_parallel=2)["tensor_parallel_size"]
-    2
-    """
-    # vLLM's own executor ignores the learner's ranks, and would put every rank's engine on the first GPU.
-    launcher_arguments = {"distributed_executor_backend": "external_launcher"} if num_ranks > 1 else {}
-    spread = {"tensor_parallel_size": tensor_parallel} if tensor_parallel > 1 else {}
-    # No refresh sends the weights of a draft model, which speculates. They have to survive the engine's sleep.
-    drafts = {"sleep_preserve_parameter_names": ["draft.*"]} if on_gpu and speculates else {}
-    # `vllm.LLM` counts how its cache is used only with this setting. A server counts by default.
-    return {"enable_sleep_mode": on_gpu, "disable_log_stats": False, **drafts, **launcher_arguments, **spread}
+def sleep_arguments(speculates: bool) -> dict[str, Any]:
+    """Returns the arguments of an engine that gives its GPU to a learner in turn. `speculates` says whether the engine
+    has a draft model."""
+    # No refresh sends the weights of a draft model, so they have to survive the engine's sleep.
+    return {"enable_sleep_mode": True} | ({"sleep_preserve_parameter_names": ["draft.*"]} if speculates else {})
 
 
 def sampling_arguments(sampling: SamplingConfig, stop_token_ids: Sequence[int], seed: int) -> dict[str, Any]:
@@ -194,6 +183,40 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
         else:
             words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words
+
+
+def cache_key(on_gpu: bool, beside: bool) -> str:
+    """Returns the key that sets the size of an engine's cache. The engine is one `beside` a learner, or else a server
+    with devices of its own."""
+    if not on_gpu:
+        return "rollout.kv_cache_gib"
+    return "rollout.gpu_memory_fraction" if beside else "rollout.servers.gpu_memory_fraction"
+
+
+def start_problem(said: str, cache: str) -> str:
+    """Returns a line for what vLLM has said as it ended at its start, or "" for what names no key of a run. `cache` is
+    the key that sets the cache's size."""
+    text = " ".join(said.split())
+    if limit := _TOO_LONG.search(text):
+        return (
+            f"model.max_length={limit[1]} is more than the positions that vLLM finds in the model's config "
+            f"({limit[2]}): lower model.max_length and rollout.sampling.max_tokens"
+        )
+    if NO_ADAPTERS.search(text):
+        return MERGE_ADAPTERS
+    helps = {
+        "less than desired GPU memory": (
+            f"end other programs on the GPU, lower {cache}, or set learner.offload_states=true"
+        ),
+        "less than requested memory for kv": f"end other programs, or lower {cache}",
+        "No available memory for the cache": f"raise {cache}",
+        "larger than the available KV cache memory": f"raise {cache}, or lower model.max_length",
+    }
+    for part, advice in helps.items():
+        if part in text:
+            around = text[max(0, text.index(part) - 150) : text.index(part) + 150]
+            return f"vLLM has too little memory to start: {advice}. It says: {around}"
+    return ""
 
 
 def sample_seed(run_seed: int, prompt_id: str, sample_index: int, policy_version: int) -> int:

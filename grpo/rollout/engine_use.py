@@ -122,11 +122,6 @@ def use_of_all(uses: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics
 
 
-def cache_key(on_gpu: bool) -> str:
-    """Returns the key that sets the size of the cache of an engine in the learner's process."""
-    return "rollout.gpu_memory_fraction" if on_gpu else "rollout.kv_cache_gib"
-
-
 def room_of(page: str) -> float | None:
     r"""Returns how many completions of full length a server's cache holds, from its page of counters, or None where
     its vLLM does not tell.

@@ -18,16 +18,19 @@ import torch
 from grpo.config.errors import UserError
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
+from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.host.together import on_first
 from grpo.interfaces import Bucket, Collective
 from grpo.models.files import ModelFiles
 from grpo.rollout.claims import Claims, claim, claim_all, name_of, served
+from grpo.rollout.engine_arguments import cache_key
 from grpo.rollout.engine_use import ServerUse, few_at_once, room_of
 from grpo.rollout.replica import LoadFailed, Replica, ServerState, restart_lost
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
-from grpo.weight_sync.server_link import Post, ServerLink
+from grpo.weight_sync.server_link import MemoryLink, Post, ServerLink
+from grpo.weight_sync.shared_memory import SharedMemory
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +38,9 @@ class Member:
     """A member is one server of a fleet, with the link that brings it weights.
 
     `linked` says whether the link is open; only the first rank opens it. `has_base` says whether the server holds the
-    frozen weights below the adapters. `trouble` says why it could not be given weights, until it has been.
+    frozen weights below the adapters. `trouble` says why it could not be given weights, until it has been. `level` is
+    how deep the server sleeps, see `sleep`. `starts_with_base` says whether the server reads the frozen weights from
+    the model's files, as the learner does.
     """
 
     replica: Replica
@@ -43,6 +48,11 @@ class Member:
     linked: bool = False
     has_base: bool = False
     trouble: str = ""
+    level: int = 1
+    starts_with_base: bool = False
+
+    def __post_init__(self):
+        self.has_base = self.starts_with_base
 
     async def begin_refresh(self, post: Post, serves: Mapping[str, Any], pauses: bool, on_cpu: bool) -> None:
         """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
@@ -61,14 +71,33 @@ class Member:
             await post("/pause?mode=keep", {})
         await self.link.start(post)
 
-    async def finish_refresh(self, post: Post, policy_version: int, adapters: bool) -> None:
-        """Ends the refresh, which has sent `adapters` or none. The server's requests go on."""
+    async def finish_refresh(self, post: Post, policy_version: int, adapters: bool, sleeps: bool) -> None:
+        """Ends the refresh, which has sent `adapters` or none. The server's requests go on. If it `sleeps` while
+        learners work, it takes the memory of its cache again."""
         await self.link.finish(post, policy_version)
+        if sleeps:
+            lost = (await post("/collective_rpc", {"method": "lost_by_sleep"}))["results"]
+            self.level = 1 if adapters or any(lost) else 2
+            await post("/wake_up?tags=kv_cache", {})
         if adapters:
             await post("/collective_rpc", {"method": "place_adapter"})
         await post("/reset_prefix_cache", {})
         # Another run may have left the server paused.
         await post("/resume", {})
+
+    async def sleep(self, post: Post) -> None:
+        """Frees the server's GPU memory of weights and cache.
+
+        Until its first refresh, weights wait in main memory (vLLM's level 1), since it is not known which ones no
+        learner sends (see `grpo.weight_sync.engine_weights`). Later they are dropped (level 2), since the next refresh
+        sends them again. They always wait where vLLM's model has tensors besides its weights that would be lost, and
+        where a refresh sends adapters only.
+        """
+        await post(f"/sleep?level={self.level}", {})
+
+    async def wake(self, post: Post) -> None:
+        """Takes the GPU memory for weights again."""
+        await post("/wake_up?tags=weights", {})
 
     def lose(self, why: Exception) -> None:
         """Marks the server as lost. Prints a line, unless it was lost for the same reason when it last came back."""
@@ -90,30 +119,47 @@ class Member:
     def restart_if_lost(self) -> None:
         """Restarts the server by `grpo.rollout.replica.restart_lost` if it is lost. Its link and weights are gone."""
         if not self.replica.alive:
-            was_linked, self.linked, self.has_base = self.linked, False, False
+            was_linked, self.linked, self.has_base, self.level = self.linked, False, self.starts_with_base, 1
             restart_lost(self.replica.process, was_linked)
 
 
 class Fleet:
     """Manages a run's servers. The first rank starts them, unless `rollout.servers.urls` names running ones, and sends
-    them the weights. `begin_refresh`, `finish_refresh` and `checksums` are collective."""
+    them the weights. All methods but `replicas` and `close` are collective over the ranks that use the servers."""
 
-    def __init__(self, settings: SamplerSettings, files: ModelFiles, device: torch.device, collective: Collective):
-        """Waits until all servers answer. Raises UserError when one does not within `start_seconds`. Collective."""
+    def __init__(
+        self,
+        settings: SamplerSettings,
+        files: ModelFiles,
+        device: torch.device,
+        collective: Collective,
+        beside: bool = False,
+    ):
+        """Waits until all servers answer. Raises UserError when one does not within `start_seconds`.
+
+        `collective` spans the ranks that use the servers. With `beside` the server is one on these ranks' own devices,
+        and weights reach it by memory that it shares with them.
+        """
         servers = settings.rollout.servers
         self._device, self._collective = device, collective
+        self._memory = SharedMemory(device) if beside else None
+        self._sleeps = beside and device.type == "cuda"
         self._first = collective.rank == 0
-        processes = start_servers(settings, files, device) if self._first and not servers.urls else {}
+        processes = start_servers(settings, files, device, beside) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
         urls, key, run = collective.gather((list(processes) or list(servers.urls), key, name_of(settings.output_dir)))[
             0
         ]
         # A server that hangs while it is given weights is given up before the others, paused, or the run time out.
+        self._start_seconds = servers.start_seconds
         self._update_seconds = min(settings.refresh_seconds, servers.request_seconds) / 4
         self._members = [
             Member(
                 Replica(url, key, servers.request_seconds, processes.get(url), run),
-                ServerLink(servers.tensor_parallel, device, self._update_seconds, servers.host),
+                MemoryLink()
+                if self._memory
+                else ServerLink(servers.tensor_parallel, device, self._update_seconds, servers.host),
+                starts_with_base=beside and settings.keeps_base,
             )
             for url in urls
         ]
@@ -125,15 +171,12 @@ class Fleet:
         self._serves = served(settings, files.path)
         self._claims: Claims | None = None
         try:
-            asyncio.run(self._wait_for_all(servers.start_seconds))
+            asyncio.run(_wait_for(self.replicas, servers.start_seconds))
             on_first(collective, self._claim_all)
             self._tell_small_caches(settings)
         except BaseException:
             self.close()
             raise
-
-    async def _wait_for_all(self, seconds: float) -> None:
-        await asyncio.gather(*(member.replica.wait(seconds) for member in self._members))
 
     def _claim_all(self) -> None:
         """Claims all servers for this run. Raises UserError when one cannot be used."""
@@ -157,8 +200,9 @@ class Fleet:
         if not self._first:
             return
         rooms = [room for page in asyncio.run(self._metrics()).values() if (room := room_of(page)) is not None]
-        key = "rollout.servers.gpu_memory_fraction" if self._device.type == "cuda" else "rollout.kv_cache_gib"
-        if line := few_at_once(min(rooms, default=None), settings, len(self._members), key):
+        key = cache_key(self._device.type == "cuda", beside=self._memory is not None)
+        line = few_at_once(min(rooms, default=None), settings, len(self._members), key)
+        if line and not ranks.rank():
             say(f"grpo: {line}")
 
     async def _metrics(self) -> dict[str, str]:
@@ -175,6 +219,24 @@ class Fleet:
             process.ask_to_end()
         for process in processes:
             process.stop()
+        if self._memory:
+            self._memory.close()
+
+    def sleep(self) -> None:
+        """Makes servers beside learners free the memory of weights and cache on a GPU. Returns once they have."""
+        if self._sleeps:
+            self._from_first(Member.sleep)
+
+    def wake(self) -> None:
+        """Makes servers beside learners take memory for weights again. `finish_refresh` brings the cache back."""
+        if self._sleeps:
+            torch.cuda.empty_cache()
+            self._from_first(Member.wake)
+
+    def _from_first(self, action: Callable[[Member, Post], Awaitable[Any]]) -> None:
+        if self._first:
+            self._on_all(action)
+        self._collective.gather(None)
 
     # --- a refresh -----------------------------------------------------------------------------
 
@@ -206,16 +268,25 @@ class Fleet:
 
     def send(self, bucket: Bucket) -> None:
         """Sends a bucket to every server, from the first rank. Returns when all have loaded it."""
-        if not self._first:
-            return
-        manifest, buffer = manifest_of(bucket), packed(bucket, self._device)
-        self._on_all(lambda member, post: member.link.send(post, manifest, buffer))
+        if self._memory:
+            cargo = self._collective.gather(self._memory.put(bucket))
+        elif self._first:
+            cargo = packed(bucket, self._device)
+        if self._first:
+            manifest = manifest_of(bucket)
+            self._on_all(lambda member, post: member.link.send(post, manifest, cargo))
+        if self._memory:
+            # No rank writes the next bucket while the engine reads this one.
+            self._collective.gather(None)
 
     def finish_refresh(self, policy_version: int) -> None:
         """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
         has ever been able to load the weights."""
+        if self._memory:
+            self._memory.close()
         if self._first:
-            self._on_all(partial(Member.finish_refresh, policy_version=policy_version, adapters=self._adapters))
+            finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleeps)
+            self._on_all(partial(finish, policy_version=policy_version))
         alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
         if refusal and not any(alive):
             raise UserError(
@@ -226,14 +297,16 @@ class Fleet:
         for member, holds_weights in zip(self._members, alive, strict=True):
             if holds_weights and self._first:
                 member.take_back()
-            member.has_base = holds_weights
+            member.has_base = holds_weights or member.starts_with_base
             member.replica.state = ServerState.READY if holds_weights else ServerState.LOST
 
     def checksums(self) -> Sequence[Mapping[str, int]]:
         """Returns the checksums of every worker of every server."""
         workers = None
         if self._first:
-            workers = [worker for answer in self._on_all(_checksums) for worker in answer]
+            request = {"method": "weight_checksums", "kwargs": {"whole": self._memory is not None}}
+            answers = self._on_all(lambda member, post: post("/collective_rpc", request))
+            workers = [dict(worker) for answer in answers for worker in answer["results"]]
         return self._collective.gather(workers)[0]
 
     # --- servers that are lost -----------------------------------------------------------------
@@ -245,6 +318,13 @@ class Fleet:
         for replica, healthy in zip(lost_replicas, answers, strict=True):
             if healthy:
                 replica.state = ServerState.JOINING
+
+    def wait_for_lost(self) -> None:
+        """Waits until the servers that are lost and were restarted answer. Raises UserError when one does not."""
+        if self._first:
+            self.restart_lost()
+            lost_replicas = [replica for replica in self.replicas if not replica.alive]
+            asyncio.run(_wait_for(lost_replicas, self._start_seconds))
 
     def restart_lost(self) -> None:
         """Restarts the lost servers that this run started, on the first rank."""
@@ -276,5 +356,5 @@ class Fleet:
         return results
 
 
-async def _checksums(member: Member, post: Post) -> list[Mapping[str, int]]:
-    return [dict(worker) for worker in (await post("/collective_rpc", {"method": "weight_checksums"}))["results"]]
+async def _wait_for(replicas: Sequence[Replica], seconds: float) -> None:
+    await asyncio.gather(*(replica.wait(seconds) for replica in replicas))

@@ -28,7 +28,7 @@ from grpo.host.network import watchful
 from grpo.host.ports import ReservedPort
 from grpo.host.signals import StopRequest
 from grpo.host.tether import KILL
-from grpo.rollout.engine_arguments import MERGE_ADAPTERS, NO_ADAPTERS
+from grpo.rollout.engine_arguments import start_problem
 from grpo.rollout.server_middleware import COUNTERS_ROUTE, RUN, TAKE
 from grpo.types import metrics as m
 
@@ -73,13 +73,18 @@ class ServerProcess:
     """Runs a vLLM server as a process that ends with this one (see `grpo.host.tether`)."""
 
     def __init__(
-        self, command_line: list[str], environment: Mapping[str, str], log: Path, port: ReservedPort | None = None
+        self,
+        command_line: list[str],
+        environment: Mapping[str, str],
+        log: Path,
+        port: ReservedPort | None = None,
+        cache: str = "",
     ):
-        """`port` is the server's port, which `stop` gives up."""
+        """`port` is the server's port, which `stop` gives up. `cache` is the key that sets the size of its cache."""
         server = [sys.executable, "-W", "ignore", "-m", ENTRY_POINT, *command_line]
         self._command = [sys.executable, "-m", "grpo.host.tether", str(GRACE_SECONDS), "0", *server]
         self._environment = environment
-        self._log, self._port = log, port
+        self._log, self._port, self._cache = log, port, cache
         self._process: subprocess.Popen | None = None
         # The output of the newest start begins at this byte of the log.
         self._begin = 0
@@ -137,7 +142,8 @@ class ServerProcess:
         """Raises UserError with the end of the server's log when the server has exited."""
         if self.ended:
             log = self._log.read_bytes()[self._begin :].decode(errors="replace")
-            require(not NO_ADAPTERS.search(log), MERGE_ADAPTERS)
+            problem = start_problem(log, self._cache)
+            require(not problem, problem)
             lines = log.splitlines()[-LAST_LINES:]
             raise UserError(
                 f"a vLLM server exited with {self._process.returncode} while starting; the end of {self._log}:\n"

@@ -92,13 +92,15 @@ class ServerSampler:
         files: ModelFiles,
         device: torch.device,
         collective: Collective,
+        fleet: Fleet | None = None,
     ):
+        """`collective` spans all learner ranks. They share the configured servers, or have a `fleet` of their own."""
         self._settings, self._tokenizer, self._stop_token_ids = settings, files.tokenizer, files.stop_token_ids
         self._file_form = FileForm(files)
         self.policy_version, self._has_adapter = 0, False
         # Drawing may go on in another thread, beside the learner's collectives.
         self._drawing = collective.apart(settings.rollout.deadline_seconds)
-        self._fleet = Fleet(settings, files, device, collective)
+        self._fleet = fleet or Fleet(settings, files, device, collective)
         self._dispatcher = Dispatcher(
             self._fleet.replicas, settings.rollout.max_concurrent, settings.rollout.group_deadline_seconds
         )

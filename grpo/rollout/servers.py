@@ -19,7 +19,14 @@ from grpo.host.ports import require_ports
 from grpo.host.tether import PRIVATE
 from grpo.models.files import ModelFiles
 from grpo.rollout.claims import served
-from grpo.rollout.engine_arguments import adapter_arguments, command_line, engine_arguments, for_device
+from grpo.rollout.engine_arguments import (
+    adapter_arguments,
+    cache_key,
+    command_line,
+    engine_arguments,
+    for_device,
+    sleep_arguments,
+)
 from grpo.rollout.replica import ServerProcess
 from grpo.rollout.server_middleware import SERVED_VARIABLE
 from grpo.rollout.weight_names import FileForm
@@ -28,13 +35,18 @@ from grpo.rollout.weight_names import FileForm
 MODEL = "policy"
 
 
-def start_servers(settings: SamplerSettings, files: ModelFiles, device: torch.device) -> dict[str, ServerProcess]:
-    """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL."""
+def start_servers(
+    settings: SamplerSettings, files: ModelFiles, device: torch.device, beside: bool = False
+) -> dict[str, ServerProcess]:
+    """Starts the servers, each on its own devices, with one key for the run. Returns their processes by URL. With
+    `beside` learners have the same devices, so that a server has to sleep."""
     servers, on_gpu = settings.rollout.servers, device.type == "cuda"
     ports = require_ports(servers.host, server_ports(servers), "rollout.servers")
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     arguments = engine_arguments(settings, str(files.path), on_gpu, for_device(files, device))
     arguments |= server_arguments(servers, on_gpu)
+    if beside and on_gpu:
+        arguments |= sleep_arguments("speculative_config" in settings.rollout.engine_args)
     if settings.adapters:
         layers = FileForm(files).adapted_layers(settings.model.lora.target_modules)
         arguments |= adapter_arguments(settings.model.lora.rank, layers)
@@ -43,7 +55,9 @@ def start_servers(settings: SamplerSettings, files: ModelFiles, device: torch.de
     for index, port in enumerate(ports):
         environment = server_environment(servers, index, on_gpu) | serves
         log = Path(settings.output_dir) / LOG_FOLDER / server_log_name(servers.host, port.port)
-        process = ServerProcess(command_line(arguments | {"port": port.port}), environment, log, port)
+        process = ServerProcess(
+            command_line(arguments | {"port": port.port}), environment, log, port, cache_key(on_gpu, beside)
+        )
         process.start()
         processes[url_of(servers.host, port.port)] = process
     return processes
@@ -51,7 +65,6 @@ def start_servers(settings: SamplerSettings, files: ModelFiles, device: torch.de
 
 def server_arguments(servers: ServersConfig, on_gpu: bool) -> dict[str, Any]:
     """Returns a server's further arguments, which override those of `engine_arguments`."""
-    # A server has its GPUs for itself.
     memory = {"gpu_memory_utilization": servers.gpu_memory_fraction} if on_gpu else {}
     return memory | {
         "served_model_name": MODEL,

@@ -31,13 +31,15 @@ from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.normalization import GROUP_RELATIVE, silent
 from grpo.config import NormalizationConfig, TaskConfig, TrainConfig
 from grpo.config.errors import require
+from grpo.config.placement import beside_learner
 from grpo.dynamics.budget import further_tries
 from grpo.dynamics.scheduler import build_scheduler
+from grpo.host import ranks
 from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, WeightSync
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.offloading import LearnerStates
 from grpo.loop import LoopParts
-from grpo.rollout.checked_sampler import WrappedSampler
+from grpo.rollout.checked_sampler import ReturningSampler, WrappedSampler
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadCollector, AheadSource, OnDemandSource, Source
@@ -64,6 +66,8 @@ def assemble(
     """Puts the parts of a run together. `clocks` times them; `store` holds the checkpoints for going back. Gates
     compare `numbers`."""
     collective = learner.collective
+    if beside_learner(config.rollout, ranks.on_gpu(config.device)):
+        sampler = ReturningSampler(sampler, lambda: sync.refresh(timed, sampler))
     collector, sync = build_pipeline(config, task, sampler, collective, clocks)
     laid_out = replace(config.learner, layout=learner.layout)
     timed = learner_in_turn(config, clocks.timed(learner, Learner), sampler, sync, clocks)

@@ -14,6 +14,7 @@ from grpo.config import TaskConfig, TrainConfig, UserError
 from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.parts import SamplerSettings
+from grpo.config.placement import beside_learner
 from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
 from grpo.episodes.forms import FUNCTION, PROGRAM
@@ -118,7 +119,7 @@ def build_sampler(
     urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
     starting = f"starting the sampler ({config.rollout.engine})"
     with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
-        engine = _engine(SamplerSettings.of(config), files, device, collective)
+        engine = build_engine(SamplerSettings.of(config), files, device, collective)
         if not stages:
             return CheckedSampler(engine, files.text.vocab_size)
         rollout = config.rollout
@@ -163,7 +164,7 @@ def tried_episodes(config: TrainConfig, files: ModelFiles, problems: Mapping[str
     return openings
 
 
-def _engine(
+def build_engine(
     settings: SamplerSettings,
     files: ModelFiles,
     device: torch.device,
@@ -174,6 +175,10 @@ def _engine(
         from grpo.rollout.server_sampler import ServerSampler
 
         return ServerSampler(settings, files, device, collective)
+    if beside_learner(settings.rollout, device.type == "cuda"):
+        from grpo.rollout.engine_beside import EngineBeside
+
+        return EngineBeside(settings, files, device, collective)
     if settings.rollout.engine == "transformers":
         from grpo.rollout.transformers_sampler import TransformersSampler
         from grpo.run.padding import exact_way
@@ -184,4 +189,4 @@ def _engine(
             from grpo.rollout.vllm_sampler import VllmSampler
     except ImportError as error:
         raise UserError(f"rollout.engine=vllm: {error}; install vLLM or use rollout.engine=transformers") from error
-    return VllmSampler(settings, files, device, collective)
+    return VllmSampler(settings, files)

@@ -87,7 +87,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
     ):
         device = ranks.device(config.device)
         alone = init_distributed(device, config.longest_wait_seconds)
-        if alone and not keeps_engine(config, device):
+        if alone:
             ends.callback(end_distributed)
         collective = TorchCollective(device)
         require_same_problems(ready.task, collective)
@@ -114,12 +114,6 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
                 session = Session(ready, task, saved, services, ends)
                 with outlasting():
                     return session.run([*([upload] if upload else []), *observers])
-
-
-def keeps_engine(config: TrainConfig, device: torch.device) -> bool:
-    """Tells whether the sampler's engine, and torch.distributed with it, stays until the process ends, see
-    `grpo.rollout.vllm_sampler.VllmSampler.close`."""
-    return config.rollout.engine == "vllm" and device.type == "cuda"
 
 
 class Session:

@@ -65,9 +65,23 @@ def manifest_of(bucket: Bucket) -> Manifest:
     )
 
 
-def packed(bucket: Bucket, device: torch.device) -> Tensor:
-    """Copies the bucket into one buffer of bytes on `device`."""
-    return torch.cat([_bytes_of(tensor.to(device)) for _, tensor in bucket])
+def packed(bucket: Bucket, device: torch.device, room: Callable[[int], Tensor] | None = None) -> Tensor:
+    """Copies the bucket into one buffer of bytes on `device`, or into what `room` returns for the number of bytes."""
+    pieces = [_bytes_of(tensor.to(device)) for _, tensor in bucket]
+    return torch.cat(pieces, out=room(sum(map(len, pieces))) if room else None)
+
+
+def unpacked(manifest: Manifest, room: Callable[[int], Tensor]) -> list[tuple[str, Tensor]]:
+    """Returns the bucket that a manifest describes, as views of the buffer that `room` returns for its number of
+    bytes."""
+    dtypes = [getattr(torch, name) for name in manifest.dtypes]
+    shapes = [torch.Size(shape) for shape in manifest.shapes]
+    sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+    pieces = room(sum(_aligned(size) for size in sizes)).split([_aligned(size) for size in sizes])
+    return [
+        (name, piece[:size].view(dtype).view(shape))
+        for name, piece, size, dtype, shape in zip(manifest.names, pieces, sizes, dtypes, shapes, strict=True)
+    ]
 
 
 class Channel:
@@ -84,16 +98,13 @@ class Channel:
 
     def receive(self, manifest: Manifest) -> list[tuple[str, Tensor]]:
         """Returns the bucket that rank 0 sends, as views of one buffer."""
-        dtypes = [getattr(torch, name) for name in manifest.dtypes]
-        shapes = [torch.Size(shape) for shape in manifest.shapes]
-        sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
-        buffer = torch.empty(sum(_aligned(size) for size in sizes), dtype=torch.uint8, device=self._device)
-        self._broadcast(buffer)
-        pieces = buffer.split([_aligned(size) for size in sizes])
-        return [
-            (name, piece[:size].view(dtype).view(shape))
-            for name, piece, size, dtype, shape in zip(manifest.names, pieces, sizes, dtypes, shapes, strict=True)
-        ]
+
+        def received(size: int) -> Tensor:
+            buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+            self._broadcast(buffer)
+            return buffer
+
+        return unpacked(manifest, received)
 
     def _broadcast(self, buffer: Tensor) -> None:
         options = BroadcastOptions()

@@ -1,13 +1,14 @@
 """A link is the learner's side of vLLM's weight-transfer protocol with one server.
 
 There are four requests with plain dictionaries: init once, then for every refresh start, update for each bucket, and
-finish. A bucket's tensors go through the `Channel` while the update request waits.
+finish. A bucket's tensors go through the `Channel` while the update request waits. An engine on the learner's own
+device needs no channel: the update request says where in shared memory the bucket lies.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -62,6 +63,23 @@ class ServerLink:
         if self._meeting_place is not None:
             self._meeting_place.close()
             self._meeting_place = None
+
+
+class MemoryLink(ServerLink):
+    """Links the learner to an engine on its own device, which reads a bucket from `grpo.weight_sync.shared_memory`."""
+
+    def __init__(self):
+        """Needs nothing, since each request says where its bucket is."""
+
+    async def open(self, post: Post) -> None:
+        """Opens nothing."""
+
+    async def send(self, post: Post, manifest: Manifest, places: Sequence[Mapping[str, Any]]) -> None:
+        """Tells each worker of the engine in which of the `places` a bucket is. Returns when they have loaded it."""
+        await post("/update_weights", {"update_info": asdict(manifest) | {"places": list(places)}})
+
+    def close(self) -> None:
+        """Closes nothing."""
 
 
 async def _both(ours: Awaitable[Any], theirs: Awaitable[Any]) -> tuple[Any, Any]:

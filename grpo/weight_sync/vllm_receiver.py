@@ -1,7 +1,7 @@
 """This module is the receiving end of a weight transfer. vLLM's worker process imports it.
 
-In the learner's process buckets come by reference (`receive_bucket`); a server gets them through a `Channel`, by
-vLLM's own weight-transfer protocol (`ChannelEngine`, its backend "grpo").
+In the learner's process buckets come by reference (`receive_bucket`). A server gets them by vLLM's own weight-transfer
+protocol (`TransferEngine`, its backend "grpo"): through a `Channel`, or from memory that it shares with the learner.
 
 vLLM's CPU build repacks linear weights for oneDNN and throws the originals away; a later load then fails,
 or leaves a tied output embedding silently stale (logprobs wrong by 3 nats were measured). With the two
@@ -13,12 +13,13 @@ LoRA's adapters stay adapters, beside the frozen weights (`grpo.weight_sync.vllm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partialmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
+from torch import nn
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -26,7 +27,8 @@ from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
 from grpo.host.tether import end_with_tether
-from grpo.weight_sync.channel import Channel, Manifest, Meeting, open_end
+from grpo.interfaces import Bucket
+from grpo.weight_sync.channel import Channel, Manifest, Meeting, open_end, unpacked
 from grpo.weight_sync.checksum import checksums
 from grpo.weight_sync.engine_weights import (
     ExpertOrder,
@@ -36,6 +38,7 @@ from grpo.weight_sync.engine_weights import (
     named_weights,
     prepare_attention,
 )
+from grpo.weight_sync.shared_memory import Place
 from grpo.weight_sync.vllm_adapters import Adapters
 
 BACKEND = "grpo"
@@ -63,12 +66,43 @@ def onednn_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
 
 
+class Arrival:
+    """Loads the weights of refreshes into an engine's model: `begin`, `load` for each bucket, then `finish`."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        self._model, self._dtype = model, dtype
+        self.adapters = Adapters(model)
+        self._own_parameters: OwnParameters | None = None
+
+    def begin(self) -> None:
+        self.adapters.begin()
+        with self.adapters.set_aside():
+            self._own_parameters = self._own_parameters or OwnParameters(self._model)
+            self._own_parameters.restore()
+            self._experts = ExpertOrder(self._model)
+            self._experts.begin()
+
+    def load(self, bucket: Bucket) -> None:
+        """Loads whole tensors under their Hugging Face names."""
+        if weights := self.adapters.take(bucket):
+            with self.adapters.set_aside():
+                self._own_parameters.load(weights)
+
+    def finish(self) -> None:
+        """Arranges the loaded weights as vLLM's own loading does. The adapter follows, see `Adapters.finish`."""
+        with self.adapters.set_aside():
+            self._experts.finish()
+            prepare_attention(self._model, self._dtype)
+            # An engine with adapters never sleeps so deep that it would lose a weight.
+            if not self.adapters:
+                self._own_parameters.keep()
+
+
 class WeightReceiver:
     """Receives weights in vLLM's worker, to which `worker_extension_cls` adds these methods. `collective_rpc` calls
     them."""
 
-    _own_parameters: OwnParameters | None = None
-    _adapters: Adapters | None = None
+    _arrival: Arrival | None = None
 
     def take_onednn(self) -> None:
         """Makes layers in float32 multiply by oneDNN. Called once, on a CPU.
@@ -97,45 +131,35 @@ class WeightReceiver:
 
     def begin_refresh(self) -> None:
         """Prepares for new weights. Called before the first bucket, in the learner's process."""
-        model = self.model_runner.model
-        self._adapters = self._adapters or Adapters(model)
-        self._adapters.begin()
-        with self._adapters.set_aside():
-            self._own_parameters = self._own_parameters or OwnParameters(model)
-            self._own_parameters.restore()
-            self._experts = ExpertOrder(model)
-            self._experts.begin()
+        self._arrival = self._arrival or Arrival(self.model_runner.model, self.model_config.dtype)
+        self._arrival.begin()
 
-    def receive_bucket(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Loads whole tensors under their Hugging Face names."""
-        if weights := self._adapters.take(bucket):
-            with self._adapters.set_aside():
-                self._own_parameters.load(weights)
+    def receive_bucket(self, bucket: Bucket) -> None:
+        """Loads a bucket, in the learner's process."""
+        self._arrival.load(bucket)
 
     def finish_refresh(self) -> None:
-        """Arranges the loaded weights as vLLM's own loading does. Called after the last bucket, in the learner's
-        process."""
-        with self._adapters.set_aside():
-            self._experts.finish()
-            prepare_attention(self.model_runner.model, self.model_config.dtype)
-            # An engine with adapters never sleeps so deep that it would lose a weight.
-            if not self._adapters:
-                self._own_parameters.keep()
-        self._adapters.finish()
+        """Ends a refresh. Called after the last bucket, in the learner's process."""
+        self._arrival.finish()
+        self._arrival.adapters.finish()
 
     def place_adapter(self) -> None:
         """Puts a received adapter in its place, in a server. Called after the end of a refresh, at which vLLM removes
         adapters."""
-        self.weight_transfer_engine.adapters.finish()
+        self.weight_transfer_engine.arrival.adapters.finish()
 
-    def weight_checksums(self) -> Mapping[str, int]:
+    def weight_checksums(self, whole: bool = False) -> Mapping[str, int]:
         """Returns checksums of the model's own weights and of its adapter, as far as the last refresh sent them, see
-        `grpo.weight_sync.checksum`. A server returns those of the received buckets instead where tensor parallelism
-        spreads the model over workers, whose shares overlap."""
+        `grpo.weight_sync.checksum`.
+
+        Where tensor parallelism spreads a server's model over workers, whose shares may overlap, it returns those of
+        the received buckets instead. With `whole` the shares are put together: those of a model without experts and
+        without layers that keep a state.
+        """
         transfer, spread = self.weight_transfer_engine, self.parallel_config.tensor_parallel_size > 1
-        if transfer is not None and spread:
+        if transfer is not None and spread and not whole:
             return transfer.received
-        adapters = self._adapters if transfer is None else transfer.adapters
+        adapters = (transfer.arrival if transfer else self._arrival).adapters
         sums = checksums(adapters.received() if spread else adapters.stored())
         if adapters.weights_came:
             with adapters.set_aside():
@@ -153,28 +177,31 @@ class ChannelInitInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class ChannelUpdateInfo(WeightTransferUpdateInfo):
-    """This message carries a bucket's `Manifest`."""
+class UpdateInfo(WeightTransferUpdateInfo):
+    """This message carries a bucket's `Manifest`. `places` say for each worker where in shared memory the bucket is;
+    without them it comes through the channel."""
 
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
+    places: list[dict[str, Any]] = field(default_factory=list)
 
 
-class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
-    """Receives weights over a `Channel` by vLLM's protocol. `received` holds the checksums of the present update."""
+class TransferEngine(WeightTransferEngine[ChannelInitInfo, UpdateInfo]):
+    """Receives weights by vLLM's protocol. `received` holds the checksums of the present update."""
 
     init_info_cls = ChannelInitInfo
-    update_info_cls = ChannelUpdateInfo
+    update_info_cls = UpdateInfo
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         # If both processes of the server's tether are killed, the kernel ends the server, but not its engine.
         end_with_tether()
         self._channel: Channel | None = None
+        self._place: dict[str, Any] = {}
+        self._memory: torch.Tensor | None = None
         self.received: Counter[str] = Counter()
-        self.adapters = Adapters(self.model)
-        self._experts = ExpertOrder(self.model)
+        self.arrival = Arrival(self.model, self.model_config.dtype)
 
     def init_transfer_engine(self, init_info: ChannelInitInfo) -> None:
         self.shutdown()
@@ -184,20 +211,26 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
 
     def start_weight_update(self) -> None:
         self.received = Counter()
-        self.adapters.begin()
-        self._experts.begin()
+        self.arrival.begin()
 
-    def receive_weights(self, update_info: ChannelUpdateInfo) -> None:
-        bucket = self._channel.receive(Manifest(update_info.names, update_info.dtypes, update_info.shapes))
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        manifest = Manifest(update_info.names, update_info.dtypes, update_info.shapes)
+        if update_info.places:
+            bucket = unpacked(manifest, partial(self._shared, update_info.places[self.parallel_config.rank]))
+        else:
+            bucket = self._channel.receive(manifest)
         self.received.update(checksums(bucket))
-        if weights := self.adapters.take(bucket):
-            with self.adapters.set_aside():
-                self.model.load_weights(weights)
+        self.arrival.load(bucket)
+
+    def _shared(self, place: dict[str, Any], size: int) -> torch.Tensor:
+        """Returns the first `size` bytes of the memory at `place`, which stays open until the end of the update."""
+        if place != self._place:
+            self._place, self._memory = place, Place(**place).open(self.device)
+        return self._memory[:size]
 
     def finish_weight_update(self) -> None:
-        with self.adapters.set_aside():
-            self._experts.finish()
-            prepare_attention(self.model, self.model_config.dtype)
+        self.arrival.finish()
+        self._place, self._memory = {}, None
 
     def shutdown(self) -> None:
         if self._channel is not None:
@@ -205,4 +238,4 @@ class ChannelEngine(WeightTransferEngine[ChannelInitInfo, ChannelUpdateInfo]):
             self._channel = None
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
+WeightTransferEngineFactory.register_engine(BACKEND, TransferEngine)

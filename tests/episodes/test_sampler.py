@@ -48,7 +48,7 @@ def engines(model):
     def vllm():
         from grpo.rollout.vllm_sampler import VllmSampler
 
-        return VllmSampler(SamplerSettings.of(config), files_of(model, character_tokenizer()), DEVICE)
+        return VllmSampler(SamplerSettings.of(config), files_of(model, character_tokenizer()))
 
     built = {}
 

@@ -1,11 +1,15 @@
-"""This program makes two ranks share one vLLM engine. test_shared_engine.py runs it by torchrun.
+"""This program makes two ranks share a vLLM engine, which runs beside them. test_shared_engine.py runs it by torchrun.
 
-Usage: shared_engine_worker.py MODEL_DIRECTORY OUTPUT_FILE. Rank 0 writes a JSON object of facts.
+Usage: shared_engine_worker.py MODEL_DIRECTORY OUTPUT_FOLDER PYTHON. Rank 0 writes a JSON object of facts into the
+folder. PYTHON is the engine's interpreter, see `tests.forked_servers`.
 """
 
 import json
+import os
+import re
+import signal
 import sys
-from collections import Counter
+from pathlib import Path
 
 from grpo.host import environment
 from grpo.interfaces import Draw
@@ -16,13 +20,16 @@ import torch
 
 from benchmarks.small_models import tiny_tokenizer
 from grpo.config import SamplingConfig, TrainConfig
+from grpo.config.folder import LOG_FOLDER
 from grpo.config.parts import LearnerSettings, SamplerSettings
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
-from grpo.rollout.vllm_sampler import VllmSampler
+from grpo.rollout.checked_sampler import ReturningSampler
+from grpo.run.parts import build_engine
 from grpo.types import Problem, Prompt
-from grpo.weight_sync.checksum import checksums, differing
-from grpo.weight_sync.refresh import CheckedSync
+from grpo.weight_sync.refresh import CheckedSync, WeightSyncError
+from grpo.weight_sync.shared_memory import SharedMemory
+from tests.forked_servers import fork_servers
 from tests.learner.models import files_of
 
 DEVICE = torch.device("cpu")
@@ -38,47 +45,71 @@ def gap(groups, logprobs):
     )
 
 
-def flip(engine):
-    engine.model.layers[0].mlp.down_proj.weight.data[3, 5].neg_()
+def flipped(put):
+    """Returns `SharedMemory.put`, but for one bit, in the sign of a number that this bucket has."""
+
+    def wrong(memory, bucket):
+        place = put(memory, bucket)
+        memory._buffer[1] ^= 128
+        return place
+
+    return wrong
 
 
-def main(model, output):
-    config = TrainConfig(device="cpu")
+def kill_engine(output):
+    """Kills the engine, whose process id is in the server's log."""
+    [log] = Path(output, LOG_FOLDER).glob("server-*")
+    os.kill(int(re.findall(r"EngineCore pid=(\d+)", log.read_text(errors="replace"))[-1]), signal.SIGKILL)
+
+
+def main(model, output, python):
+    fork_servers(python)
+    config = TrainConfig(device="cpu", output_dir=output)
     config.learner.precision = config.rollout.precision = "float32"
     config.model.max_length, config.rollout.kv_cache_gib, config.rollout.tensor_parallel = 64, 0.0625, 2
     config.rollout.sampling = SamplingConfig(max_tokens=12)
+    # A quarter of it is what a bucket may take.
+    config.rollout.servers.request_seconds = 40
     init_distributed(DEVICE, 300)
     learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     ranks = learner.collective
-    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE, ranks)
+    engine = build_engine(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE, ranks)
     sync = CheckedSync(0.02)
+    sampler = ReturningSampler(engine, lambda: sync.refresh(learner, sampler))
     prompts = [Prompt(Problem(f"p{number}", "q", "a"), (3, 4, 5 + number, 6)) for number in range(3)]
     mine, gaps = prompts[ranks.rank :: 2], []
     for _ in range(2):
-        sync.refresh(learner, sampler)
-        groups = sampler.generate(Draw(mine, 4))
-        gaps.append(gap(groups, learner.logprobs(groups)))
         # Other weights, the same on both ranks.
         for parameter in learner.policy.parameters():
             parameter.data.mul_(1.1)
+        sync.refresh(learner, sampler)
+        groups = sampler.generate(Draw(mine, 4))
+        gaps.append(gap(groups, learner.logprobs(groups)))
     own = [group.prompt.prompt_id for group in groups] == [prompt.prompt_id for prompt in mine]
-    [shard] = sampler._llm.apply_model(lambda engine: sum(parameter.numel() for parameter in engine.parameters()))
-    # The engine has the last weights that were sent, and the learner goes back to them.
-    for parameter in learner.policy.parameters():
-        parameter.data.div_(1.1)
+    put, SharedMemory.put = SharedMemory.put, flipped(SharedMemory.put)
+    try:
+        sync.refresh(learner, sampler)
+        refused = ""
+    except WeightSyncError as error:
+        refused = str(error)
+
+    def put_and_kill(memory, bucket):
+        """Kills the engine in the middle of a refresh."""
+        SharedMemory.put = put
+        if ranks.rank == 0:
+            kill_engine(output)
+        return put(memory, bucket)
+
+    SharedMemory.put = put_and_kill
     sync.refresh(learner, sampler)
-    if ranks.rank:
-        # One number of one shard. Both ranks compare the whole.
-        sampler._llm.apply_model(flip)
-    sent = Counter()
-    for bucket in learner.weight_buckets():
-        sent.update(checksums(bucket))
-    flipped = differing(sent, sampler.checksums()[0])
-    facts = ranks.gather({"gaps": gaps, "own": own, "shard": shard, "flipped": flipped, "use": sampler.cache_usage()})
+    again = sampler.generate(Draw(mine, 4))
+    gaps.append(gap(again, learner.logprobs(again)))
+    tokens = [[[c.token_ids for c in group.completions] for group in of_draw] for of_draw in (groups, again)]
+    same = tokens[0] == tokens[1]
+    facts = ranks.gather({"gaps": gaps, "own": own, "refused": refused, "same": same, "use": sampler.cache_usage()})
+    sampler.close()
     if ranks.rank == 0:
-        numbers = sum(parameter.numel() for parameter in learner.policy.parameters())
-        with open(output, "w") as file:
-            json.dump({"ranks": facts, "numbers": numbers}, file)
+        Path(output, "facts.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

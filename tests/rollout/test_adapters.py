@@ -90,7 +90,7 @@ def sampler_of(engine, config, model):
         return TransformersSampler(SamplerSettings.of(config), files, DEVICE)
     from grpo.rollout.vllm_sampler import VllmSampler
 
-    return VllmSampler(SamplerSettings.of(config), files, DEVICE)
+    return VllmSampler(SamplerSettings.of(config), files)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def learner(config, model):
 def vllm_sampler(config, model):
     from grpo.rollout.vllm_sampler import VllmSampler
 
-    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), DEVICE)
+    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()))
     yield sampler
     sampler.close()
 
