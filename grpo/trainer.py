@@ -7,7 +7,6 @@ result.metrics.plot(y="reward/mean")
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import inspect
 import json
@@ -161,15 +160,10 @@ class Trainer:
             raise
         require(
             not torch.distributed.is_initialized(),
-            "torch.distributed runs in this process already: ranks that a launcher started, and processes with vLLM's "
-            "engine on a GPU, train once, so start other processes for the next run, or restart a notebook's kernel",
+            "torch.distributed runs in this process already: ranks that a launcher started train once, so start other "
+            "processes for the next run",
         )
         require(threading.current_thread() is threading.main_thread(), "train() runs in a process's main thread only")
-        require(
-            self.config.rollout.engine != "vllm_server" or not _has_loop(),
-            "rollout=vllm_server needs an event loop of its own, and a notebook runs one already: use rollout=vllm, or "
-            "train from a script",
-        )
         if self._dataset is not None:
             ranks.check_environment(self.config.output_dir)
             path = str(Path(self.config.output_dir) / DATA_FILE)
@@ -204,15 +198,6 @@ class Trainer:
             return written.replace(folder / DATA_FILE)
         except OSError as error:
             raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
-
-
-def _has_loop() -> bool:
-    """Tells whether an event loop runs in this thread, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:

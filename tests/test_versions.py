@@ -91,15 +91,13 @@ def test_this_vllm_knows_every_argument_of_an_engine_in_process():
 
     from grpo.config import SamplingConfig, TrainConfig
     from grpo.config.parts import SamplerSettings
-    from grpo.rollout.engine_arguments import colocated_arguments, engine_arguments, sampling_arguments
+    from grpo.rollout.engine_arguments import engine_arguments, sampling_arguments, sleep_arguments
     from grpo.rollout.known_arguments import known_arguments
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     assert known_arguments(servers=False) >= known
     for on_gpu in (False, True):
-        arguments = engine_arguments(SamplerSettings.of(TrainConfig()), "model", on_gpu) | colocated_arguments(
-            on_gpu, 8
-        )
+        arguments = engine_arguments(SamplerSettings.of(TrainConfig()), "model", on_gpu) | sleep_arguments(on_gpu)
         # Of `LLM` itself.
         assert set(arguments) - known <= {"use_tqdm_on_load"}
     made = SamplingParams(
@@ -121,8 +119,6 @@ def test_this_vllm_takes_every_call_of_an_engine_in_process():
         return inspect.signature(method).bind(None, *arguments, **named)
 
     assert vllm_sampler.LLM is LLM
-    taken(LLM.sleep, level=2)
-    taken(LLM.wake_up, ["weights"])
     taken(LLM.collective_rpc, "receive_bucket", args=([],))
     taken(LLM.apply_model, print)
     taken(LLM.reset_prefix_cache)
@@ -143,7 +139,7 @@ def test_this_vllm_knows_every_flag_of_a_server():
 
     from grpo.config import TrainConfig
     from grpo.config.parts import SamplerSettings
-    from grpo.rollout.engine_arguments import command_line, engine_arguments
+    from grpo.rollout.engine_arguments import command_line, engine_arguments, sleep_arguments
     from grpo.rollout.known_arguments import known_arguments
     from grpo.rollout.servers import server_arguments
 
@@ -152,6 +148,7 @@ def test_this_vllm_knows_every_flag_of_a_server():
         arguments = engine_arguments(SamplerSettings.of(TrainConfig()), "model", on_gpu) | server_arguments(
             TrainConfig().rollout.servers, on_gpu
         )
+        arguments |= sleep_arguments(speculates=True)
         read = parser.parse_args(command_line(arguments))
         assert read.worker_extension_cls == "grpo.weight_sync.vllm_receiver.WeightReceiver"
         assert known_arguments(servers=True) >= vars(read).keys() - {"model_tag"}

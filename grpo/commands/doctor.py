@@ -228,7 +228,7 @@ def driver_remedy(driver: str, cuda: str | None) -> str:
     >>> driver_remedy("580.65.06", "13.0")
     ''
     >>> driver_remedy("550.54.15", "13.0")
-    "torch for CUDA 13.0 needs driver 580 or newer: update it, or, with a data-centre GPU, install cuda-compat-13-0"
+    'torch for CUDA 13.0 needs driver 580 or newer: update it, or, with a data-centre GPU, install cuda-compat-13-0'
     """
     if cuda is None:
         return "torch is a build for CPUs: install a CUDA build (bash launch/setup.sh)"

@@ -122,9 +122,18 @@ RULES = (
         lambda c: c.rollout.budget.enabled,
         "set rollout.budget.enabled=true",
     ),
-    Rule(("rollout.servers.",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
     Rule(
-        ("rollout.gpu_memory_fraction",),
+        _under("rollout.servers", "replicas tensor_parallel urls host port first_gpu gpu_memory_fraction"),
+        lambda c: c.rollout.engine == "vllm_server",
+        "add rollout=vllm_server",
+    ),
+    Rule(
+        _under("rollout.servers", "start_seconds request_seconds"),
+        lambda c: c.rollout.engine != "transformers",
+        "use rollout=vllm",
+    ),
+    Rule(
+        _under("rollout", "gpu_memory_fraction own_process"),
         lambda c: c.rollout.engine == "vllm",
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
     ),

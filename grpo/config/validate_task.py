@@ -178,11 +178,6 @@ def _check_episode(config: TrainConfig) -> None:
         task.prompt.chat,
         "task.episode is a conversation, and task.prompt.chat=false writes none: set task.prompt.chat=true",
     )
-    require(
-        config.rollout.tensor_parallel == 1,
-        "task.episode: an engine that several learner ranks share has no episodes: set rollout.tensor_parallel=1, or "
-        "use rollout=vllm_server with rollout.servers.tensor_parallel",
-    )
 
 
 def _check_parts(key: str, parts: list[RewardPartConfig]) -> None:

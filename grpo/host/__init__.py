@@ -14,6 +14,7 @@ output        printing that cannot end a run
 alive         lines that say a long command is still working; why a process ended, from its log
 disk          how much space a folder takes, and how much is left
 signals       requests to stop: Ctrl-C and SIGTERM
+event_loop    runs coroutines, in a notebook too
 together      ends all ranks when one of them fails
 folder_lock   keeps a second run out of a run's folder
 tether        runs a command that ends with whoever started it, and with the tether itself

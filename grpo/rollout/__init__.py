@@ -1,19 +1,20 @@
 """This package has the samplers, and the collectors that fill a round with scored groups.
 
-Engines in this process:
-vllm_sampler           vLLM's engine in the learner's process
+Engines in the learner's process, on a CPU:
+vllm_sampler           vLLM's engine there
 model_classes          protects transformers' model classes from that engine
-engine_arguments       its settings, which servers take too; a seed for each completion; the tokens that end one
+engine_arguments       its settings, which servers take too; a seed for each completion; why an engine did not start
 known_arguments        names of vLLM's arguments, checked before anything starts
 weight_names           weights under the names that vLLM's loader knows; the layers that adapters have
 transformers_sampler   sampling where there is no vLLM
 engine_use             how full an engine's cache gets, and where it has room for few completions
-checked_sampler        checks a sampler's completions before they are used
+checked_sampler        checks a sampler's completions before they are used; goes on after the loss of an engine
 tool_parsers           reads calls of tools by vLLM's parsers
 turns                  the turns of episodes on their way to an engine in this process
 
-vLLM servers:
+vLLM servers, and engines beside learners:
 server_sampler         asks servers for completions
+engine_beside          asks the engine on a rank's own device, which is a server of its own
 fleet                  all servers of a run: sends them weights, gives up lost ones, takes them back
 servers, replica       how servers are started; one server, and when it is restarted
 dispatch               hands requests out to the servers

@@ -1,5 +1,5 @@
 """This module turns a sampler's settings into vLLM's arguments, for an engine in this process and for servers alike.
-What vLLM says as it fails to start, it turns into keys of the run.
+It also names the run's keys for what vLLM says as it fails to start.
 
 It also seeds every completion, see `sample_seed` for what that repeats. It says which vLLM is installed, without
 importing it.

@@ -7,7 +7,9 @@ On a GPU the engine sleeps while the learner works. An engine that dies is start
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -41,6 +43,10 @@ class EngineBeside(ServerSampler):
             torch.cuda.empty_cache()
         super().__init__(settings, files, device, collective, Fleet(settings, files, device, team, beside=True))
         self._all_ranks = collective
+
+    def _versions(self, choice: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+        # It writes nothing during a refresh. Before vLLM 0.32 answers do not tell.
+        return ((self.policy_version, len(choice["token_ids"])),)
 
     def begin_refresh(self) -> str:
         form = super().begin_refresh()

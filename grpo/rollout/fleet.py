@@ -19,6 +19,7 @@ from grpo.config.errors import UserError
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host import ranks
+from grpo.host.event_loop import finished
 from grpo.host.terminal import say
 from grpo.host.together import on_first
 from grpo.interfaces import Bucket, Collective
@@ -171,7 +172,7 @@ class Fleet:
         self._serves = served(settings, files.path)
         self._claims: Claims | None = None
         try:
-            asyncio.run(_wait_for(self.replicas, servers.start_seconds))
+            finished(_wait_for(self.replicas, servers.start_seconds))
             on_first(collective, self._claim_all)
             self._tell_small_caches(settings)
         except BaseException:
@@ -180,7 +181,7 @@ class Fleet:
 
     def _claim_all(self) -> None:
         """Claims all servers for this run. Raises UserError when one cannot be used."""
-        asyncio.run(claim_all(self.replicas, self._serves))
+        finished(claim_all(self.replicas, self._serves))
         self._claims = Claims(self.replicas)
 
     @property
@@ -193,13 +194,13 @@ class Fleet:
 
     def cache_usage(self) -> dict[str, float]:
         """Returns the servers' highest peak, preemptions and prefix hits since the last call; {} on other ranks."""
-        return self._use.since(asyncio.run(self._metrics())) if self._first else {}
+        return self._use.since(finished(self._metrics())) if self._first else {}
 
     def _tell_small_caches(self, settings: SamplerSettings) -> None:
         """Prints a line, on the first rank, if the smallest cache has room for few completions."""
         if not self._first:
             return
-        rooms = [room for page in asyncio.run(self._metrics()).values() if (room := room_of(page)) is not None]
+        rooms = [room for page in finished(self._metrics()).values() if (room := room_of(page)) is not None]
         key = cache_key(self._device.type == "cuda", beside=self._memory is not None)
         line = few_at_once(min(rooms, default=None), settings, len(self._members), key)
         if line and not ranks.rank():
@@ -251,7 +252,7 @@ class Fleet:
                 replica.state = ServerState.LOST
         self.restart_lost()
         if self._first:
-            asyncio.run(self._take_back())
+            finished(self._take_back())
         # Every rank waits for a server that joins, even if it loses all others meanwhile.
         states = self._collective.gather([replica.state for replica in self.replicas])[0]
         for replica, state in zip(self.replicas, states, strict=True):
@@ -304,9 +305,8 @@ class Fleet:
         """Returns the checksums of every worker of every server."""
         workers = None
         if self._first:
-            request = {"method": "weight_checksums", "kwargs": {"whole": self._memory is not None}}
-            answers = self._on_all(lambda member, post: post("/collective_rpc", request))
-            workers = [dict(worker) for answer in answers for worker in answer["results"]]
+            answers = self._on_all(partial(_checksums, whole=self._memory is not None))
+            workers = [worker for answer in answers for worker in answer]
         return self._collective.gather(workers)[0]
 
     # --- servers that are lost -----------------------------------------------------------------
@@ -324,7 +324,7 @@ class Fleet:
         if self._first:
             self.restart_lost()
             lost_replicas = [replica for replica in self.replicas if not replica.alive]
-            asyncio.run(_wait_for(lost_replicas, self._start_seconds))
+            finished(_wait_for(lost_replicas, self._start_seconds))
 
     def restart_lost(self) -> None:
         """Restarts the lost servers that this run started, on the first rank."""
@@ -342,7 +342,7 @@ class Fleet:
             return await asyncio.gather(*(on_one(member) for member in members), return_exceptions=True)
 
         results, living_members = [], self._living()
-        for member, outcome in zip(living_members, asyncio.run(on_every(living_members)), strict=True):
+        for member, outcome in zip(living_members, finished(on_every(living_members)), strict=True):
             # Whatever went wrong went wrong with one server: the others still serve the run.
             if isinstance(outcome, Exception):
                 if isinstance(outcome, LoadFailed) and self._refusal is not None:
@@ -358,3 +358,8 @@ class Fleet:
 
 async def _wait_for(replicas: Sequence[Replica], seconds: float) -> None:
     await asyncio.gather(*(replica.wait(seconds) for replica in replicas))
+
+
+async def _checksums(member: Member, post: Post, whole: bool) -> list[Mapping[str, int]]:
+    answer = await post("/collective_rpc", {"method": "weight_checksums", "kwargs": {"whole": whole}})
+    return [dict(worker) for worker in answer["results"]]

@@ -154,7 +154,7 @@ class ServerSampler:
         try:
             token_ids = tuple(choice["token_ids"])
             logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
-            versions = tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
+            versions = self._versions(choice)
         except (LookupError, TypeError, ValueError) as error:
             raise UserError(
                 f"a vLLM server answered with a completion that lacks something ({error!r}): servers must be of the "
@@ -162,6 +162,10 @@ class ServerSampler:
             ) from error
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return Completion(token_ids, logprobs, text, choice["finish_reason"] == "length", versions)
+
+    def _versions(self, choice: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+        """Returns which weights wrote how many tokens of a completion, one after another."""
+        return tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
 
     # --- weights -------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from grpo.rollout.engine_arguments import (
     adapter_arguments,
     cache_key,
     engine_arguments,
-    for_device,
+    for_cpu,
     sample_seed,
     sampling_arguments,
     start_problem,
@@ -57,7 +57,7 @@ class VllmSampler:
         self._adapters, self._has_base = settings.adapters, settings.keeps_base
         # Requests name the adapter from the first refresh on, which brings it.
         self._adapted: dict[str, LoRARequest] = {}
-        arguments = engine_arguments(settings, str(files.path), False, for_device(files, torch.device("cpu")))
+        arguments = engine_arguments(settings, str(files.path), False, for_cpu(files))
         # `vllm.LLM` counts how its cache is used only with this setting. A server counts by default.
         arguments["disable_log_stats"] = False
         if ranks.world_size() > 1:

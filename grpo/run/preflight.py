@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from grpo.algorithm.probe import check_functions
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, require
-from grpo.config.placement import uses_running_servers
+from grpo.config.placement import beside_learner, uses_running_servers
 from grpo.host import kernels, ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.models.files import ModelFiles, setting_of
@@ -61,10 +61,11 @@ def check_vllm(config: TrainConfig) -> None:
     remedy = kernels.lacking() if ranks.on_gpu(config.device) else ""
     require(not remedy, f"rollout.engine={rollout.engine} on a GPU lacks a compiler: {remedy}")
     elsewhere = os.environ.get(ENGINE_VARIABLE, "0")
+    within = rollout.engine == "vllm" and not beside_learner(rollout, ranks.on_gpu(config.device))
     require(
-        rollout.engine != "vllm" or elsewhere == "0",
+        not within or elsewhere == "0",
         f"the environment variable {ENGINE_VARIABLE}={elsewhere} gives vLLM's engine a process of its own, and weights "
-        "are passed within this one: unset it, or use rollout=vllm_server",
+        "are passed within this one: unset it, or set rollout.own_process=true",
     )
 
 

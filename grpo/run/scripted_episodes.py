@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from grpo.config import TaskConfig
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Answer, Ended, Failed, Link, Processes, Question
 from grpo.episodes.template import made_up_call
+from grpo.host.event_loop import finished
 from grpo.tasks.prompt_encoding import filled
 from grpo.types import Completion, EpisodeFacts, Problem
 
@@ -31,7 +31,7 @@ class ScriptedEpisodes:
         """Returns the facts of an episode in which the model answers with `text`, or None where nothing is played."""
         if set_name not in self._sets:
             return None
-        return asyncio.run(self._played(set_name, problem, text))
+        return finished(self._played(set_name, problem, text))
 
     async def _played(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts:
         of_set = self._sets[set_name]

@@ -14,7 +14,7 @@ from grpo.learner.engine import deepspeed_config
 from grpo.models import resolve
 from grpo.models.resolve import with_config
 from grpo.rollout import known_arguments
-from grpo.rollout.engine_arguments import colocated_arguments, command_line, engine_arguments, sampling_arguments
+from grpo.rollout.engine_arguments import command_line, engine_arguments, sampling_arguments, sleep_arguments
 from grpo.rollout.known_arguments import check_engine_arguments
 from grpo.rollout.servers import server_arguments
 
@@ -100,7 +100,7 @@ def test_settings_that_the_run_makes_itself_are_refused_by_name(word, expected):
 
 def test_everything_that_the_run_hands_to_vllm_is_its_own():
     chosen = config()
-    on_gpu = engine_arguments(SamplerSettings.of(chosen), "model", on_gpu=True) | colocated_arguments(True, 8)
+    on_gpu = engine_arguments(SamplerSettings.of(chosen), "model", on_gpu=True) | sleep_arguments(speculates=True)
     assert set(on_gpu | server_arguments(chosen.rollout.servers, on_gpu=True)) <= set(ENGINE_ARGS)
     assert set(sampling_arguments(chosen.rollout.sampling, [2], 1)) <= set(SAMPLING)
 

@@ -179,7 +179,6 @@ learner=zero3  learner.hpz_partition_size=3 → hpz_partition_size=3 must be abo
 learner.sequence_parallel=3 → learner.sequence_parallel=3 does not divide the 8 learner ranks
 rollout.tensor_parallel=3 → rollout.tensor_parallel=3 does not divide the 8 learner ranks
 rollout.tensor_parallel=2  rollout=vllm_server → : use rollout.servers.tensor_parallel
-rollout.tensor_parallel=2  task.episode=python → an engine that several learner ranks share has no episodes
 """
 
 

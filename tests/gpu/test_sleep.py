@@ -14,19 +14,19 @@ def test_sleep_frees_cache_and_weights_and_graphs_write_the_same_after_each_of_t
     from grpo.config.parts import LearnerSettings, SamplerSettings
     from grpo.interfaces import Draw
     from grpo.learner.learner import DeepSpeedLearner
-    from grpo.rollout.vllm_sampler import VllmSampler
+    from grpo.run.parts import build_engine
     from grpo.types import Problem, Prompt
     from grpo.weight_sync.refresh import CheckedSync
     from tests.learner.models import files_of, tiny_llama
 
-    config, device = TrainConfig(device="cuda"), torch.device("cuda", 0)
+    config, device = TrainConfig(device="cuda", output_dir=str(tmp_path / "run")), torch.device("cuda", 0)
     config.learner.precision = config.rollout.precision = "bfloat16"
     config.model.max_length, config.rollout.gpu_memory_fraction = 64, 0.2
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     model = tiny_llama(tmp_path)
     tiny_tokenizer().save_pretrained(model)
     learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), device)
-    sampler = VllmSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), device)
+    sampler = build_engine(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), device, learner.collective)
     sync = CheckedSync(0.5)
     sync.refresh(learner, sampler)
     prompts = [Prompt(Problem("p", "q", "a"), (3, 4, 5, 6))]

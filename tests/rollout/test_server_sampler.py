@@ -5,6 +5,7 @@ import os
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -20,9 +21,12 @@ from grpo.host.network import free_port
 from grpo.host.signals import HURRY, StopRequest, handled_as_before, interruptible
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
+from grpo.rollout.engine_arguments import sleep_arguments
+from grpo.rollout.fleet import Member
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
+from grpo.weight_sync.server_link import MemoryLink
 from tests.fakes import SingleRank, on_ranks
 from tests.learner.models import files_of, tiny_llama
 
@@ -331,3 +335,32 @@ def test_a_completion_that_a_server_still_writes_is_left_where_the_run_has_to_sa
         with interruptible():
             groups, error = wait_for([pending])
     assert (groups, type(error)) == ([], Interrupted)
+
+
+@pytest.mark.parametrize(("lost", "adapters", "level"), [([], False, 2), (["alibi_slopes"], False, 1), ([], True, 1)])
+def test_a_server_beside_a_learner_sleeps_deeply_once_a_refresh_brings_everything_back(lost, adapters, level):
+    calls = []
+
+    async def post(route, payload):
+        calls.append(payload.get("method", route))
+        return {"results": [lost]}
+
+    async def rounds(member):
+        await member.sleep(post)
+        await member.wake(post)
+        await member.finish_refresh(post, 1, adapters, sleeps=True)
+        await member.sleep(post)
+
+    asyncio.run(rounds(Member(SimpleNamespace(), MemoryLink())))
+    assert calls[:2] == ["/sleep?level=1", "/wake_up?tags=weights"]
+    # Its cache gets memory once the weights have come, and is emptied before requests go on.
+    refresh = ["/finish_weight_update", "lost_by_sleep", "/wake_up?tags=kv_cache", *["place_adapter"] * adapters]
+    assert calls[2:] == [*refresh, "/reset_prefix_cache", "/resume", f"/sleep?level={level}"]
+
+
+def test_the_engine_of_a_speculating_run_keeps_the_weights_of_its_draft_model():
+    """vLLM loses all parameters at sleep level 2, except those with these names."""
+    [kept] = sleep_arguments(speculates=True)["sleep_preserve_parameter_names"]
+    assert fnmatch("draft.model.layers.0.mlp.down_proj.weight", kept)
+    # Older versions of vLLM do not know the argument.
+    assert sleep_arguments(speculates=False) == {"enable_sleep_mode": True}
