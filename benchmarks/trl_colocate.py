@@ -33,6 +33,31 @@ from grpo.models.files import ModelFiles
 from grpo.run.preparing import with_precision
 
 
+class Record(Clock):
+    """Writes what is known after each step, so that a run that is ended early leaves the steps that it has taken."""
+
+    def __init__(self, folder, about):
+        super().__init__()
+        self._folder, self._about, self._lengths = folder, about, []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        super().on_log(args, state, control, logs=logs, **kwargs)
+        if "completions/mean_length" not in (logs or {}):
+            return
+        self._lengths.append(logs["completions/mean_length"])
+        result = self._about | {
+            "completion length": median(self._lengths),
+            "seconds_per_step": self.seconds,
+            "largest memory, GiB": torch.cuda.max_memory_reserved() / 2**30 if torch.cuda.is_initialized() else None,
+        }
+        ours = self._folder / "result.json"
+        if seconds := self.seconds[WARM_UP:]:
+            result["step, s"] = median(seconds)
+            if ours.exists():
+                result["a step of TRL in rounds of grpo"] = median(seconds) / json.loads(ours.read_text())["round, s"]
+        (self._folder / "trl.json").write_text(json.dumps(result, indent=1))
+
+
 def padded_rows(config, completions):
     """Returns how many padded completions a micro-batch takes: the most within a row's tokens that divide the step."""
     longest = config.task.prompt.max_tokens + config.rollout.sampling.max_tokens
@@ -80,38 +105,28 @@ def main(folder, name="small", *words):
     folder = Path(folder)
     fields = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
     config = with_precision(compose_config(settings_of(folder, name, [])))
-    tokenizer, clock = ModelFiles(folder / name).tokenizer, Clock()
-    num_rounds = SHAPES[name][2]
+    tokenizer, steps = ModelFiles(folder / name).tokenizer, SHAPES[name][2] + WARM_UP
     on_gpu = ranks.device(config.device).type == "cuda"
     # TRL's checks of its vLLM arguments do not depend on the machine.
-    arguments(config, num_rounds + WARM_UP, folder / "trl", fields, True)
+    arguments(config, steps, folder / "trl", fields, on_gpu=True)
+    chosen = arguments(config, steps, folder / "trl", fields, on_gpu)
+    about = {
+        "framework": f"trl {trl.__version__}",
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "completions": chosen.generation_batch_size,
+        "micro-batch": chosen.per_device_train_batch_size,
+        "fields": fields,
+    }
     trainer = trl.GRPOTrainer(
         model=str(folder / name),
         reward_funcs=reward,
         train_dataset=dataset_of(config, tokenizer),
         processing_class=tokenizer,
-        callbacks=[clock],
-        args=arguments(config, num_rounds + WARM_UP, folder / "trl", fields, on_gpu),
+        callbacks=[Record(folder, about)],
+        args=chosen,
     )
     trainer.train()
-    seconds = clock.seconds[WARM_UP:]
-    logged = [row for row in trainer.state.log_history if "completions/mean_length" in row][WARM_UP:]
-    result = {
-        "framework": f"trl {trl.__version__}",
-        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
-        "completions": config.dynamics.group_size * config.dynamics.prompts_per_step,
-        "completion length": median(row["completions/mean_length"] for row in logged),
-        "micro-batch": trainer.args.per_device_train_batch_size,
-        "fields": fields,
-        "seconds_per_step": clock.seconds,
-        "step, s": median(seconds),
-        "largest memory, GiB": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
-    }
-    if (folder / "result.json").exists():
-        ours = json.loads((folder / "result.json").read_text())
-        result["a step of TRL in rounds of grpo"] = result["step, s"] / ours["round, s"]
-    (folder / "trl.json").write_text(json.dumps(result, indent=1))
-    print(json.dumps(result, indent=1))
+    print((folder / "trl.json").read_text())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ mkdir -p "$OUT" "$SITE" "$WORK"
 export PYTHONPATH="$PWD:$SITE" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1
 # vLLM neither compiles a sampler nor reports its use. Its workers would not start by fork beside CUDA.
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 VLLM_WORKER_MULTIPROC_METHOD=spawn
+# A run would let the allocator's segments grow, by the name of this variable that vLLM 0.26 does not read: it would not
+# switch them off around the memory that sleeps.
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False
 # DeepSpeed takes the device that torch takes, wherever the driver shows it.
 export DS_ACCELERATOR="$DEVICE"
 failed=0 planned=0
