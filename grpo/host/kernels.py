@@ -1,4 +1,4 @@
-"""This module says what a machine lacks to run kernels on its GPUs."""
+"""This module says what a machine lacks to run kernels on its GPUs, and for how long kernels run there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
 
 # CUDA 13 and vLLM have no kernels for GPUs before Turing.
 OLDEST_CAPABILITY = (7, 5)
@@ -38,3 +43,36 @@ def too_old(capability: tuple[int, int]) -> str:
         return ""
     has, needed = (".".join(map(str, each)) for each in (capability, OLDEST_CAPABILITY))
     return f"compute capability {has} is too old for CUDA 13 and vLLM, which need {needed} (Turing): use a newer GPU"
+
+
+def watched() -> profile:
+    """Returns a profiler that begins to watch the kernels of this process. `busy_seconds` ends it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    profiler = profile(activities=[ProfilerActivity.CUDA])
+    profiler.start()
+    return profiler
+
+
+def busy_seconds(profiler: profile) -> float:
+    """Ends a profiler of `watched`. Returns the seconds since in which some kernel ran on the GPU."""
+    import torch
+    from torch.autograd import DeviceType
+
+    torch.cuda.synchronize()
+    profiler.stop()
+    on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    return covered((event.time_range.start, event.time_range.end) for event in on_device) / 1e6
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals.
+
+    >>> covered([(0, 2), (5, 6), (1, 3), (5.5, 5.7)])
+    4
+    """
+    total, covered_until = 0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
+    return total

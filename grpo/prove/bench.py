@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -203,28 +202,6 @@ class Bench:
                 torch.cuda.synchronize()
             durations.append(time.perf_counter() - start)
         return median(durations[1:])
-
-
-def busy_seconds(action: Callable[[], Any]) -> float:
-    """Returns the seconds of `action` in which some kernel runs on the GPU."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        action()
-        torch.cuda.synchronize()
-    on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
-    return covered((event.time_range.start, event.time_range.end) for event in on_device) / 1e6
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Returns the length of the union of intervals.
-
-    >>> covered([(0, 2), (5, 6), (1, 3), (5.5, 5.7)])
-    4
-    """
-    total, covered_until = 0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0, end - max(start, covered_until))
-        covered_until = max(covered_until, end)
-    return total
 
 
 def reset_peak(device: torch.device) -> None:

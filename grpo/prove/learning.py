@@ -9,11 +9,10 @@ from dataclasses import replace
 import torch
 
 from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
-from grpo.host import device_memory
+from grpo.host import device_memory, kernels
 from grpo.prove.bench import (
     Bench,
     allocated_gib,
-    busy_seconds,
     config_of,
     peak_gib,
     peak_of_tensors_gib,
@@ -183,4 +182,6 @@ def _waiting(bench: Bench, batch: Batch) -> float:
     the profiler would take longer to read the events of all of them than the step takes."""
     watched_batch = replace(batch, micro_batches=batch.micro_batches[:WATCHED])
     seconds = bench.seconds(lambda: bench.learner.step(watched_batch), 1)
-    return max(0.0, 1 - busy_seconds(lambda: bench.learner.step(watched_batch)) / seconds)
+    profiler = kernels.watched()
+    bench.learner.step(watched_batch)
+    return max(0.0, 1 - kernels.busy_seconds(profiler) / seconds)

@@ -6,8 +6,6 @@ import sys
 import time
 from dataclasses import replace
 from itertools import count
-from statistics import median
-from threading import Event, Thread
 
 import torch
 
@@ -15,7 +13,7 @@ from grpo.config.memory_estimate import BYTES, ModelShape
 from grpo.interfaces import Draw
 from grpo.prove.bench import GIB, Bench
 from grpo.prove.facts import LOOK, Fact, Report
-from grpo.prove.own_process import LOOK_SECONDS, measured_apart
+from grpo.prove.own_process import measured_apart
 from grpo.prove.roofline import ENOUGH
 from grpo.types import Completion
 
@@ -56,11 +54,16 @@ def sampler(bench: Bench) -> Report:
     least = steps * step_bytes(shape, number, len(completions), length) / bench.bandwidth
     on_gpu = bench.device.type == "cuda"
     longest = size.prompt_tokens + size.completion_tokens
+    host_seconds, waiting = _decoding(bench)
+    # The engine's process works while the GPU does, so that the longer of the two decides.
+    lowest = ENOUGH * least / max(least, steps * host_seconds) if on_gpu else None
     facts += [
         Fact("sampler", "memory bandwidth of a copy", bench.bandwidth / 1e9, "GB/s"),
-        Fact("sampler", "share of the roofline", least / seconds, low=ENOUGH if on_gpu else None, failing=LOOK),
-        _decoding(bench),
+        Fact("sampler", "share of the roofline", least / seconds, low=lowest, failing=LOOK),
+        Fact("sampler", "processor time of a step", 1e3 * host_seconds, "ms"),
     ]
+    if waiting is not None:
+        facts.append(Fact("sampler", "share of waiting for the host", waiting))
     basis = {
         "completions": len(completions),
         "completion_tokens": tokens,
@@ -104,43 +107,39 @@ def _generate(bench: Bench, num_prompts: int, tokens: int = sys.maxsize) -> list
     return [completion for group in bench.sampler.generate(draw) for completion in group.completions]
 
 
-def _decoding(bench: Bench) -> Fact:
-    """Measures the share of the time in which no kernel runs on a GPU while a round is sampled, whichever process asks
-    for kernels. On a CPU it measures the processor time of this thread in a step of decoding: the difference between
-    calls for `FIRST` + `WATCHED` tokens and for `FIRST`, so prompts do not count."""
-    if bench.device.type == "cuda":
-        what = "share of waiting for the host"
-        try:
-            return Fact("sampler", what, 1 - _busy_share(bench))
-        except Exception as error:  # whatever the driver's library raises where it is missing or tells nothing
-            return Fact("sampler", what, None, needs=f"needs NVML ({type(error).__name__})")
+def _decoding(bench: Bench) -> tuple[float, float | None]:
+    """Returns the processor seconds of the engine in a step of decoding, and the share of the step in which no kernel
+    runs, or None on a CPU.
 
-    def taken(tokens: int) -> tuple[int, float]:
-        start = time.thread_time()
+    They are differences between calls for `FIRST` + `WATCHED` tokens and for `FIRST`, so prompts do not count.
+    """
+    on_gpu = bench.device.type == "cuda"
+
+    def processor() -> float:
+        """Returns the processor seconds of the process that takes the engine's steps, which is this one on a CPU."""
+        return _longest(bench, "processor_seconds") if on_gpu else time.thread_time()
+
+    def taken(tokens: int) -> tuple[int, float, float]:
+        start, own = time.perf_counter(), processor()
         completions = _generate(bench, bench.size.prompts, tokens)
-        return max(len(completion.token_ids) for completion in completions), time.thread_time() - start
+        seconds = time.perf_counter() - start, processor() - own
+        return max(len(completion.token_ids) for completion in completions), *seconds
+
+    def busy(tokens: int) -> float:
+        bench.sampler.ask_workers("watch_kernels")
+        _generate(bench, bench.size.prompts, tokens)
+        return _longest(bench, "watch_kernels")
 
     before, after = taken(FIRST), taken(FIRST + WATCHED)
-    steps, seconds = (late - early for early, late in zip(before, after, strict=True))
-    return Fact("sampler", "processor time of a step", 1e3 * seconds / max(1, steps), "ms")
+    steps, seconds, own_seconds = (late - early for early, late in zip(before, after, strict=True))
+    own_seconds /= max(1, steps)
+    if not on_gpu:
+        return own_seconds, None
+    return own_seconds, max(0.0, 1 - (busy(FIRST + WATCHED) - busy(FIRST)) / seconds)
 
 
-def _busy_share(bench: Bench) -> float:
-    """Returns the median of what the driver says, several times a second, of the share in which some kernel runs."""
-    percents, done = [torch.cuda.utilization(bench.device)], Event()
-
-    def watch() -> None:
-        while not done.wait(LOOK_SECONDS):
-            percents.append(torch.cuda.utilization(bench.device))
-
-    watcher = Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        _generate(bench, bench.size.prompts)
-    finally:
-        done.set()
-        watcher.join()
-    return median(percents) / 100
+def _longest(bench: Bench, method: str) -> float:
+    return max(worker["seconds"] for worker in bench.sampler.ask_workers(method))
 
 
 def _sleep(bench: Bench) -> list[Fact]:

@@ -53,6 +53,10 @@ class EngineBeside(ServerSampler):
         # All ranks gather the same weights.
         return BASE if self._all_ranks.maximum(form == BASE) else form
 
+    def ask_workers(self, method: str) -> list[dict[str, Any]]:
+        """Calls a method of `grpo.weight_sync.vllm_receiver.WeightReceiver` in the engine's workers."""
+        return self._fleet.ask_workers(method)
+
     def come_back(self) -> None:
         """Waits until engines that are lost answer again. Raises UserError, on all ranks, when one does not start."""
         on_all(self._all_ranks, self._fleet.wait_for_lost)

@@ -223,6 +223,15 @@ class Fleet:
         if self._memory:
             self._memory.close()
 
+    def ask_workers(self, method: str) -> list[dict[str, Any]]:
+        """Calls a method of `WeightReceiver` in every worker of the living servers, from the first rank. Returns their
+        answers there."""
+
+        async def asked(member: Member, post: Post) -> list[dict[str, Any]]:
+            return (await post("/collective_rpc", {"method": method}))["results"]
+
+        return [worker for answer in self._on_all(asked) for worker in answer] if self._first else []
+
     def sleep(self) -> None:
         """Makes servers beside learners free the memory of weights and cache on a GPU. Returns once they have."""
         if self._sleeps:

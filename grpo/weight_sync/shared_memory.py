@@ -22,7 +22,8 @@ from torch import Tensor
 from grpo.interfaces import Bucket
 from grpo.weight_sync.channel import packed
 
-ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+# Torch (2.13) takes the first that is set.
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _own_segment() -> Iterator[None]:
 
     Torch's expandable segments are opened by another way, which a container may forbid (pidfd_getfd).
     """
-    settings = os.environ.get(ALLOCATOR_VARIABLE, "")
+    settings = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
     others = [setting for setting in settings.split(",") if setting and not setting.startswith("expandable_segments")]
     torch._C._accelerator_setAllocatorSettings(",".join([*others, "expandable_segments:False"]))
     try:

@@ -12,6 +12,7 @@ LoRA's adapters stay adapters, beside the frozen weights (`grpo.weight_sync.vllm
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import profile
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.activation import XIELU
 from vllm.platforms import current_platform
 
+from grpo.host.kernels import busy_seconds, watched
 from grpo.host.tether import end_with_tether
 from grpo.interfaces import Bucket
 from grpo.weight_sync.channel import Channel, Manifest, Meeting, open_end, unpacked
@@ -103,6 +106,7 @@ class WeightReceiver:
     them."""
 
     _arrival: Arrival | None = None
+    _watched: profile | None = None
 
     def take_onednn(self) -> None:
         """Makes layers in float32 multiply by oneDNN. Called once, on a CPU.
@@ -128,6 +132,18 @@ class WeightReceiver:
     def lost_by_sleep(self) -> list[str]:
         """Returns the names of tensors that a sleep at level 2 would lose, see `grpo.weight_sync.engine_weights`."""
         return lost_by_sleep(self.model_runner.model)
+
+    def processor_seconds(self) -> dict[str, float]:
+        """Returns the processor seconds that this process has taken so far."""
+        return {"seconds": time.process_time()}
+
+    def watch_kernels(self) -> dict[str, float]:
+        """Begins to watch the GPU's kernels, or ends it and returns the seconds in which some kernel ran."""
+        if self._watched is None:
+            self._watched = watched()
+            return {}
+        profiler, self._watched = self._watched, None
+        return {"seconds": busy_seconds(profiler)}
 
     def begin_refresh(self) -> None:
         """Prepares for new weights. Called before the first bucket, in the learner's process."""

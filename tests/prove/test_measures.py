@@ -218,9 +218,9 @@ def test_log_probabilities_may_differ_by_rounding_and_by_nothing_else(precision,
 
 
 def sampled(folder, monkeypatch, bandwidth):
-    """Returns the report of a sampler whose every call takes two seconds, or one for ten tokens, half of them of this
-    thread, with the prompts that it was asked."""
-    asked, now = [], [0.0]
+    """Returns the report of a sampler whose every call takes two seconds, half of them of the engine's processor and a
+    tenth for each token more, with the prompts that it was asked."""
+    asked, now, watched = [], [0.0], []
 
     class Sampler:
         def generate(self, draw):
@@ -230,9 +230,14 @@ def sampled(folder, monkeypatch, bandwidth):
             completion = Completion((5,) * tokens, (0.0,) * tokens, "", False)
             return [RolloutGroup(prompt, (completion,) * draw.group_size, 0, 0) for prompt in draw.prompts]
 
-    clock = SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0] / 2)
-    monkeypatch.setattr(sampling, "time", clock)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 25)
+        def ask_workers(self, method):
+            if method == "processor_seconds":
+                return [{"seconds": now[0] / 2}]
+            watched.append(now[0])
+            # Kernels take a quarter of the time, in one worker less.
+            return [] if len(watched) % 2 else [{"seconds": (now[0] - watched[-2]) / share} for share in (8, 4)]
+
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(sampling, "_sleep", lambda bench: [])
     bench = bench_with(folder, sampler=Sampler(), bandwidth=bandwidth, room=None)
     bench.config.rollout.precision = "bfloat16"
@@ -248,27 +253,15 @@ def test_a_sampler_reaches_a_share_of_what_the_memory_allows(tmp_path, monkeypat
     read = 20 * 2 * (bench.shape.parameters - 512 * 128 + 2 * 2 * 64 * 34 * 16)
     share = row_of(report, "share of the roofline")
     assert share.measured == pytest.approx(read / 1e9 / 2.0)
-    assert share.verdict == "look"
-    assert row_of(report, "share of waiting for the host").measured == 0.75
-    quick, _, _ = sampled(tmp_path, monkeypatch, read / 2.0 / 0.71)
+    # Ten steps more take one second more, half of it of the processor. Kernels take a quarter of it.
+    assert row_of(report, "processor time of a step").measured == pytest.approx(50.0)
+    assert row_of(report, "share of waiting for the host").measured == pytest.approx(0.75)
+    # All twenty steps take the processor a second at least, and memory less.
+    assert share.low == pytest.approx(0.7 * read / 1e9) and share.verdict == "look"
+    quick, _, _ = sampled(tmp_path, monkeypatch, read / 1.5)
+    assert row_of(quick, "share of the roofline").low == pytest.approx(0.7)
     assert row_of(quick, "share of the roofline").verdict == "fine"
     assert report.basis["cache_gib"] == pytest.approx(2 * 2 * 64 * 2 * 48 * 16 / 2**30)
-
-
-def test_decoding_says_what_a_step_takes_of_a_cpu_and_what_a_gpu_lacks_that_cannot_tell(tmp_path, monkeypatch):
-    _, _, bench = sampled(tmp_path, monkeypatch, 1e9)
-
-    def untold(device):
-        raise ModuleNotFoundError("pynvml")
-
-    monkeypatch.setattr(torch.cuda, "utilization", untold)
-    assert (sampling._decoding(bench).verdict, sampling._decoding(bench).needs) == (
-        "skipped",
-        "needs NVML (ModuleNotFoundError)",
-    )
-    bench.device = torch.device("cpu")
-    # Ten steps more take one second more, half of it of the thread.
-    assert sampling._decoding(bench).measured == pytest.approx(50.0)
 
 
 def test_sampling_without_graphs_reports_its_failures_with_its_speed(tmp_path, monkeypatch):

@@ -107,6 +107,8 @@ def main(model, output, python):
     tokens = [[[c.token_ids for c in group.completions] for group in of_draw] for of_draw in (groups, again)]
     same = tokens[0] == tokens[1]
     facts = ranks.gather({"gaps": gaps, "own": own, "refused": refused, "same": same, "use": sampler.cache_usage()})
+    workers = [worker["seconds"] > 0 for worker in engine.ask_workers("processor_seconds")]
+    facts[0]["workers"] = workers
     sampler.close()
     if ranks.rank == 0:
         Path(output, "facts.json").write_text(json.dumps(facts))

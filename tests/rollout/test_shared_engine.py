@@ -29,6 +29,7 @@ def test_an_engine_beside_two_ranks_runs_the_learners_policy_on_the_prompts_of_e
     for rank in facts[0]:
         # Before and after the weights have changed, and after the engine was killed.
         assert max(rank["gaps"]) < 1e-5 and len(rank["gaps"]) == 3 and rank["own"]
+    assert facts[0][0]["workers"] == [True, True]
     # Its use is reported once.
     first, second = (rank["use"] for rank in facts[0])
     assert first["rollout/cache_peak_fraction"] > 0 and second == {}
