@@ -1,4 +1,4 @@
-# The second call, once keep.sh has stored the first part: vLLM in the learner's process. The run that learns comes first.
+# The second call, once keep.sh has stored the first part: vLLM beside the learner. The run that learns comes first.
 #   OUT=FOLDER bash benchmarks/airgapped/sampler.sh FOLDERS_OF_PARTS
 source benchmarks/airgapped/steps.sh
 unpack "$@" || exit

@@ -27,6 +27,7 @@ from grpo.rollout.engine_arguments import (
     for_device,
     sleep_arguments,
 )
+from grpo.rollout.known_arguments import known_arguments
 from grpo.rollout.replica import ServerProcess
 from grpo.rollout.server_middleware import SERVED_VARIABLE
 from grpo.rollout.weight_names import FileForm
@@ -66,16 +67,20 @@ def start_servers(
 def server_arguments(servers: ServersConfig, on_gpu: bool) -> dict[str, Any]:
     """Returns a server's further arguments, which override those of `engine_arguments`."""
     memory = {"gpu_memory_utilization": servers.gpu_memory_fraction} if on_gpu else {}
-    return memory | {
-        "served_model_name": MODEL,
-        "host": servers.host,
-        "tensor_parallel_size": servers.tensor_parallel,
-        "weight_transfer_config": {"backend": "grpo"},
-        # This opens the route that takes and returns token ids, and says which weights wrote them.
-        "enable_scale_out": True,
-        "disable_uvicorn_access_log": True,
-        "middleware": "grpo.rollout.server_middleware.ServerMiddleware",
-    }
+    # This opens the route of token ids, which says which weights wrote them. vLLM 0.26 always opens it.
+    route = {"enable_scale_out": True} if "enable_scale_out" in known_arguments(servers=True) else {}
+    return (
+        memory
+        | route
+        | {
+            "served_model_name": MODEL,
+            "host": servers.host,
+            "tensor_parallel_size": servers.tensor_parallel,
+            "weight_transfer_config": {"backend": "grpo"},
+            "disable_uvicorn_access_log": True,
+            "middleware": "grpo.rollout.server_middleware.ServerMiddleware",
+        }
+    )
 
 
 def server_environment(servers: ServersConfig, index: int, on_gpu: bool) -> dict[str, str]:

@@ -238,6 +238,10 @@ class TransferEngine(WeightTransferEngine[ChannelInitInfo, UpdateInfo]):
         self.received.update(checksums(bucket))
         self.arrival.load(bucket)
 
+    @staticmethod
+    def trainer_send_weights(*arguments: Any, **named: Any) -> None:
+        """Does nothing: vLLM 0.26 wants this method, but learners send by `grpo.weight_sync.server_link`."""
+
     def _shared(self, place: dict[str, Any], size: int) -> torch.Tensor:
         """Returns the first `size` bytes of the memory at `place`, which stays open until the end of the update."""
         if place != self._place:

@@ -11,6 +11,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE
+from grpo.rollout import servers
 from grpo.rollout.engine_arguments import engine_arguments
 from grpo.rollout.replica import ServerProcess
 from grpo.rollout.servers import server_arguments, server_environment, start_servers
@@ -85,3 +86,9 @@ def test_a_server_at_an_address_of_ipv6_is_asked_there(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     [url] = start_servers(SamplerSettings.of(config), files_of(tmp_path), torch.device("cuda", 0))
     assert re.fullmatch(r"http://\[::1\]:\d+", url)
+
+
+@pytest.mark.parametrize("known", [{"enable_scale_out"}, set()])
+def test_a_server_opens_its_route_of_tokens_by_a_flag_where_its_vllm_knows_one(known, monkeypatch):
+    monkeypatch.setattr(servers, "known_arguments", lambda servers: known)
+    assert ("enable_scale_out" in server_arguments(TrainConfig().rollout.servers, on_gpu=False)) == bool(known)
