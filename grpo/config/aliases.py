@@ -140,8 +140,9 @@ NAMES = {
         "ring_head_stride sequence_parallel_degree"
     ),
     "learner.offload_optimizer": "adam_offload optimizer_offload offload_optimizer_device",
+    "rollout.sleep": "free_cache_engine vllm_enable_sleep vllm_enable_sleep_mode enable_sleep_mode",
     "learner.offload_states": (
-        "free_cache_engine offload param_offload vllm_enable_sleep vllm_enable_sleep_mode deepspeed_enable_sleep "
+        "offload param_offload deepspeed_enable_sleep "
         "fsdp_offload_params offload_param_device ref_reward_offload unsloth_vllm_standby"
     ),
     "learner.precision": (

@@ -151,6 +151,10 @@ class RolloutConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     refill: RefillConfig = field(default_factory=RefillConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    # While the learner works, an engine on the same GPU gives back all its memory (all), its cache alone (cache), or
+    # nothing (never). auto gives back as much as the learner needs by the memory estimate, as `dry_run=true` shows. A
+    # run that fails in sleep may go on with never and a smaller gpu_memory_fraction.
+    sleep: str = "auto"
     # This many learner ranks share one vLLM engine, which spreads the model over their GPUs (vLLM:
     # tensor_parallel_size). It is meant for models that no single GPU samples well. It divides the ranks of a machine.
     # Models with experts, or with layers that keep a state, need servers, which have rollout.servers.tensor_parallel.
@@ -202,8 +206,8 @@ class LearnerConfig:
     sequence_parallel: int = 1
     # True keeps optimizer moments and float32 master weights in CPU memory.
     offload_optimizer: bool = False
-    # True moves weights, gradients and optimizer to main memory while an engine in the learner's process samples, and
-    # back. Sampler and learner then have the whole GPU in turn, so rollout.gpu_memory_fraction may be 0.85 (verl:
+    # True moves weights, gradients and optimizer to main memory while an engine on the learner's GPU samples, and back.
+    # Sampler and learner then have the whole GPU in turn, so rollout.gpu_memory_fraction may be 0.85 (verl:
     # param_offload and optimizer_offload). `time/offload_seconds` says how long the copies take. A CPU gains nothing by
     # it.
     offload_states: bool = False

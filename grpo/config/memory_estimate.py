@@ -16,6 +16,10 @@ RUNTIME_GIB = 1.5
 BUCKET, LIVE = 500_000_000, 1_000_000_000
 
 
+# A GPU keeps this share free where an engine stays awake beside the learner, because the estimate is approximate.
+SPARE = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The shape holds the dimensions of a transformer on which its memory depends.
@@ -102,11 +106,14 @@ def memory_estimate(
     rows = [(name, share_staying * amount, amount) for name, amount in states]
     rows += [(name, 0.0, amount) for name, amount in passes]
     if config.rollout.engine == "vllm" and gpu_gib:
-        # The engine fills the rest of its share with the cache, and sleeps while the learner works.
+        # The engine fills the rest of its share with the cache, and may sleep while the learner works.
+        sleep = config.rollout.sleep
         share, weights = config.rollout.gpu_memory_fraction * gpu_gib * GIB, engine_weights(config, shape)
         # Before the engine takes its cache, a refresh has the learner's weights beside the sampler's.
         sent = states[0][1] if share_staying == 0 and not config.keeps_base else 0.0
-        rows += [("sampler weights", weights, 0.0), ("sampler's KV cache and graphs", max(share - weights, sent), 0.0)]
+        rest = max(share - weights, sent)
+        rows.append(("sampler weights", weights, weights if sleep in ("never", "cache") else 0.0))
+        rows.append(("sampler's KV cache and graphs", rest, rest if sleep == "never" else 0.0))
     elif config.rollout.engine != "vllm_server":
         # Servers have devices of their own.
         rows += [(name, amount, amount) for name, amount in _sampler(config, shape, world_size)]
@@ -115,6 +122,18 @@ def memory_estimate(
         rows.append(("runtime and CUDA graphs", RUNTIME_GIB * GIB, RUNTIME_GIB * GIB))
     in_gib = [(name, sampling / GIB, learning / GIB) for name, sampling, learning in rows]
     return [*in_gib, ("in all", sum(row[1] for row in in_gib), sum(row[2] for row in in_gib))]
+
+
+def least_sleep(config: TrainConfig, shape: ModelShape, world_size: int, gpu_gib: float) -> str:
+    """Returns the `rollout.sleep` that gives back least of an engine's memory and still leaves the learner what it
+    needs of a GPU of `gpu_gib`, by the estimate and with `SPARE` beside it."""
+    for sleep in ("never", "cache"):
+        awake = replace(config, rollout=replace(config.rollout, sleep=sleep))
+        if not config.learner.offload_states and memory_estimate(awake, shape, world_size, gpu_gib)[-1][2] < (
+            (1 - SPARE) * gpu_gib
+        ):
+            return sleep
+    return "all"
 
 
 def engine_weights(config: TrainConfig, shape: ModelShape) -> float:

@@ -80,6 +80,7 @@ CHOICES = {
     "model.source": ("huggingface", "smollm2", "tiny"),
     "pipeline": ("off", "one_round", "continuous"),
     "rollout.engine": ("vllm", "vllm_server", "transformers"),
+    "rollout.sleep": ("auto", "never", "cache", "all"),
     "rollout.precision": ("bfloat16", "float32", "auto"),
     "rollout.refill.fallback": ("silent", "short"),
     "learner.precision": ("bfloat16", "float32", "auto"),

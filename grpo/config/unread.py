@@ -133,7 +133,7 @@ RULES = (
         "use rollout=vllm",
     ),
     Rule(
-        _under("rollout", "gpu_memory_fraction own_process"),
+        _under("rollout", "gpu_memory_fraction own_process sleep"),
         lambda c: c.rollout.engine == "vllm",
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
     ),

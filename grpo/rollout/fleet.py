@@ -96,6 +96,11 @@ class Member:
         """
         await post(f"/sleep?level={self.level}", {})
 
+    async def release_cache(self, post: Post) -> None:
+        """Frees the server's GPU memory of its cache, and keeps the weights."""
+        await post("/sleep?level=0", {})
+        await post("/release_kv_cache_memory", {})
+
     async def wake(self, post: Post) -> None:
         """Takes the GPU memory for weights again."""
         await post("/wake_up?tags=weights", {})
@@ -144,7 +149,8 @@ class Fleet:
         servers = settings.rollout.servers
         self._device, self._collective = device, collective
         self._memory = SharedMemory(device) if beside else None
-        self._sleeps = beside and device.type == "cuda"
+        # How much memory the servers give back while learners work on the same GPUs, as `rollout.sleep` says.
+        self._sleep = settings.rollout.sleep if beside and device.type == "cuda" else "never"
         self._first = collective.rank == 0
         processes = start_servers(settings, files, device, beside) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
@@ -233,13 +239,13 @@ class Fleet:
         return [worker for answer in self._on_all(asked) for worker in answer] if self._first else []
 
     def sleep(self) -> None:
-        """Makes servers beside learners free the memory of weights and cache on a GPU. Returns once they have."""
-        if self._sleeps:
-            self._from_first(Member.sleep)
+        """Makes servers beside learners free as much memory on a GPU as configured. Returns once they have."""
+        if self._sleep != "never":
+            self._from_first(Member.release_cache if self._sleep == "cache" else Member.sleep)
 
     def wake(self) -> None:
         """Makes servers beside learners take memory for weights again. `finish_refresh` brings the cache back."""
-        if self._sleeps:
+        if self._sleep not in ("never", "cache"):
             torch.cuda.empty_cache()
             self._from_first(Member.wake)
 
@@ -295,7 +301,10 @@ class Fleet:
         if self._memory:
             self._memory.close()
         if self._first:
-            finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleeps)
+            if self._sleep != "never":
+                # The learner's last step has left memory to torch, in which the cache has its place.
+                torch.cuda.empty_cache()
+            finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleep != "never")
             self._on_all(partial(finish, policy_version=policy_version))
         alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
         if refusal and not any(alive):

@@ -46,7 +46,7 @@ def start_servers(
     os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(24))
     arguments = engine_arguments(settings, str(files.path), on_gpu, for_device(files, device))
     arguments |= server_arguments(servers, on_gpu)
-    if beside and on_gpu:
+    if beside and on_gpu and settings.rollout.sleep != "never":
         arguments |= sleep_arguments("speculative_config" in settings.rollout.engine_args)
     if settings.adapters:
         layers = FileForm(files).adapted_layers(settings.model.lora.target_modules)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 from grpo.algorithm.probe import check_functions
@@ -13,15 +12,13 @@ from grpo.config.placement import beside_learner, uses_running_servers
 from grpo.host import kernels, ranks
 from grpo.learner.small_copy import EXPERTS
 from grpo.models.files import ModelFiles, setting_of
-from grpo.rollout.engine_arguments import vllm_version
+from grpo.rollout.engine_arguments import NAMES_WEIGHTS, RELEASES_CACHE, vllm_since, vllm_version
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.task import LoadedTask
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 ENGINE_VARIABLE = "VLLM_ENABLE_V1_MULTIPROCESSING"
-# The oldest version of vLLM whose servers this project can use.
-SERVERS_SINCE = (0, 32)
 
 
 def check_own_functions(config: TrainConfig) -> None:
@@ -54,9 +51,14 @@ def check_vllm(config: TrainConfig) -> None:
         "rollout.engine=transformers",
     )
     require(
-        rollout.engine == "vllm" or tuple(map(int, re.findall(r"\d+", version)[:2])) >= SERVERS_SINCE,
-        f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, SERVERS_SINCE))} or newer, whose answers say which "
+        rollout.engine == "vllm" or vllm_since(NAMES_WEIGHTS),
+        f"rollout.engine=vllm_server needs vLLM {'.'.join(map(str, NAMES_WEIGHTS))} or newer, whose answers say which "
         f"weights wrote a token, and {version} is installed: install a newer one, or use rollout.engine=vllm",
+    )
+    require(
+        rollout.sleep != "cache" or vllm_since(RELEASES_CACHE),
+        f"rollout.sleep=cache needs vLLM {'.'.join(map(str, RELEASES_CACHE))} or newer, and {version} is installed: "
+        "set it to all",
     )
     remedy = kernels.lacking() if ranks.on_gpu(config.device) else ""
     require(not remedy, f"rollout.engine={rollout.engine} on a GPU lacks a compiler: {remedy}")

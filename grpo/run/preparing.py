@@ -15,6 +15,7 @@ import torch
 
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import require
+from grpo.config.memory_estimate import at_its_largest, least_sleep
 from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -23,11 +24,12 @@ from grpo.host.terminal import Terminal, say
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.learner.loading import longest_length, proven_layout
 from grpo.models.files import ModelFiles
+from grpo.rollout.engine_arguments import RELEASES_CACHE, vllm_since
 from grpo.run import preflight
 from grpo.run.model_folder import model_files
 from grpo.run.parts import load_suite, load_task, tried_episodes
 from grpo.run.scripted_episodes import ScriptedEpisodes
-from grpo.run.tables import print_price, print_tables
+from grpo.run.tables import gpu_gib, model_shape, print_price, print_tables
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.problem_selection import question_hash, split
 from grpo.tasks.rewards import odd_judge
@@ -94,6 +96,7 @@ def prepared(config: TrainConfig) -> Prepared:
             f"grpo: dynamics.prompts_per_step={prompts} is more than the {num_problems} problems, held-out ones "
             "included, so each step asks some of them several times"
         )
+    config = with_sleep(config, files)
     print_tables(replace(config, learner=replace(config.learner, layout=layout)), files)
     return Prepared(config, files, own_task, [task.config for task in suite], openings)
 
@@ -230,6 +233,18 @@ def with_precision(config: TrainConfig, samples: bool = True) -> TrainConfig:
     if config.model.head_precision == "auto":
         parts["model"] = replace(config.model, head_precision="float32" if on_gpu else "model")
     return replace(config, **parts)
+
+
+def with_sleep(config: TrainConfig, files: ModelFiles) -> TrainConfig:
+    """Replaces `rollout.sleep=auto` by what the memory estimate asks of an engine on the learner's GPU."""
+    gib = gpu_gib(config)
+    if config.rollout.sleep != "auto" or config.rollout.engine != "vllm" or not gib:
+        return config
+    world_size = ranks.counts(config.hardware, config.dry_run)[0]
+    sleep = least_sleep(at_its_largest(config), model_shape(files, config.model), world_size, gib)
+    # An earlier vLLM has no way to release the cache alone.
+    known = sleep != "cache" or vllm_since(RELEASES_CACHE)
+    return replace(config, rollout=replace(config.rollout, sleep=sleep if known else "all"))
 
 
 def _multiplies_bfloat16(on_gpu: bool) -> bool:

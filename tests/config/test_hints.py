@@ -50,7 +50,7 @@ dynamics.prompts dynamics.batch_size → dynamics.prompts_per_step
 steps_per_generation dynamics.tau → dynamics.refresh_interval
 min_p generation_kwargs repetition_penalty → rollout.sampling.extra
 use_vllm vllm_mode colocate_all_models actor_rollout_ref.rollout.name → rollout.engine
-vllm_enable_sleep_mode vllm_enable_sleep actor_rollout_ref.rollout.free_cache_engine → learner.offload_states
+vllm_enable_sleep_mode vllm_enable_sleep actor_rollout_ref.rollout.free_cache_engine → rollout.sleep
 actor_rollout_ref.actor.fsdp_config.param_offload → learner.offload_states
 hardware.nodes trainer.nnodes num_machines → hardware.learner_nodes
 output logging_dir run_name trainer.experiment_name trainer.default_local_dir save_path → output_dir

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ from grpo.config.directory import config_directory
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import (
     BYTES,
+    GIB,
     ModelShape,
     activation_bytes,
     at_its_largest,
     batch_table,
+    engine_weights,
+    least_sleep,
     memory_estimate,
     offloaded_bytes,
 )
@@ -154,6 +158,36 @@ def test_a_recipe_says_what_it_takes_of_a_gpu_and_leaves_a_tenth(recipe):
     text = (config_directory() / "experiment" / f"{recipe}.yaml").read_text()
     assert float(re.search(r"(\d+) GiB a GPU by the memory estimate", text)[1]) == pytest.approx(needed, abs=0.8)
     assert needed < 0.9 * GPU_GIB
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "gib", "expected"),
+    [
+        # The learner takes 66 GiB, and the engine's weights 3 GiB of its share. A tenth of the GPU is left.
+        ("gsm8k_qwen2_5_1_5b", ["rollout.gpu_memory_fraction=0.35"], 139.8, "never"),
+        ("gsm8k_qwen2_5_1_5b", ["rollout.gpu_memory_fraction=0.45"], 139.8, "cache"),
+        ("gsm8k_qwen2_5_1_5b", [], GPU_GIB, "cache"),
+        ("gsm8k_qwen2_5_1_5b", [], 60.0, "all"),
+        ("gsm8k_qwen2_5_1_5b", ["learner.offload_states=true"], 139.8, "all"),
+    ],
+)
+def test_an_engine_gives_back_no_more_than_the_learner_beside_it_needs(recipe, words, gib, expected):
+    chosen = compose_config([f"experiment={recipe}", *words])
+    chosen.learner.precision = chosen.rollout.precision = "bfloat16"
+    assert least_sleep(chosen, *RECIPES[recipe], gib) == expected
+    rows = {}
+    for sleep in ("never", "cache", "all", "auto"):
+        rows[sleep] = memory_estimate(
+            replace(chosen, rollout=replace(chosen.rollout, sleep=sleep)), *RECIPES[recipe], gib
+        )
+    weights = engine_weights(chosen, RECIPES[recipe][0]) / GIB
+    share = chosen.rollout.gpu_memory_fraction * gib
+    learning = {sleep: table[-1][2] for sleep, table in rows.items()}
+    assert learning["all"] == learning["auto"]
+    assert learning["cache"] - learning["all"] == pytest.approx(weights)
+    assert learning["never"] - learning["all"] == pytest.approx(share)
+    # An engine that is awake takes no more while it samples.
+    assert len({table[-1][1] for table in rows.values()}) == 1
 
 
 @pytest.mark.parametrize("recipe", BY_HAND)

@@ -358,6 +358,17 @@ def test_a_server_beside_a_learner_sleeps_deeply_once_a_refresh_brings_everythin
     assert calls[2:] == [*refresh, "/reset_prefix_cache", "/resume", f"/sleep?level={level}"]
 
 
+def test_a_server_that_gives_back_its_cache_alone_stops_first():
+    """vLLM releases a cache only once nothing is scheduled any more."""
+    calls = []
+
+    async def post(route, payload):
+        calls.append(route)
+
+    asyncio.run(Member(SimpleNamespace(), MemoryLink()).release_cache(post))
+    assert calls == ["/sleep?level=0", "/release_kv_cache_memory"]
+
+
 def test_the_engine_of_a_speculating_run_keeps_the_weights_of_its_draft_model():
     """vLLM loses all parameters at sleep level 2, except those with these names."""
     [kept] = sleep_arguments(speculates=True)["sleep_preserve_parameter_names"]

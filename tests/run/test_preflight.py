@@ -50,8 +50,23 @@ def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_on
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     with pytest.raises(UserError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1 gives vLLM's engine a process of its own"):
         check_vllm(config)
+    config.rollout.own_process = True
+    check_vllm(config)
     config.rollout.engine = "vllm_server"
     check_vllm(config)
+
+
+def test_an_earlier_vllm_has_neither_servers_nor_a_cache_that_is_released_alone(monkeypatch):
+    for module in ("grpo.run.preflight", "grpo.rollout.engine_arguments"):
+        monkeypatch.setattr(f"{module}.vllm_version", lambda: "0.26.0")
+    config = TrainConfig()
+    check_vllm(config)
+    config.rollout.sleep = "cache"
+    with pytest.raises(UserError, match=r"rollout.sleep=cache needs vLLM 0.32 or newer, and 0.26.0 is installed"):
+        check_vllm(config)
+    config.rollout.sleep, config.rollout.engine = "all", "vllm_server"
+    with pytest.raises(UserError, match=r"rollout.engine=vllm_server needs vLLM 0.32 or newer"):
+        check_vllm(config)
 
 
 def test_a_missing_compiler_is_refused_before_an_engine_starts_on_a_gpu(monkeypatch):
