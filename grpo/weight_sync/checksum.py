@@ -62,6 +62,12 @@ def placed_sum(tensor: Tensor) -> int:
 
 def both_sums(tensor: Tensor) -> tuple[int, int]:
     """Computes `bit_sum` and `placed_sum` from one reading of the tensor."""
+    plain_sum, placed_sum = _sums_on_device(tensor).tolist()
+    return plain_sum, placed_sum
+
+
+def _sums_on_device(tensor: Tensor) -> Tensor:
+    """Returns `both_sums` as a tensor of two numbers, without waiting for the device."""
     import torch
 
     rows = _rows_of_bits(tensor)
@@ -73,9 +79,7 @@ def both_sums(tensor: Tensor) -> tuple[int, int]:
         sums, weighed = _row_sums(block, weights[: block.shape[1]])
         plain.append(sums.sum())
         placed.append((weighed * by_row).sum())
-    # A device is waited for once.
-    plain_sum, placed_sum = torch.stack([*plain, *placed]).view(2, -1).sum(1).tolist()
-    return plain_sum, placed_sum
+    return torch.stack([*plain, *placed]).view(2, -1).sum(1)
 
 
 def column_weights(count: int, like: Tensor) -> Tensor:
@@ -137,16 +141,19 @@ def checksums(weights: Iterable[tuple[str, Tensor]]) -> Counter[str]:
     import torch
 
     result: Counter[str] = Counter()
+    # All sums stay on the device until the last: waiting for each one would take longer than summing it up.
+    summed: list[tuple[str, torch.Size, Tensor]] = []
     of_experts: defaultdict[str, list[Tensor]] = defaultdict(list)
     for name, tensor in map(_as_compared, weights):
         if _ONE_EXPERT.search(name):
-            # The sum stays on the device: waiting for each one would take longer than summing them up.
             of_experts[group_of(name)].append(_rows_of_bits(tensor).sum(dtype=torch.int64))
             continue
-        bits, placed = both_sums(tensor)
+        summed.append((name, tensor.shape, _sums_on_device(tensor)))
+    all_sums = torch.stack([sums for *_, sums in summed]).tolist() if summed else []
+    for (name, shape, _), (bits, placed) in zip(summed, all_sums, strict=True):
         if not name.endswith(_NOT_SENT):
             result[group_of(name)] += bits
-        result[f"{IN_ORDER}{plain_name(name)} {list(tensor.shape)}"] = placed
+        result[f"{IN_ORDER}{plain_name(name)} {list(shape)}"] = placed
     for group, sums in of_experts.items():
         result[group] += int(torch.stack(sums).sum())
     return result
