@@ -298,14 +298,15 @@ class Fleet:
     def finish_refresh(self, policy_version: int) -> None:
         """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
         has ever been able to load the weights."""
-        if self._memory:
-            self._memory.close()
         if self._first:
             if self._sleep != "never":
                 # The learner's last step has left memory to torch, in which the cache has its place.
                 torch.cuda.empty_cache()
             finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleep != "never")
             self._on_all(partial(finish, policy_version=policy_version))
+        if self._memory:
+            # The engine has let go of it.
+            self._memory.close()
         alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
         if refusal and not any(alive):
             raise UserError(
