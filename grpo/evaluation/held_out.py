@@ -133,6 +133,18 @@ def is_graded(result: Mapping[str, Any]) -> bool:
     return "pass@1" in result
 
 
+def points_gained(evaluations: Sequence[Mapping[str, Any]]) -> float:
+    """Returns by how many percentage points pass@1 has risen from the first evaluation to the last, and 0 where it has
+    not.
+
+    >>> points_gained([{"pass@1": {"value": 0.25}}, {"pass@1": {"value": 0.5}}])
+    25.0
+    """
+    if not evaluations or any(is_unjudged(row) for row in evaluations):
+        return 0.0
+    return max(0.0, 100 * (evaluations[-1]["pass@1"]["value"] - evaluations[0]["pass@1"]["value"]))
+
+
 def is_unjudged(result: Mapping[str, Any]) -> bool:
     """Tells whether an evaluation measures the mean reward only. That is so where its problems have no answers, no
     grader judges them, and their mean rewards are no shares of right completions. Evaluations by earlier versions lack

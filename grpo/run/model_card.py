@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from grpo.config import TrainConfig
-from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE, MANIFEST_FILE
+from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE, MANIFEST_FILE, METRICS_FILE
 from grpo.config.plain_json import read_object
-from grpo.evaluation.held_out import is_unjudged
+from grpo.evaluation.held_out import is_unjudged, points_gained
 from grpo.telemetry.json_lines import read_metrics
+from grpo.types import metrics as m
 
 PIPE = r"\|"
 """This is how a vertical bar is written within a cell of a Markdown table."""
@@ -44,7 +46,9 @@ def card_of(run: Path, config: TrainConfig, step: int, adapter: bool = False) ->
     versions = read_object(code) if code.exists() else {}
     evaluations = read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).exists() else []
     library = "peft" if adapter else "transformers"
-    return card(config, step, evaluations, versions, library, (run / MANIFEST_FILE).exists())
+    rounds = read_metrics(run / METRICS_FILE) if (run / METRICS_FILE).exists() else []
+    spent = [row for row in rounds if row["step"] <= step]
+    return card(config, step, evaluations, versions, library, (run / MANIFEST_FILE).exists(), spent)
 
 
 def card(
@@ -54,15 +58,18 @@ def card(
     code: Mapping[str, Any],
     library: str = "transformers",
     has_manifest: bool = False,
+    rounds: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Returns the card as Markdown, with the header that the Hugging Face hub reads.
 
     `evaluations` are the rows of evaluations.jsonl, `code` the content of code.json. `library` is the one that loads
-    the folder. `has_manifest` says whether the run's manifest lies beside the card.
+    the folder. `has_manifest` says whether the run's manifest lies beside the card. `rounds` are the rows of
+    metrics.jsonl, which tell what training has cost.
     """
     so_far = [row for row in evaluations if row["step"] <= step]
     parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library, _example(so_far))]
-    parts += [_results(so_far), _table("Training", _facts(config, step)), _again(config, code)]
+    facts = chain(_facts(config, step), _spent(rounds, so_far))
+    parts += [_results(so_far), _table("Training", facts), _again(config, code)]
     if has_manifest:
         parts.append(MANIFEST)
     return "\n\n".join(parts) + "\n"
@@ -234,7 +241,19 @@ def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
     yield "seed", f"{config.seed}"
 
 
-def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
+def _spent(rounds: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yields the hours of the rounds, and their energy where the learner's machines count it."""
+    hours = sum(row.get(m.ROUND_SECONDS, 0.0) for row in rounds) / 3600
+    if hours:
+        yield "time of all rounds", f"{hours:.3g} h"
+    kwh = sum(row.get(m.ROUND_ENERGY, 0.0) for row in rounds) / 3.6e6
+    if kwh:
+        points = points_gained(evaluations)
+        a_point = f", {kwh / points:.2g} kWh for each point of pass@1 gained" if points else ""
+        yield "energy of all rounds", f"{kwh:.3g} kWh by the counters of GPUs and processors{a_point}"
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     cells = [f"| {name} | {value.replace('|', PIPE)} |" for name, value in rows]
     return "\n".join([f"## {title}", "", "| | |", "|---|---|", *cells])
 

@@ -95,3 +95,16 @@ def test_the_base_in_a_folder_of_the_hubs_cache_has_its_name_on_the_hub(tmp_path
 def test_several_sets_are_named_together():
     words = ["task=mixed", "+task@task.sets.a=arithmetic", "+task@task.sets.b=trl", "task.sets.b.data.path=x/p.jsonl"]
     assert "trained with GRPO on arithmetic, p.jsonl\n" in card(compose_config(words), 6, [], {})
+
+
+def test_a_card_says_what_training_has_cost_in_hours_and_energy_and_by_the_point():
+    evaluations = [evaluation(0, 0.2), evaluation(6, 0.45)]
+    rounds = [{"step": step, "time/round_seconds": 600.0, "energy/round_joules": 900_000.0} for step in range(1, 7)]
+    text = card(compose_config([]), 6, evaluations, {}, rounds=rounds)
+    assert "| time of all rounds | 1 h |" in text
+    each = "1.5 kWh by the counters of GPUs and processors, 0.06 kWh for each point of pass@1 gained"
+    assert f"| energy of all rounds | {each} |" in text
+    uncounted = [{"step": 1, "time/round_seconds": 1800.0}]
+    text = card(compose_config([]), 6, evaluations[:1], {}, rounds=uncounted)
+    assert "| time of all rounds | 0.5 h |" in text and "energy" not in text
+    assert "time of all rounds" not in card(compose_config([]), 6, evaluations, {})

@@ -96,12 +96,13 @@ def test_a_server_compares_its_model_unless_that_is_spread_over_workers(receiver
     layer = nn.ModuleDict({"router": nn.Linear(2, 2, bias=False)})
     adapters = receiver.Adapters(layer)
     assert adapters.take([("router.weight", torch.ones(2, 2))]) and not adapters
-    transfer = SimpleNamespace(adapters=adapters, received={"received": 7}) if workers else None
+    arrival = SimpleNamespace(adapters=adapters)
+    transfer = SimpleNamespace(arrival=arrival, received={"received": 7}) if workers else None
     # vLLM widens some layers, which are compared in the type that they were sent in.
     torch.nn.init.constant_(layer["router"].weight, 0.5)
     taken = SimpleNamespace(
         weight_transfer_engine=transfer,
-        _adapters=adapters,
+        _arrival=arrival,
         parallel_config=SimpleNamespace(tensor_parallel_size=workers or 1),
         model_config=SimpleNamespace(dtype=torch.bfloat16),
         model_runner=SimpleNamespace(model=layer),
@@ -109,6 +110,7 @@ def test_a_server_compares_its_model_unless_that_is_spread_over_workers(receiver
     sums = receiver.WeightReceiver.weight_checksums(taken)
     sent = checksums([("router.weight", layer["router"].weight.detach().bfloat16())])
     assert sums == (sent if own else {"received": 7})
+    assert receiver.WeightReceiver.weight_checksums(taken, whole=True) == sent
 
 
 def test_an_adapter_of_a_layer_beside_which_vllm_adds_none_is_refused(receiver):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo.dynamics.forecast import Forecast, forecast
-from grpo.evaluation.held_out import both_unjudged
+from grpo.evaluation.held_out import both_unjudged, points_gained
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
 from grpo.insight.diagnosis.diagnostics import CHECKS, unchecked
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, window_length
@@ -59,7 +59,7 @@ def judge(metrics: Sequence[Row], evaluations: Sequence[Row], findings: Sequence
     `metrics` and `evaluations` are the rows of metrics.jsonl and evaluations.jsonl. A critical finding of the diagnosis
     is named as the cause where the run did not learn.
     """
-    spent_numbers = [_spent(metrics), *_energy(metrics)]
+    spent_numbers = [_spent(metrics), *_energy(metrics, evaluations)]
     causes = [f"The cause: {_lower(finding.meaning)}" for finding in findings if finding.severity == CRITICAL][:1]
     if not any(row.get(m.GRADIENT_NORM, 1.0) for row in metrics):
         lines = ["Nothing was learned: no optimizer step changed the weights.", *causes]
@@ -173,12 +173,14 @@ def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
     return numbers
 
 
-def _energy(metrics: Sequence[Row]) -> list[Number]:
+def _energy(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[Number]:
     """Returns the energy of all rounds, if the learner's machines count it."""
-    joules = sum(row.get(m.ROUND_ENERGY, 0.0) for row in metrics)
-    a_token = joules / tokens if (tokens := costs(metrics)["tokens"].sum()) else 0.0
-    note = f"{a_token:.2g} J a token, by the counters of GPUs and processors"
-    return [Number("energy of all rounds", f"{joules / 3.6e6:.3g} kWh", note)] if joules else []
+    kwh = sum(row.get(m.ROUND_ENERGY, 0.0) for row in metrics) / 3.6e6
+    tokens, points = costs(metrics)["tokens"].sum(), points_gained(evaluations)
+    shares = [f"{3.6e6 * kwh / tokens:.2g} J a token"] if tokens else []
+    shares += [f"{kwh / points:.2g} kWh a point of pass@1"] if points else []
+    note = ", ".join([*shares, "by the counters of GPUs and processors"])
+    return [Number("energy of all rounds", f"{kwh:.3g} kWh", note)] if kwh else []
 
 
 def _spent(metrics: Sequence[Row]) -> Number:
