@@ -110,9 +110,9 @@ def trace_name(round_index: int, rank: int) -> str:
     return f"round-{round_index:05d}-rank-{rank}.json.gz"
 
 
-def server_log_name(host: str, port: int) -> str:
-    """Returns the name of the file with what a vLLM server prints."""
-    return f"server-{host}-{port}.log"
+def server_log_name(place: str, port: int) -> str:
+    """Returns the name of the file with what a vLLM server prints. `place` is its address or the name of its machine."""
+    return f"server-{place}-{port}.log"
 
 
 def checkpoints_in(directory: Path) -> list[Path]:

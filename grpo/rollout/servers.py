@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from grpo.config.engines import ServersConfig
 from grpo.config.folder import LOG_FOLDER, server_log_name
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import KEY_VARIABLE, server_gpus, server_ports
-from grpo.host.network import url_of
+from grpo.host.network import LOOPBACK, url_of
 from grpo.host.ports import require_ports
 from grpo.host.tether import PRIVATE
 from grpo.models.files import ModelFiles
@@ -52,10 +53,12 @@ def start_servers(
         layers = FileForm(files).adapted_layers(settings.model.lora.target_modules)
         arguments |= adapter_arguments(settings.model.lora.rank, layers)
     serves = {SERVED_VARIABLE: json.dumps(served(settings, files.path))}
+    # Engines beside the learners of several machines all listen on the loopback interface, and share the run's folder.
+    place = gethostname() if servers.host == LOOPBACK else servers.host
     processes = {}
     for index, port in enumerate(ports):
         environment = server_environment(servers, index, on_gpu) | serves
-        log = Path(settings.output_dir) / LOG_FOLDER / server_log_name(servers.host, port.port)
+        log = Path(settings.output_dir) / LOG_FOLDER / server_log_name(place, port.port)
         process = ServerProcess(
             command_line(arguments | {"port": port.port}), environment, log, port, cache_key(on_gpu, beside)
         )
