@@ -111,7 +111,7 @@ def trace_name(round_index: int, rank: int) -> str:
 
 
 def server_log_name(place: str, port: int) -> str:
-    """Returns the name of the file with what a vLLM server prints. `place` is its address or the name of its machine."""
+    """Returns the name of the file with what a vLLM server prints. `place` is its address or its machine's name."""
     return f"server-{place}-{port}.log"
 
 

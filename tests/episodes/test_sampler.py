@@ -187,7 +187,7 @@ def test_an_episode_that_fails_says_why_and_the_others_go_on(episodes, act, erro
 
 
 def test_an_episode_that_outstays_its_last_turn_is_cut_off_and_spoils_nothing(episodes):
-    [group] = episodes("outstays", turns=1, seconds=1.0).generate(Draw(prompts(1), 2))
+    [group] = episodes("outstays", turns=1, seconds=5.0).generate(Draw(prompts(1), 2))
     assert {(completion.episode.error, completion.truncated) for completion in group.completions} == {("", True)}
 
 
