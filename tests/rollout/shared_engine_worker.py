@@ -69,7 +69,7 @@ def main(model, output, python):
     config.model.max_length, config.rollout.kv_cache_gib, config.rollout.tensor_parallel = 64, 0.0625, 2
     config.rollout.sampling = SamplingConfig(max_tokens=12)
     # A quarter of it is what a bucket may take.
-    config.rollout.servers.request_seconds = 40
+    config.rollout.servers.request_seconds = 100
     init_distributed(DEVICE, 300)
     learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     ranks = learner.collective
