@@ -128,17 +128,13 @@ RULES = (
         "add rollout=vllm_server",
     ),
     Rule(
-        _under("rollout.servers", "start_seconds request_seconds"),
-        lambda c: c.rollout.engine != "transformers",
-        "use rollout=vllm",
-    ),
-    Rule(
-        _under("rollout", "gpu_memory_fraction own_process sleep"),
+        ("rollout.gpu_memory_fraction",),
         lambda c: c.rollout.engine == "vllm",
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
     ),
+    Rule(_under("rollout", "own_process sleep"), lambda c: c.rollout.engine == "vllm", "use rollout=vllm"),
     Rule(
-        _under("rollout", "kv_cache_gib enforce_eager"),
+        _under("rollout", "kv_cache_gib enforce_eager servers.start_seconds servers.request_seconds"),
         lambda c: c.rollout.engine != "transformers",
         "use rollout=vllm",
     ),
