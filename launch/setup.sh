@@ -56,6 +56,13 @@ if [[ $kind == gpu ]]; then
   [[ ${CC:-} ]] || command -v gcc clang >/dev/null || stop "no C compiler is here, and vLLM's kernels are compiled with one: install gcc, or set CC"
 fi
 
+# Measured for CPUs (3.1 GiB, and the wheels while they are unpacked), a guess for GPUs.
+room=$([[ $kind == gpu ]] && echo 14 || echo 4)
+free=$(df -Pk "$(dirname "$venv")" 2>/dev/null | tail -n 1 | { read -r _ _ _ blocks _ && echo "$blocks"; }) || free=
+if [[ ! -e $venv/bin/python && $free =~ ^[0-9]+$ && $free -lt $((room << 20)) ]]; then
+  stop "$venv needs about $room GiB, and $((free >> 10)) MiB are free there: free some, or set GRPO_VENV to a folder on another disk"
+fi
+
 echo "setup: installing $requirements into $venv (some minutes the first time)"
 [[ -x $venv/bin/python ]] || make_environment
 fits "$venv/bin/python" || stop "$venv/bin/python is no $needed: install what it lacks, or remove $venv"

@@ -70,7 +70,8 @@ def test_the_pins_for_gpus_resolve_with_all_that_they_ask_for(python, tmp_path):
     uv = shutil.which("uv")
     if uv is None:
         pytest.skip("uv is not installed")
-    words = ["pip", "compile", "--quiet", "--system-certs", "--python-version", python, "--output-file"]
+    # A resolution unpacks some sources, of which uv's cache would keep 200 MB each time.
+    words = ["pip", "compile", "--quiet", "--no-cache", "--system-certs", "--python-version", python, "--output-file"]
     done = subprocess.run(
         [uv, *words, str(tmp_path / "resolved"), str(ROOT / "launch" / "requirements-gpu.txt")],
         capture_output=True,

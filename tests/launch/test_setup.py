@@ -95,6 +95,22 @@ def test_the_first_python_that_makes_environments_is_taken(found, taken, machine
     assert done.returncode == 7 and calls == [f"{taken} -m venv {tmp_path}/made"]
 
 
+@pytest.mark.parametrize(
+    ("free", "kind", "needed"), [(4 << 20, "cpu", None), ((4 << 20) - 1, "cpu", 4), (9 << 20, "gpu", 14)]
+)
+def test_a_full_disk_is_reported_before_anything_is_installed(free, kind, needed, machine, tmp_path):
+    disk = f"{SHELL}echo Filesystem 1024-blocks Used Available Capacity Mounted\necho /dev/vda 9 9 {free} 64% /"
+    done, calls = machine(scripts={"python3.11": FITS, "df": disk, "gcc": FITS}, GRPO_KIND=kind)
+    if needed is None:
+        assert done.returncode == 7 and calls
+        return
+    assert (done.stdout, calls) == ("", [])
+    assert refused(done) == (
+        f"{tmp_path}/made needs about {needed} GiB, and {free >> 10} MiB are free there: free some, or set GRPO_VENV "
+        "to a folder on another disk"
+    )
+
+
 def test_a_python_that_is_named_wins_and_is_refused_if_it_is_none(machine):
     done, calls = machine(scripts={"python3.11": FITS, "other": FITS}, GRPO_PYTHON="other")
     assert done.returncode == 7 and calls[0].startswith("other -m venv")
