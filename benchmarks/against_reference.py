@@ -1,9 +1,11 @@
 """This script compares the learner with the specification of a step (`grpo.audit.reference`) on random settings.
 
     python -m benchmarks.against_reference [COUNT] [FIRST]
+    torchrun --nproc-per-node=2 -m benchmarks.against_reference [COUNT] [FIRST]
 
 Each number is one combination of objective, ratio, selection, aggregation, normalization, KL, correction, masks, ragged
 groups, episodes, layout, row length, adapters, steps of a round, passes and temperature, and draws always the same one.
+With several ranks a ZeRO stage is drawn too, and whether the ranks compute each row together.
 The real learner takes the steps of a round on a tiny random Llama in float32. At one of these steps its gradient and
 loss are compared with those that the specification has at the same weights: in float64, with transformers' own
 attention, one sequence at a time. The combinations farthest apart are printed, and
@@ -27,6 +29,7 @@ from grpo.host import environment
 
 environment.prepare()
 
+from deepspeed.utils import safe_get_full_fp32_param
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.algorithm.batches import BatchMaker
@@ -41,6 +44,7 @@ from grpo.config import (
     TrainConfig,
 )
 from grpo.config.parts import LearnerSettings
+from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import with_lora
@@ -60,7 +64,12 @@ from grpo.types import (
 VOCABULARY = 32
 WEIGHTS = {"right": 1.0, "form": 0.5}
 CPU = torch.device("cpu")
+# (ZeRO stage, ranks that compute each row together), by the number of ranks.
+SPLITS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2)]}
 LIMIT = 1e-5
+# Adam's update is lr·g/(|g| + ε): with ε far above every gradient it is the gradient times RATE. In the step that is
+# compared it is so much larger that the weights before it are lost in the rounding of those after it.
+RATE, EPSILON, LARGER = 0.05, 1e6, 1e5
 NOISELESS = -2.0
 """Tokens of steps that are not compared have this log-probability, plus noise, under their sampler."""
 
@@ -95,8 +104,8 @@ class Outcome:
     settings: str
 
 
-def drawn(number: int) -> Case:
-    """Returns the combination of this number."""
+def drawn(number: int, world: int) -> Case:
+    """Returns the combination of this number. On several ranks it has a split of `SPLITS` too."""
     rng = np.random.default_rng(number)
     config = TrainConfig()
     config.normalization, config.objective = drawn_normalization(rng), drawn_objective(rng)
@@ -108,6 +117,8 @@ def drawn(number: int) -> Case:
     config.learner.skip_silent_groups = bool(rng.random() < 0.5)
     if config.normalization.parts == "each":
         config.objective.kl.place = "loss"
+    splits = SPLITS[world]
+    config.learner.zero_stage, config.learner.sequence_parallel = splits[number % len(splits)]
     steps = int(rng.choice([1, 2, 3]))
     groups = [[drawn_group(rng) for _ in range(rng.integers(1, 4))] for _ in range(steps)]
     return Case(config, groups, int(rng.integers(steps * config.dynamics.passes)))
@@ -201,15 +212,17 @@ def drawn_completion(rng: np.random.Generator, prompt: tuple[int, ...]) -> Compl
 
 
 class Comparison:
-    """A comparison holds a learner of a tiny model, with adapters or without, and a plain copy of it in float64."""
+    """A comparison holds a learner of a tiny model, split over the ranks and with adapters or without, and a plain copy
+    of it in float64."""
 
-    def __init__(self, folder: Path, lora_rank: int):
+    def __init__(self, folder: Path, lora_rank: int, zero_stage: int, together: int):
         config = TrainConfig()
         config.model.lora.rank = lora_rank
+        config.learner.zero_stage, config.learner.sequence_parallel = zero_stage, together
         config.learner.precision = config.rollout.precision = "float32"
         config.learner.max_gradient_norm, config.learner.logit_chunk_tokens = 0.0, 7
-        # With β₁ = 0 the optimizer keeps the gradient itself.
-        config.learner.betas, config.learner.learning_rate = [0.0, 0.999], 1e-2
+        config.learner.betas, config.learner.weight_decay = [0.0, 0.999], 0.0
+        config.learner.learning_rate, config.learner.adam_epsilon = RATE * EPSILON, EPSILON
         # The reference policy is there from the beginning, whether a case needs it or not.
         config.objective.kl.coefficient = 1.0
         self._config, files = config, ModelFiles(folder)
@@ -218,7 +231,7 @@ class Comparison:
         plain = AutoModelForCausalLM.from_pretrained(folder, **eager)
         self._plain = with_lora(plain, config.model).double() if lora_rank else plain
         self._start = None if lora_rank else AutoModelForCausalLM.from_pretrained(folder, **eager)
-        self._saved = tempfile.mkdtemp(dir=folder)
+        self._saved = self.learner.collective.gather(tempfile.mkdtemp(dir=folder))[0]
         self.learner.save(self._saved)
 
     def outcome(self, number: int, case: Case) -> Outcome:
@@ -237,8 +250,9 @@ class Comparison:
         self._follow()
         groups = [self._sampled(group, settings) for group in steps[place]]
         steps[place] = [group.scored for group in groups]
+        own = [step[learner.collective.rank :: learner.collective.world_size] for step in steps]
         make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective, WEIGHTS)
-        batches = make(learner.add_logprobs(steps), case.plan)
+        batches = make(learner.add_logprobs(own), case.plan)
         for batch in batches[: case.checked]:
             learner.step(batch)
         self._follow()
@@ -247,33 +261,40 @@ class Comparison:
         if config.objective.selection.name == "kl_cov" and (case.checked or config.objective.old_logprobs == "sampler"):
             step = [*reference.stretches_of(self._plain, groups, settings, first=case.checked == 0)]
             has_slope = all(((s.now - s.old).abs() - reference.ALIKE).abs().min().item() > 1e-6 for s in step)
-        report = learner.step(batches[case.checked])
-        gradients = dict(self._gradients(loss))
+        before = self._weights()
+        report = learner.step(replace(batches[case.checked], learning_rate_factor=LARGER))
+        ours = {name: (before[name] - weight) / (RATE * LARGER) for name, weight in self._weights().items()}
+        gradients = {name: (ours[name], theirs) for name, theirs in self._gradients(loss)}
         off = sum((ours.double() - theirs).square().sum() for ours, theirs in gradients.values()) ** 0.5
         size = float(sum(theirs.square().sum() for _, theirs in gradients.values()) ** 0.5)
         # A gradient that is zero on paper has the size of rounding.
         relative = float(off) / max(size, 0.1)
         loss_off = abs(report.means["policy/loss"].value - loss.item()) / max(abs(loss.item()), 1.0)
-        return Outcome(number, has_slope, relative, loss_off, size, f"{config.normalization} {config.objective}")
+        stage, together = config.learner.zero_stage, config.learner.sequence_parallel
+        splits = f"ZeRO {stage}, {together} together, adapters of rank {config.model.lora.rank}"
+        return Outcome(
+            number, has_slope, relative, loss_off, size, f"{splits} {config.normalization} {config.objective}"
+        )
 
-    def _gradients(self, loss: torch.Tensor) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """Yields name → (gradient of the learner's last step, gradient of `loss`) of every weight that is trained."""
+    def _gradients(self, loss: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields name and gradient of `loss` of every weight that is trained."""
         named = {name: weight for name, weight in self._plain.named_parameters() if weight.requires_grad}
         zeros = [torch.zeros_like(weight) for weight in named.values()]
         gradients = torch.autograd.grad(loss, [*named.values()], allow_unused=True) if loss.requires_grad else zeros
-        ours = dict(self.learner.policy.language_model.named_parameters())
-        [flat] = self.learner.engine.optimizer.optimizer.state.values()
         for (name, weight), gradient in zip(named.items(), gradients, strict=True):
-            place = ours[name]._hp_mapping.hp_fragment_address
-            own = flat["exp_avg"][place.start : place.start + place.numel].view(weight.shape)
-            yield name, (own, torch.zeros_like(weight) if gradient is None else gradient)
+            yield name, torch.zeros_like(weight) if gradient is None else gradient
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Returns the learner's weights that are trained, name → float64 tensor. Collective."""
+        ours = dict(self.learner.policy.language_model.named_parameters())
+        trained = {name: weight.shape for name, weight in self._plain.named_parameters() if weight.requires_grad}
+        return {name: safe_get_full_fp32_param(ours[name]).view(shape).double() for name, shape in trained.items()}
 
     def _follow(self) -> None:
-        """Gives the plain copy the learner's weights."""
-        ours = dict(self.learner.policy.language_model.named_parameters())
+        """Gives the plain copy the learner's weights. Collective."""
         with torch.no_grad():
-            for name, weight in self._plain.named_parameters():
-                weight.copy_(ours[name])
+            for name, weight in self._weights().items():
+                self._plain.get_parameter(name).copy_(weight)
 
     @torch.no_grad()
     def _sampled(self, scored: ScoredGroup, settings: reference.Settings) -> GroupWithLogprobs:
@@ -312,38 +333,46 @@ def tiny_model(folder: Path) -> Path:
 
 
 @contextmanager
-def comparisons(folder: Path) -> Iterator[dict[int, Comparison]]:
-    """Yields comparisons by the rank of their adapters. Ends their learners."""
-    init_distributed(CPU, 300)
-    model = tiny_model(folder)
-    by_rank = {rank: Comparison(model, rank) for rank in (0, 3)}
-    yield by_rank
-    for comparison in by_rank.values():
+def comparisons(folder: Path) -> Iterator[dict[tuple[int, int, int], Comparison]]:
+    """Yields comparisons by the rank of their adapters, ZeRO stage and ranks together. Ends their learners."""
+    world = torch.distributed.get_world_size()
+    kinds = [(lora_rank, *split) for lora_rank in (0, 3) for split in SPLITS[world]]
+    by_kind = {kind: Comparison(folder, *kind) for kind in kinds}
+    yield by_kind
+    for comparison in by_kind.values():
         comparison.learner.engine.destroy()
 
 
-def outcomes(by_rank: dict[int, Comparison], numbers: range) -> Iterator[Outcome]:
+def outcomes(by_kind: dict[tuple[int, int, int], Comparison], numbers: range) -> Iterator[Outcome]:
     """Yields the outcome of each number."""
     for number in numbers:
-        case = drawn(number)
-        yield by_rank[case.config.model.lora.rank].outcome(number, case)
+        case = drawn(number, torch.distributed.get_world_size())
+        learner = case.config.learner
+        kind = case.config.model.lora.rank, learner.zero_stage, learner.sequence_parallel
+        yield by_kind[kind].outcome(number, case)
 
 
 def main(count: int = 1000, first: int = 0) -> int:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, comparisons(Path(folder)) as by_rank:
-        found = sorted(
-            outcomes(by_rank, range(first, first + count)),
-            key=lambda outcome: (not outcome.has_slope, -outcome.gradient),
-        )
-    taught = sum(outcome.size > 0 for outcome in found)
-    print(f"{count} combinations, {taught} with a gradient; farthest apart:")
-    for outcome in found[:5]:
-        print(f"{outcome.number}: gradient {outcome.gradient:.1e}, loss {outcome.loss:.1e}: {outcome.settings}")
+    init_distributed(CPU, 300)
+    first_rank, gather = torch.distributed.get_rank() == 0, TorchCollective(CPU).gather
+    with tempfile.TemporaryDirectory() as folder:
+        [model, *_] = gather(tiny_model(Path(folder)) if first_rank else None)
+        with comparisons(model) as by_kind:
+            found = sorted(
+                outcomes(by_kind, range(first, first + count)),
+                key=lambda outcome: (not outcome.has_slope, -outcome.gradient),
+            )
     apart = sum(outcome.has_slope and max(outcome.gradient, outcome.loss) > LIMIT for outcome in found)
-    print(
-        f"the median gradient is {found[count // 2].gradient:.1e} off; {apart} combinations are off by {LIMIT} or more"
-    )
+    if first_rank:
+        taught = sum(outcome.size > 0 for outcome in found)
+        print(f"{count} combinations, {taught} with a gradient; farthest apart:")
+        for outcome in found[:5]:
+            print(f"{outcome.number}: gradient {outcome.gradient:.1e}, loss {outcome.loss:.1e}: {outcome.settings}")
+        print(
+            f"the median gradient is {found[count // 2].gradient:.1e} off; {apart} combinations are off by {LIMIT} or "
+            "more"
+        )
     return int(apart > 0)
 
 

@@ -20,6 +20,7 @@ After each round:
 observers     evaluate, save and diagnose
 records       files, trackers and terminal
 gates         the numbers that gates compare
+outlook       what the run may still gain, by the hour and by its price
 manifest      what a run was made from, and what it left
 evaluating    evaluates on held-out problems
 

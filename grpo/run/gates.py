@@ -51,6 +51,10 @@ def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
             gate.then != "back" or config.checkpoint.every_rounds > 0,
             f"{name}.then=back needs checkpoints to go back to: set checkpoint.every_rounds above 0",
         )
+        require(
+            gate.metric != m.GAIN_PER_MONEY or config.hardware.price_per_hour > 0,
+            f"{name}.metric={gate.metric} needs what a device costs an hour: set hardware.price_per_hour",
+        )
         evaluated = gate.metric.startswith(m.EVALUATION)
         require(
             not evaluated or config.evaluation.num_problems > 0,
@@ -101,14 +105,17 @@ def _check_member(metric: str, name: str, config: TrainConfig, sets: Sequence[st
 class RoundNumbers:
     """These are the numbers of a round that all ranks know, with those of an evaluation of the policy that sampled it.
 
-    `evaluated(step)` returns that evaluation, or None. The session sets it once there is an evaluator.
+    `evaluated(step)` returns that evaluation, or None, and `outlook(statistics)` what the run may still gain. The
+    session sets both once there is an evaluator.
     """
 
     evaluated: Callable[[int], Mapping[str, Any] | None] = staticmethod(lambda step: None)
+    outlook: Callable[[RoundStatistics], Mapping[str, float]] = staticmethod(lambda statistics: {})
 
     def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
         result = self.evaluated(statistics.step - len(statistics.reports))
-        return flatten(statistics) | (evaluation_numbers(result) if result else {})
+        numbers = flatten(statistics) | self.outlook(statistics)
+        return numbers | (evaluation_numbers(result) if result else {})
 
 
 def broken_gates(run: Path, config: TrainConfig, step: int) -> list[str]:

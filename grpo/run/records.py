@@ -10,13 +10,12 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
-from grpo.config.placement import num_serving
-from grpo.host import ranks
 from grpo.host.disk import write_whole
 from grpo.host.together import on_first
 from grpo.insight.diagnosis import no_reward
 from grpo.interfaces import Collective, Tracker
 from grpo.rollout.engine_use import use_of_all
+from grpo.run.outlook import Outlook, price_per_hour
 from grpo.run.resume import Saved
 from grpo.telemetry.breakdown import breakdown, completion_facts
 from grpo.telemetry.completions import first_groups, whole_groups
@@ -61,9 +60,7 @@ def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> 
     if in_notebook():
         display = NotebookDisplay(config.num_steps, from_step or 0)
     else:
-        devices = ranks.world_size() + num_serving(config)
-        per_hour = devices * config.hardware.price_per_hour
-        display = RunDisplay(config.num_steps, first_step=from_step or 0, per_hour=per_hour)
+        display = RunDisplay(config.num_steps, first_step=from_step or 0, per_hour=price_per_hour(config))
     return RecordFiles(tracker, prompts, display)
 
 
@@ -92,7 +89,7 @@ class Recorder:
 
     The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
     model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.cache_usage`, and
-    `joules` is `Clocks.joules`.
+    `joules` is `Clocks.joules`. `outlook` says what the run may still gain.
     """
 
     def __init__(
@@ -103,6 +100,7 @@ class Recorder:
         peak_tflops: float | None = None,
         engine_use: Callable[[], Mapping[str, float]] = dict,
         joules: Callable[[], Mapping[str, float]] = dict,
+        outlook: Outlook | None = None,
     ):
         self._collective = collective
         self._files = files
@@ -112,7 +110,7 @@ class Recorder:
         # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.
         self._unjudged = False
         self._numbers_before: dict[str, float] = {}
-        self._engine_use, self._joules = engine_use, joules
+        self._engine_use, self._joules, self._outlook = engine_use, joules, outlook
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -130,6 +128,8 @@ class Recorder:
         measured = peak_memory(), self._engine_use(), self._joules()
         shares = self._collective.gather((*by_prompt, judged, facts, samples, *measured))
         on_first(self._collective, lambda: self._write(finished, shares))
+        if self._outlook and finished.verdict.go_back:
+            self._outlook.begin_anew()
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
         """Writes a round's records, on the first rank. `shares` holds what each rank contributes, one tuple a rank."""
@@ -137,7 +137,7 @@ class Recorder:
         ids, counts_by_rank, lengths, versions, judged, facts, samples, memory, use, joules = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
         metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
-        metrics |= energy(joules, metrics)
+        metrics |= energy(joules, metrics) | (self._outlook(statistics) if self._outlook else {})
         answered, unjudged = map(any, zip(*judged, strict=True))
         self._unjudged |= unjudged and not answered
         if self._unjudged:

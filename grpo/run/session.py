@@ -38,6 +38,7 @@ from grpo.run.exporting import Exporter, ModelWriter
 from grpo.run.gates import RoundNumbers, broken_gates
 from grpo.run.manifest import closing, facts_of_start, open_manifest
 from grpo.run.observers import Checkpointer, Evaluator, InOrder, Together, Watch
+from grpo.run.outlook import Outlook, past_rows, price_per_hour
 from grpo.run.parts import build_sampler, load_task
 from grpo.run.preparing import Prepared, dry_run, prepared
 from grpo.run.records import Recorder, RecordFiles, open_files, open_services
@@ -193,12 +194,14 @@ class Session:
             profiled = ProfiledRounds(parts.clock, profile_rounds, traces, rank, progress.round_index, tell)
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
-        self._numbers.evaluated = evaluator.results.get
+        past = past_rows(config, self._collective, progress.step)
+        outlook = Outlook(config.num_steps, price_per_hour(config), past)
+        self._numbers.evaluated, self._numbers.outlook = evaluator.results.get, outlook
         facts = {"config": asdict(config), "base": self._base and asdict(self._base), PROBLEMS: self._problems}
         resumed_at = progress.step if config.checkpoint.resume else -1
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)
-        measured = parts.sampler.cache_usage, self._clocks.joules
+        measured = parts.sampler.cache_usage, self._clocks.joules, outlook
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, *measured)
         export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)

@@ -158,7 +158,8 @@ class RunDisplay:
         self._bar.stop()
 
     def _to_go(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Returns the remaining time, and what was spent and remains of money and energy, where these are known."""
+        """Returns the remaining time, and what was spent and remains of money and energy, and the gain that is
+        expected, where these are known."""
         done, seconds = step - self._first, self._clock() - self._start
         self._joules += metrics.get(m.ROUND_ENERGY, 0.0)
         if done <= 0:
@@ -167,6 +168,8 @@ class RunDisplay:
         money, energy = seconds / 3600 * self._per_hour, self._joules / 3.6e6
         texts = [f"ETA {timedelta(seconds=round(seconds * more))}"]
         texts += [f"cost {money:.2f}, {money * more:.2f} to go"] if money else []
+        if (gain := metrics.get(m.EXPECTED_GAIN)) is not None:
+            texts.append(f"gain to go {100 * gain:+.3g} %" + _of_price(metrics))
         return texts + ([f"energy {energy:.2g} kWh, {energy * more:.2g} to go"] if energy else [])
 
 
@@ -178,6 +181,17 @@ def _fitting(parts: Sequence[str], width: int) -> list[str]:
     """
     ends = accumulate(len(part) + 2 for part in parts)
     return list(parts[: max(1, sum(end - 2 <= width for end in ends))])
+
+
+def _of_price(metrics: Mapping[str, float]) -> str:
+    """Returns what an hour and a unit of money are expected to gain, in points of the pass rate.
+
+    >>> _of_price({"forecast/gain_per_hour": 0.1234, "forecast/gain_per_money": 0.01})
+    ' (an hour +12.3 %, a unit of money +1 %)'
+    """
+    of = {"an hour": m.GAIN_PER_HOUR, "a unit of money": m.GAIN_PER_MONEY}
+    texts = [f"{name} {100 * metrics[metric]:+.3g} %" for name, metric in of.items() if metric in metrics]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _costs(metrics: Mapping[str, float]) -> list[str]:

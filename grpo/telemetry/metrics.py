@@ -68,7 +68,7 @@ def without_pass_rates(metrics: Mapping[str, float]) -> dict[str, float]:
     >>> without_pass_rates({"reward/mean": 4.0, "pass_rate": 0.9, "completions/right/length_mean": 3.0})
     {'reward/mean': 4.0}
     """
-    counting = (m.ALL_RIGHT, m.ALL_WRONG, *(f"completions/{kind}/" for kind in _JUDGED))
+    counting = (m.ALL_RIGHT, m.ALL_WRONG, m.EXPECTED_GAIN, *(f"completions/{kind}/" for kind in _JUDGED))
     return {
         name: value
         for name, value in metrics.items()

@@ -225,6 +225,13 @@ ENTROPY_COEFFICIENT = _metric("plan/entropy_coefficient", "weight", "weight of t
 REASON = _metric("plan/next_reason", "", "text that says why the next round's plan is what it is")
 WENT_BACK = _metric("run/went_back", "", "1 for a round after which the run went back to an earlier policy")
 
+# These are forecast every half minute, from the sixth round with a pass rate on (`grpo.run.outlook`).
+EXPECTED_GAIN = _metric("forecast/gain", "pass rate", "expected gain of the pass rate from now to the last step")
+GAIN_PER_HOUR = _metric("forecast/gain_per_hour", "pass rate per hour", "that gain by the hours of the steps left",
+    panel="Expected gain of an hour")
+GAIN_PER_MONEY = _metric("forecast/gain_per_money", "pass rate per unit of money",
+    "that gain by what these hours cost at hardware.price_per_hour")
+
 # When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
 # whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting and
 # loading happen between two rounds. They are reported with the second round but are not part of its seconds. Work that

@@ -17,7 +17,7 @@ from grpo.config.leaves import leaves
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
-from grpo.dynamics.history import history_of, lag, num_tried
+from grpo.dynamics.history import Counts, history_of, lag, num_tried
 from grpo.dynamics.replay import round_seconds
 from grpo.dynamics.scheduler import CHANGING
 from grpo.evaluation.held_out import is_unjudged
@@ -136,11 +136,7 @@ def log_of(rows: Sequence[Row], config: Mapping[str, Any], held_out: Series = NO
     """Makes a `RunLog` from this framework's rows of metrics, for a run that has ended or still goes on."""
     present_rows, normalization = since_going_back(rows), config["normalization"]
     return RunLog(
-        history=history_of(
-            # If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
-            (row["step"], *_timing(row), counts_of(row, m.FIRST_COUNTS) or counts_of(row))
-            for row in present_rows
-        ),
+        history=history_of(map(past_round, present_rows)),
         series=_series(rows),
         counts=[counts_of(row) for row in present_rows if row[m.COUNTS]],
         held_out=held_out,
@@ -165,6 +161,14 @@ def _series(rows: Sequence[Row]) -> dict[str, Series]:
         columns.add(row["step"], {name: value for name, value in row.items()
                                   if isinstance(value, int | float) and name != "step"})  # fmt: skip
     return series_of(np.array(columns.steps), columns.named())
+
+
+def past_round(row: Row) -> tuple[int, int, int, Counts]:
+    """Returns a round as `history_of` takes it: its step, refresh interval, lag and counts.
+
+    If answers decided how often a prompt was sampled, only its first completions give an unbiased pass rate.
+    """
+    return row["step"], *_timing(row), counts_of(row, m.FIRST_COUNTS) or counts_of(row)
 
 
 def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:

@@ -1,0 +1,91 @@
+"""This module says what a run may still gain, and what an hour of it buys.
+
+The gain is that of the pass rate's forecast (`grpo.dynamics.forecast`) from now to the last step. Hours are those of
+the steps that are left, at the pace of the last rounds. A gate of these numbers stops a run that is no longer worth its
+price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.config import TrainConfig
+from grpo.config.folder import METRICS_FILE
+from grpo.config.placement import num_serving
+from grpo.dynamics.forecast import forecast
+from grpo.dynamics.history import FEWEST_POINTS, history_of
+from grpo.host import ranks
+from grpo.insight.logs.logs import past_round, since_going_back
+from grpo.interfaces import Collective
+from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.metrics import flatten
+from grpo.types import RoundStatistics
+from grpo.types import metrics as m
+
+EVERY_SECONDS = 30.0
+"""Rounds of at least this many seconds lie between two forecasts, of which one takes a tenth of a second."""
+RECENT = 50
+"""The pace is that of this many of the last rounds."""
+
+
+def price_per_hour(config: TrainConfig) -> float:
+    """Returns what all devices of a run cost an hour, and 0 where no price is configured."""
+    return (ranks.world_size() + num_serving(config)) * config.hardware.price_per_hour
+
+
+def past_rows(config: TrainConfig, collective: Collective, step: int) -> list[Mapping[str, Any]]:
+    """Returns what metrics.jsonl says of the rounds of a resumed run up to `step`. The first rank reads it.
+    Collective."""
+    path, rows = Path(config.output_dir) / METRICS_FILE, []
+    if collective.rank == 0 and step and path.exists():
+        rows = [row for row in read_metrics(path) if m.COUNTS in row and row["step"] <= step]
+    return collective.gather(rows)[0]
+
+
+class Outlook:
+    """An outlook is asked once or more after each round, and remembers the run's rounds.
+
+    `rows` are the metrics of the rounds before a resumed run, and all devices cost `per_hour`. Ranks that are asked
+    after each round answer alike.
+    """
+
+    def __init__(self, num_steps: int, per_hour: float = 0.0, rows: Sequence[Mapping[str, Any]] = ()):
+        self._num_steps, self._per_hour = num_steps, per_hour
+        self._rounds = [past_round(row) for row in since_going_back(rows)]
+        self._paces = [(row.get(m.ROUND_SECONDS, 0.0), row[m.INTERVAL]) for row in rows]
+        self._last, self._newest, self._seconds = 0, dict[str, float](), EVERY_SECONDS
+
+    def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
+        """Returns the gain that is expected, and that of an hour and of a unit of money; nothing where no forecast is
+        due."""
+        if statistics.step != self._last:
+            row = flatten(statistics) | {m.COUNTS: [[*pair, n] for pair, n in statistics.unbiased_counts.items()]}
+            self._last = statistics.step
+            self._newest = self._after(row | {"step": statistics.step})
+        return self._newest
+
+    def begin_anew(self) -> None:
+        """Forgets the curve of a policy that was given up."""
+        self._rounds = []
+
+    def _after(self, row: Mapping[str, Any]) -> dict[str, float]:
+        self._rounds.append(past_round(row))
+        self._paces.append((row.get(m.ROUND_SECONDS, 0.0), row[m.INTERVAL]))
+        self._seconds += self._paces[-1][0]
+        left = self._num_steps - row["step"]
+        if (
+            left <= 0
+            or self._seconds < EVERY_SECONDS
+            or sum(bool(counts) for *_, counts in self._rounds) < FEWEST_POINTS
+        ):
+            return {}
+        self._seconds = 0.0
+        seconds, steps = map(sum, zip(*self._paces[-RECENT:], strict=True))
+        gain = forecast(history_of(self._rounds), self._num_steps).gain.value
+        values = {m.EXPECTED_GAIN: gain}
+        if hours := left * seconds / steps / 3600:
+            values[m.GAIN_PER_HOUR] = gain / hours
+            values |= {m.GAIN_PER_MONEY: gain / hours / self._per_hour} if self._per_hour else {}
+        return values

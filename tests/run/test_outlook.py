@@ -1,0 +1,82 @@
+"""These tests forecast what a run may still gain, by the hour and by its price."""
+
+import pytest
+
+from grpo.config import GateConfig
+from grpo.dynamics.gates import Watched, watched
+from grpo.run.gates import RoundNumbers
+from grpo.run.outlook import Outlook
+from grpo.telemetry.metrics import flatten
+from grpo.types import RoundPlan, RoundStatistics
+from grpo.types import metrics as m
+
+PLAN = RoundPlan(8, 2, 16)
+STEPS = 60
+
+
+def round_of(number: int, seconds: float = 30.0, rises_until: int = 30) -> RoundStatistics:
+    """Returns a round of two steps, of whose 16 groups of 8 one more is right every other round."""
+    right = min(number, rises_until) // 2
+    return RoundStatistics(
+        number, 2 * number + 2, PLAN, {}, {(8, 8): right, (0, 8): 16 - right}, {"round": seconds}, ()
+    )
+
+
+def rows(count: int) -> list[dict]:
+    return [
+        flatten(one) | {"step": one.step, m.COUNTS: [[*pair, n] for pair, n in one.reward_counts.items()]}
+        for one in map(round_of, range(count))
+    ]
+
+
+def test_gain_per_hour_is_the_forecast_gain_by_the_hours_that_are_left():
+    outlook = Outlook(STEPS, per_hour=4.0)
+    early = [outlook(round_of(number)) for number in range(5)]
+    assert early == [{}] * 5
+    for number in range(5, 10):
+        values = outlook(round_of(number))
+        hours = (STEPS - 2 * number - 2) * 15 / 3600
+        assert values[m.EXPECTED_GAIN] > 0.02
+        assert values[m.GAIN_PER_HOUR] == pytest.approx(values[m.EXPECTED_GAIN] / hours)
+        assert values[m.GAIN_PER_MONEY] == pytest.approx(values[m.GAIN_PER_HOUR] / 4)
+    assert outlook(round_of(9)) == values
+    # No step is left.
+    assert outlook(round_of(29)) == {}
+
+
+def test_rounds_of_half_a_minute_lie_between_two_forecasts():
+    outlook = Outlook(100)
+    known = [bool(outlook(round_of(number, seconds=12.0))) for number in range(14)]
+    # The sixth round has the first one, since earlier rounds took long enough.
+    assert [number for number, value in enumerate(known) if value] == [5, 8, 11]
+
+
+def test_a_resumed_run_forecasts_as_an_uninterrupted_one():
+    whole, resumed = Outlook(STEPS), Outlook(STEPS, rows=rows(9))
+    for number in range(9):
+        whole(round_of(number))
+    assert resumed(round_of(9)) == whole(round_of(9))
+
+
+def test_a_curve_begins_anew_where_the_run_went_back():
+    outlook = Outlook(STEPS, rows=rows(12))
+    outlook.begin_anew()
+    assert [bool(outlook(round_of(number))) for number in range(12, 18)] == [False] * 5 + [True]
+    went_back = Outlook(STEPS, rows=[row | {m.WENT_BACK: float(at == 11)} for at, row in enumerate(rows(14))])
+    assert [bool(went_back(round_of(number))) for number in range(14, 18)] == [False] * 3 + [True]
+
+
+def test_a_gate_stops_a_run_whose_hours_gain_too_little():
+    """The curve is flat from the tenth round on: hours gain ever less."""
+    gates = [GateConfig(metric=m.GAIN_PER_HOUR, below=0.2, rounds=2, then="stop")]
+
+    def stops(rises_until: int) -> list[int]:
+        numbers, state, broken = RoundNumbers(), Watched(), []
+        numbers.outlook = Outlook(200)
+        for number in range(30):
+            found, state = watched(gates, state, numbers(round_of(number, rises_until=rises_until)))
+            broken += [number] * bool(found)
+        return broken
+
+    assert stops(rises_until=30) == []
+    assert 12 < stops(rises_until=10)[0] < 25
