@@ -133,7 +133,7 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
     """
     config, first = ready.config, ranks.rank() == 0
     if first:
-        print_price(config, ready.files, machine)
+        print_price(config, ready.files, machine, [*chain.from_iterable(ready.task.problems.values())])
     with load_task(config, ready.files.tokenizer, loaded=ready.task) as task:
         [prompt] = task.next_prompts(1)
     with ScriptedEpisodes(config.task) as play:

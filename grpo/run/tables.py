@@ -7,7 +7,9 @@ from its config alone, without its weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -31,7 +33,8 @@ from grpo.host import device_memory, main_memory, ranks
 from grpo.host.terminal import Terminal, facts_table
 from grpo.learner.loading import with_lora
 from grpo.models.files import ModelFiles, heads_of, setting_of
-from grpo.types import MachineConstants
+from grpo.tasks.solve_rates import MEASURED_LENGTH, PROMPT_LENGTH
+from grpo.types import MachineConstants, Problem
 
 # Without a GPU here, the tables are those of a machine with this many GPUs.
 GPUS_ELSEWHERE = 8
@@ -44,10 +47,15 @@ Memory = Sequence[tuple[str, float, float]]
 """These are rows of (what, GiB while sampling, GiB while learning); the last one holds the sums."""
 
 
-def print_price(config: TrainConfig, files: ModelFiles, machine: MachineConstants | None) -> None:
-    """Prints the run's price in tokens, and in hours if `machine` holds measured speeds. Called on rank 0 only."""
-    parameters = model_shape(files).parameters
-    priced = price(config, parameters, ranks.counts(config.hardware, config.dry_run)[0], machine)
+def print_price(
+    config: TrainConfig, files: ModelFiles, machine: MachineConstants | None, problems: Sequence[Problem] = ()
+) -> None:
+    """Prints the run's price in tokens, and in hours if `machine` holds measured speeds. Called on rank 0 only.
+
+    Where the `problems` have lengths that `grpo solve-rates` measured, these are counted.
+    """
+    parameters, lengths = model_shape(files).parameters, mean_lengths(problems)
+    priced = price(config, parameters, ranks.counts(config.hardware, config.dry_run)[0], machine, lengths)
     of = f"by {config.hardware.measured}, measured on {machine.device}" if machine else "in tokens"
     header = (of, "in a round", f"in {priced.rounds} rounds")
     console = Terminal()
@@ -237,10 +245,11 @@ def _size(gib: float) -> str:
 class Price:
     """A price holds the tokens and seconds of one round, and the number of rounds.
 
-    sampled, learned  completion tokens that are sampled, and packed tokens that are learned from, at most
+    sampled, learned  completion tokens that are sampled, and packed tokens that are learned from
     seconds           seconds of a round: (sampling, learning, refresh with all else); () if the machine is unknown
     overlapped        whether sampling and learning run at the same time
     devices           devices that the run holds
+    by_measured_lengths  whether prompts and completions count by mean lengths, not by the largest ones
     """
 
     rounds: int
@@ -249,6 +258,7 @@ class Price:
     seconds: tuple[float, ...]
     overlapped: bool
     devices: int
+    by_measured_lengths: bool = False
 
     @property
     def round_seconds(self) -> float:
@@ -267,12 +277,32 @@ class Price:
         return self.rounds * self.round_seconds * self.devices / 3600
 
 
-def price(config: TrainConfig, parameters: int, world_size: int, machine: MachineConstants | None) -> Price:
-    """Prices a run of `world_size` learner ranks. Prompts and completions are counted at their maximum lengths.
+def mean_lengths(problems: Sequence[Problem]) -> tuple[int, int] | None:
+    """Returns the mean tokens of prompts and of completions, if `grpo solve-rates` measured them for most problems."""
+    rows = [[problem.metadata.get(name) for name in (PROMPT_LENGTH, MEASURED_LENGTH)] for problem in problems]
+    measured = [row for row in rows if all(isinstance(length, int | float) and length >= 1 for length in row)]
+    if 2 * len(measured) <= len(rows) or not measured:
+        return None
+    prompt, completion = (round(fmean(lengths)) for lengths in zip(*measured, strict=True))
+    return prompt, completion
+
+
+def price(
+    config: TrainConfig,
+    parameters: int,
+    world_size: int,
+    machine: MachineConstants | None,
+    lengths: tuple[int, int] | None = None,
+) -> Price:
+    """Prices a run of `world_size` learner ranks. Prompts and completions have the `lengths`, or else their maximum
+    ones.
 
     Seconds are extrapolated from what `grpo prove` has measured on one device: in proportion to the model's parameters,
     except for the round's overhead, and with the work shared evenly among devices.
     """
+    if lengths:
+        config = deepcopy(config)
+        config.task.prompt.max_tokens, config.rollout.sampling.max_tokens = lengths
     dynamics = config.dynamics
     steps = dynamics.refresh_interval // dynamics.passes  # of one pass over a round's samples
     completions = dynamics.prompts_per_step * dynamics.group_size * steps
@@ -296,14 +326,16 @@ def price(config: TrainConfig, parameters: int, world_size: int, machine: Machin
         seconds=seconds,
         overlapped=config.pipeline != "off",
         devices=world_size + serving,
+        by_measured_lengths=lengths is not None,
     )
 
 
 def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
     """Returns table rows (what, in a round, in all rounds). `per_hour` is a device's hourly price, 0 if not known."""
+    sure = "by solve-rates' lengths" if priced.by_measured_lengths else "at most"
     rows = [
-        ("completion tokens to sample, at most", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
-        ("packed tokens to learn from, at most", f"{priced.learned:,}", f"{priced.learned * priced.rounds:,}"),
+        (f"completion tokens to sample, {sure}", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
+        (f"packed tokens to learn from, {sure}", f"{priced.learned:,}", f"{priced.learned * priced.rounds:,}"),
     ]
     if not priced.seconds:
         return rows

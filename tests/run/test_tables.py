@@ -18,6 +18,7 @@ from grpo.run import tables
 from grpo.run.tables import (
     gpu_gib,
     in_short,
+    mean_lengths,
     model_shape,
     price,
     price_rows,
@@ -28,7 +29,7 @@ from grpo.run.tables import (
     too_much_memory,
     too_small_a_share,
 )
-from grpo.types import MachineConstants
+from grpo.types import MachineConstants, Problem
 from tests.learner.models import files_of
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
@@ -256,6 +257,20 @@ def test_servers_have_devices_of_their_own_and_may_sample_meanwhile():
     on_machines = ["rollout=vllm_server", "rollout.servers.replicas=8", "hardware.server_nodes=2"]
     machines = priced(*on_machines, ranks=8)
     assert machines.devices == 8 + 2 * 8
+
+
+def test_a_run_is_priced_by_the_lengths_that_solve_rates_measured():
+    def problems(*lengths):
+        rows = [dict(zip(("prompt_tokens", "completion_tokens"), pair, strict=False)) for pair in lengths]
+        return [Problem(str(at), "q", "a", metadata=row) for at, row in enumerate(rows)]
+
+    assert mean_lengths(problems((10, 4.0), (14, 6.5), (), (12, 7.4))) == (12, 6)
+    assert mean_lengths(problems((10, 4.0), ("10", 4.0))) is None and mean_lengths([]) is None
+    config = compose_config(WORDS)
+    run = price(config, 1000, 1, MACHINE, (12, 6))
+    # 64 completions of 6 tokens behind 8 prompts of 12.
+    assert (run.sampled, run.learned, config.task.prompt.max_tokens) == (384, 480, 20)
+    assert price_rows(run, 0.0)[0] == ("completion tokens to sample, by solve-rates' lengths", "384", "7,680")
 
 
 def test_the_table_holds_what_is_known_and_no_more():
