@@ -163,6 +163,11 @@ RULES = (
         "add tracking=wandb or tracking=mlflow",
     ),
     Rule(
+        ("task.data.path",),
+        lambda c: c.task.data.source != "arithmetic",
+        "set task.data.source=file too, since task.data.source=arithmetic makes its problems itself",
+    ),
+    Rule(
         _under("task.data", "split subset"),
         lambda c: c.task.data.source == "hub",
         "set task.data.source=hub, since only the hub's data sets have it",

@@ -29,6 +29,31 @@ def check_own_functions(config: TrainConfig) -> None:
         raise UserError(" ".join(str(error).split())) from error
 
 
+def check_repeatable(config: TrainConfig) -> None:
+    """Raises UserError where `deterministic` is asked for, and a clock decides what shares a batch or comes next."""
+    if not config.deterministic:
+        return
+    require(
+        config.pipeline != "continuous",
+        "deterministic=true cannot hold with pipeline=continuous, where a clock decides which weights write which "
+        "tokens: use pipeline=off or pipeline=one_round",
+    )
+    by_clock = config.dynamics.name == "adaptive" and config.dynamics.adaptive.cost == "seconds"
+    require(
+        not by_clock,
+        "deterministic=true cannot hold where measured seconds decide about the next round: set "
+        "dynamics.adaptive.cost=tokens",
+    )
+    on_gpu = ranks.on_gpu(config.device)
+    elsewhere = config.rollout.engine == "vllm_server" or beside_learner(config.rollout, on_gpu)
+    require(
+        on_gpu or not elsewhere,
+        "deterministic=true cannot hold on a CPU with engines in processes of their own: the moment at which a request "
+        "arrives decides what shares its batch, and so the last bits. Use rollout=vllm without rollout.own_process and "
+        "rollout.tensor_parallel, or rollout=transformers",
+    )
+
+
 def check_deepspeed(config: TrainConfig) -> None:
     """Raises UserError for settings of `learner.deepspeed` that DeepSpeed refuses or does not know."""
     if config.learner.deepspeed:

@@ -62,6 +62,7 @@ def prepared(config: TrainConfig) -> Prepared:
     """Resolves the model, reads the problems, checks which packed layout computes the model exactly, and prints the
     tables. Raises UserError for anything that the run could not do, beyond what `grpo.run.early_checks` has found."""
     preflight.check_own_functions(config)
+    preflight.check_repeatable(config)
     if not config.dry_run:
         ranks.device(config.device)  # raises at once if a GPU is missing
         if config.deterministic:

@@ -302,7 +302,8 @@ def price(
     """
     if lengths:
         config = deepcopy(config)
-        config.task.prompt.max_tokens, config.rollout.sampling.max_tokens = lengths
+        prompt, sampling = config.task.prompt, config.rollout.sampling
+        prompt.max_tokens, sampling.max_tokens = map(min, lengths, (prompt.max_tokens, sampling.max_tokens))
     dynamics = config.dynamics
     steps = dynamics.refresh_interval // dynamics.passes  # of one pass over a round's samples
     completions = dynamics.prompts_per_step * dynamics.group_size * steps
@@ -332,7 +333,7 @@ def price(
 
 def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
     """Returns table rows (what, in a round, in all rounds). `per_hour` is a device's hourly price, 0 if not known."""
-    sure = "by solve-rates' lengths" if priced.by_measured_lengths else "at most"
+    sure = "as measured" if priced.by_measured_lengths else "at most"
     rows = [
         (f"completion tokens to sample, {sure}", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
         (f"packed tokens to learn from, {sure}", f"{priced.learned:,}", f"{priced.learned * priced.rounds:,}"),

@@ -25,6 +25,7 @@ CASES = [
         "task.prompt.tool_parser=hermes has no effect here: set task",
     ),
     (["task=file", "task.data.split=test"], "task.data.split=test has no effect here: set task.data.source=hub"),
+    (["experiment=tiny", "task.data.path=a.jsonl"], "task.data.path=a.jsonl has no effect here: set task.data.source"),
     (["task=file", "task.data.size=9"], "task.data.size=9 has no effect here: use a generator"),
     (["task.data.question_column=q"], "task.data.question_column=q has no effect here: use task=file or another task"),
     (["task.data.limit=9"], "task.data.limit=9 has no effect here: use task.data.size"),

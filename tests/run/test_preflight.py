@@ -14,6 +14,7 @@ from grpo.run.preflight import (
     check_adapters,
     check_cpu_heads,
     check_deepspeed,
+    check_repeatable,
     check_spread,
     check_vllm,
     check_vocabulary,
@@ -54,6 +55,28 @@ def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_on
     check_vllm(config)
     config.rollout.engine = "vllm_server"
     check_vllm(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rollout=vllm_server", "pipeline=continuous"], "cannot hold with pipeline=continuous, where a clock decides"),
+        (["dynamics=adaptive", "dynamics.adaptive.cost=seconds"], "set dynamics.adaptive.cost=tokens"),
+        (["rollout=vllm_server"], "cannot hold on a CPU with engines in processes of their own: the moment at which"),
+        (["rollout=vllm", "rollout.own_process=true"], "without rollout.own_process and rollout.tensor_parallel"),
+        (["rollout=vllm"], ""),
+        (["rollout=vllm_server", "device=cuda", "pipeline=one_round"], ""),
+    ],
+)
+def test_bits_are_not_promised_where_a_clock_decides(words, message):
+    config = compose_config(["device=cpu", *words])
+    check_repeatable(config)
+    config.deterministic = True
+    if not message:
+        check_repeatable(config)
+        return
+    with pytest.raises(UserError, match=message):
+        check_repeatable(config)
 
 
 def test_an_earlier_vllm_has_neither_servers_nor_a_cache_that_is_released_alone(monkeypatch):

@@ -270,7 +270,9 @@ def test_a_run_is_priced_by_the_lengths_that_solve_rates_measured():
     run = price(config, 1000, 1, MACHINE, (12, 6))
     # 64 completions of 6 tokens behind 8 prompts of 12.
     assert (run.sampled, run.learned, config.task.prompt.max_tokens) == (384, 480, 20)
-    assert price_rows(run, 0.0)[0] == ("completion tokens to sample, by solve-rates' lengths", "384", "7,680")
+    # The run's own limit on completions is 10 tokens.
+    assert price(config, 1000, 1, MACHINE, (12, 60)).sampled == 640
+    assert price_rows(run, 0.0)[0] == ("completion tokens to sample, as measured", "384", "7,680")
 
 
 def test_the_table_holds_what_is_known_and_no_more():
