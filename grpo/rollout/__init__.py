@@ -15,7 +15,7 @@ turns                  the turns of episodes on their way to an engine in this p
 vLLM servers, and engines beside learners:
 server_sampler         asks servers for completions
 engine_beside          asks the engine on a rank's own device, which is a server of its own
-fleet                  all servers of a run: sends them weights, gives up lost ones, takes them back
+fleet, member          all servers of a run: sends them weights, gives up lost ones, takes them back; one of them
 servers, replica       how servers are started; one server, and when it is restarted
 dispatch               hands requests out to the servers
 server_middleware      in the server: the run's key, one run at a time, how full its cache was

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -24,114 +24,24 @@ from grpo.host.terminal import say
 from grpo.host.together import on_first
 from grpo.interfaces import Bucket, Collective
 from grpo.models.files import ModelFiles
-from grpo.rollout.claims import Claims, claim, claim_all, name_of, served
+from grpo.rollout.claims import Claims, claim_all, name_of, served
 from grpo.rollout.engine_arguments import cache_key
 from grpo.rollout.engine_use import ServerUse, few_at_once, room_of
-from grpo.rollout.replica import LoadFailed, Replica, ServerState, restart_lost
+from grpo.rollout.member import Member
+from grpo.rollout.replica import LoadFailed, Replica, ServerState
 from grpo.rollout.servers import start_servers
 from grpo.weight_sync.channel import manifest_of, packed
 from grpo.weight_sync.server_link import MemoryLink, Post, ServerLink
 from grpo.weight_sync.shared_memory import SharedMemory
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """A member is one server of a fleet, with the link that brings it weights.
-
-    `linked` says whether the link is open; only the first rank opens it. `has_base` says whether the server holds the
-    frozen weights below the adapters. `trouble` says why it could not be given weights, until it has been. `level` is
-    how deep the server sleeps, see `sleep`. `starts_with_base` says whether the server reads the frozen weights from
-    the model's files, as the learner does.
-    """
-
-    replica: Replica
-    link: ServerLink
-    linked: bool = False
-    has_base: bool = False
-    trouble: str = ""
-    level: int = 1
-    starts_with_base: bool = False
-
-    def __post_init__(self):
-        self.has_base = self.starts_with_base
-
-    async def begin_refresh(self, post: Post, serves: Mapping[str, Any], pauses: bool, on_cpu: bool) -> None:
-        """Opens the link if it is closed, pauses the server's requests if `pauses`, and begins a refresh.
-
-        A server that was restarted is claimed anew, if it runs what it should (`serves`). On a CPU this first makes it
-        multiply by oneDNN, which is quicker there.
-        """
-        if not self.linked:
-            await claim(self.replica, serves)
-            if on_cpu:
-                await post("/collective_rpc", {"method": "take_onednn"})
-            await post("/collective_rpc", {"method": "end_broken_transfer"})
-            await self.link.open(post)
-            self.linked = True
-        if pauses:
-            await post("/pause?mode=keep", {})
-        await self.link.start(post)
-
-    async def finish_refresh(self, post: Post, policy_version: int, adapters: bool, sleeps: bool) -> None:
-        """Ends the refresh, which has sent `adapters` or none. The server's requests go on. If it `sleeps` while
-        learners work, it takes the memory of its cache again."""
-        await self.link.finish(post, policy_version)
-        if sleeps:
-            lost = (await post("/collective_rpc", {"method": "lost_by_sleep"}))["results"]
-            self.level = 1 if adapters or any(lost) else 2
-            await post("/wake_up?tags=kv_cache", {})
-        if adapters:
-            await post("/collective_rpc", {"method": "place_adapter"})
-        await post("/reset_prefix_cache", {})
-        # Another run may have left the server paused.
-        await post("/resume", {})
-
-    async def sleep(self, post: Post) -> None:
-        """Frees the server's GPU memory of weights and cache.
-
-        Until its first refresh, weights wait in main memory (vLLM's level 1), since it is not known which ones no
-        learner sends (see `grpo.weight_sync.engine_weights`). Later they are dropped (level 2), since the next refresh
-        sends them again. They always wait where vLLM's model has tensors besides its weights that would be lost, and
-        where a refresh sends adapters only.
-        """
-        await post(f"/sleep?level={self.level}", {})
-
-    async def release_cache(self, post: Post) -> None:
-        """Frees the server's GPU memory of its cache, and keeps the weights."""
-        await post("/sleep?level=0", {})
-        await post("/release_kv_cache_memory", {})
-
-    async def wake(self, post: Post) -> None:
-        """Takes the GPU memory for weights again."""
-        await post("/wake_up?tags=weights", {})
-
-    def lose(self, why: Exception) -> None:
-        """Marks the server as lost. Prints a line, unless it was lost for the same reason when it last came back."""
-        url, trouble = self.replica.url, str(why) or repr(why)
-        if trouble != self.trouble:
-            say(
-                f"grpo: {trouble}"
-                if isinstance(why, UserError)
-                else f"grpo: the vLLM server at {url} was lost: {trouble}"
-            )
-        self.replica.state, self.trouble = ServerState.LOST, trouble
-
-    def take_back(self) -> None:
-        """Prints a line for a server that was lost and has its weights again."""
-        if self.replica.state is ServerState.JOINING:
-            say(f"grpo: the vLLM server at {self.replica.url} is back")
-        self.trouble = ""
-
-    def restart_if_lost(self) -> None:
-        """Restarts the server by `grpo.rollout.replica.restart_lost` if it is lost. Its link and weights are gone."""
-        if not self.replica.alive:
-            was_linked, self.linked, self.has_base, self.level = self.linked, False, self.starts_with_base, 1
-            restart_lost(self.replica.process, was_linked)
-
-
 class Fleet:
-    """Manages a run's servers. The first rank starts them, unless `rollout.servers.urls` names running ones, and sends
-    them the weights. All methods but `replicas` and `close` are collective over the ranks that use the servers."""
+    """Manages a run's servers. The first rank starts them, unless `rollout.servers.urls` names running ones.
+
+    All ranks gather the same weights, and the ranks on the first one's machine share the servers: each brings its own
+    ones the weights, over its own device's paths. All methods but `replicas` and `close` are collective over the ranks
+    that use the servers.
+    """
 
     def __init__(
         self,
@@ -152,6 +62,10 @@ class Fleet:
         # How much memory the servers give back while learners work on the same GPUs, as `rollout.sleep` says.
         self._sleep = settings.rollout.sleep if beside and device.type == "cuda" else "never"
         self._first = collective.rank == 0
+        # Other machines may have no way to the servers but by the first one's address, which `rollout.servers.host` is.
+        self._senders = min(ranks.local_world_size(), collective.world_size)
+        self._thread = ThreadPoolExecutor(1, "weights")
+        self._on_the_way: tuple[list[Member], Future[list[Any]]] | None = None
         processes = start_servers(settings, files, device, beside) if self._first and not servers.urls else {}
         key = os.environ.get(KEY_VARIABLE, "")
         urls, key, run = collective.gather((list(processes) or list(servers.urls), key, name_of(settings.output_dir)))[
@@ -198,6 +112,11 @@ class Fleet:
     def _living(self) -> list[Member]:
         return [member for member in self._members if member.replica.alive]
 
+    def _mine(self) -> list[Member]:
+        """Returns the living servers to which this rank brings weights."""
+        mine = self._members[self._collective.rank :: self._senders] if self._collective.rank < self._senders else []
+        return [member for member in mine if member.replica.alive]
+
     def cache_usage(self) -> dict[str, float]:
         """Returns the servers' highest peak, preemptions and prefix hits since the last call; {} on other ranks."""
         return self._use.since(finished(self._metrics())) if self._first else {}
@@ -226,6 +145,7 @@ class Fleet:
             process.ask_to_end()
         for process in processes:
             process.stop()
+        self._thread.shutdown(wait=False)
         if self._memory:
             self._memory.close()
 
@@ -236,7 +156,7 @@ class Fleet:
         async def asked(member: Member, post: Post) -> list[dict[str, Any]]:
             return (await post("/collective_rpc", {"method": method}))["results"]
 
-        return [worker for answer in self._on_all(asked) for worker in answer] if self._first else []
+        return [worker for answer in self._on(self._living(), asked) for worker in answer] if self._first else []
 
     def sleep(self) -> None:
         """Makes servers beside learners free as much memory on a GPU as configured. Returns once they have."""
@@ -251,7 +171,7 @@ class Fleet:
 
     def _from_first(self, action: Callable[[Member, Post], Awaitable[Any]]) -> None:
         if self._first:
-            self._on_all(action)
+            self._on(self._living(), action)
         self._collective.gather(None)
 
     # --- a refresh -----------------------------------------------------------------------------
@@ -273,9 +193,22 @@ class Fleet:
         for replica, state in zip(self.replicas, states, strict=True):
             if state is ServerState.JOINING:
                 replica.state = state
-        if self._first:
-            on_cpu = self._device.type == "cpu"
-            self._on_all(partial(Member.begin_refresh, serves=self._serves, pauses=self._pauses, on_cpu=on_cpu))
+        on_cpu = self._device.type == "cpu"
+        begin = partial(Member.begin_refresh, serves=self._serves, pauses=self._pauses, on_cpu=on_cpu)
+        self._on(self._mine(), begin)
+        self._agree()
+
+    def _agree(self) -> None:
+        """Gives up what the rank that sends to it has lost."""
+        by_rank = self._collective.gather([(member.replica.alive, member.linked) for member in self._members])
+        for place, member in enumerate(self._members):
+            alive, linked = by_rank[place % self._senders][place]
+            lost = member.replica.alive and not alive
+            # The first rank restarts a lost server only if it was linked.
+            member.linked = linked or lost or member.linked
+            if lost:
+                member.replica.state = ServerState.LOST
+        self.restart_lost()
 
     def lacks_base(self) -> bool:
         """Returns whether some living server lacks the frozen weights below the adapters, as the first rank knows.
@@ -283,39 +216,49 @@ class Fleet:
         return self._collective.gather(not all(member.has_base for member in self._living()))[0]
 
     def send(self, bucket: Bucket) -> None:
-        """Sends a bucket to every server, from the first rank. Returns when all have loaded it."""
+        """Sends a bucket to every server. By the memory of a device it returns when all have loaded the bucket, and
+        else while it is on the way, so that the next one is gathered and packed meanwhile."""
         if self._memory:
-            cargo = self._collective.gather(self._memory.put(bucket))
-        elif self._first:
-            cargo = packed(bucket, self._device)
-        if self._first:
-            manifest = manifest_of(bucket)
-            self._on_all(lambda member, post: member.link.send(post, manifest, cargo))
-        if self._memory:
+            cargo, manifest = self._collective.gather(self._memory.put(bucket)), manifest_of(bucket)
+            self._on(self._mine(), lambda member, post: member.link.send(post, manifest, cargo))
             # No rank writes the next bucket while the engine reads this one.
             self._collective.gather(None)
+        elif self._mine():
+            buffer, manifest = packed(bucket, self._device), manifest_of(bucket)
+            self._arrive()
+            members = self._mine()
+            sent = self._asked(members, lambda member, post: member.link.send(post, manifest, buffer))
+            self._on_the_way = members, self._thread.submit(asyncio.run, sent)
+
+    def _arrive(self) -> None:
+        """Waits until the bucket that is on the way has been loaded."""
+        if self._on_the_way:
+            (members, outcomes), self._on_the_way = self._on_the_way, None
+            self._judged(members, outcomes.result())
 
     def finish_refresh(self, policy_version: int) -> None:
         """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
         has ever been able to load the weights."""
-        if self._first:
-            if self._sleep != "never":
-                # The learner's last step has left memory to torch, in which the cache has its place.
-                torch.cuda.empty_cache()
-            finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleep != "never")
-            self._on_all(partial(finish, policy_version=policy_version))
+        self._arrive()
+        if self._sleep != "never" and self._first:
+            # The learner's last step has left memory to torch, in which the cache has its place.
+            torch.cuda.empty_cache()
+        finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleep != "never")
+        self._on(self._mine(), partial(finish, policy_version=policy_version))
         if self._memory:
             # The engine has let go of it.
             self._memory.close()
-        alive, refusal = self._collective.gather(([replica.alive for replica in self.replicas], self._refusal))[0]
+        self._agree()
+        alive = [replica.alive for replica in self.replicas]
+        refusal = next(filter(None, self._collective.gather(self._refusal)), self._refusal)
         if refusal and not any(alive):
             raise UserError(
                 f"no vLLM server could load this model's weights as a refresh sends them ({refusal[:300]}): if its "
                 "code has no place for them use rollout.engine=transformers; logs/ in the run's folder say more"
             )
         self._refusal = None if any(alive) else self._refusal
-        for member, holds_weights in zip(self._members, alive, strict=True):
-            if holds_weights and self._first:
+        for place, (member, holds_weights) in enumerate(zip(self._members, alive, strict=True)):
+            if holds_weights and place % self._senders == self._collective.rank:
                 member.take_back()
             member.has_base = holds_weights or member.starts_with_base
             member.replica.state = ServerState.READY if holds_weights else ServerState.LOST
@@ -324,7 +267,7 @@ class Fleet:
         """Returns the checksums of every worker of every server."""
         workers = None
         if self._first:
-            answers = self._on_all(partial(_checksums, whole=self._memory is not None))
+            answers = self._on(self._living(), partial(_checksums, whole=self._memory is not None))
             workers = [worker for answer in answers for worker in answer]
         return self._collective.gather(workers)[0]
 
@@ -350,18 +293,23 @@ class Fleet:
         for member in self._members:
             member.restart_if_lost()
 
-    def _on_all(self, action: Callable[[Member, Post], Awaitable[Any]]) -> list[Any]:
-        """Runs `action` on all living servers at once. Marks servers that fail as lost; returns the others' results."""
+    def _on(self, members: Sequence[Member], action: Callable[[Member, Post], Awaitable[Any]]) -> list[Any]:
+        """Runs `action` on these servers at once. Marks servers that fail as lost; returns the others' results."""
+        return self._judged(members, finished(self._asked(members, action)))
+
+    async def _asked(self, members: Sequence[Member], action: Callable[[Member, Post], Awaitable[Any]]) -> list[Any]:
+        """Returns the result of `action` on each server, or its exception."""
 
         async def on_one(member: Member) -> Any:
             async with member.replica.session(self._update_seconds) as session:
                 return await action(member, partial(member.replica.post, session))
 
-        async def on_every(members: Sequence[Member]) -> list[Any]:
-            return await asyncio.gather(*(on_one(member) for member in members), return_exceptions=True)
+        return await asyncio.gather(*(on_one(member) for member in members), return_exceptions=True)
 
-        results, living_members = [], self._living()
-        for member, outcome in zip(living_members, finished(on_every(living_members)), strict=True):
+    def _judged(self, members: Sequence[Member], outcomes: Sequence[Any]) -> list[Any]:
+        """Returns the results among the outcomes, and marks the servers of exceptions as lost."""
+        results = []
+        for member, outcome in zip(members, outcomes, strict=True):
             # Whatever went wrong went wrong with one server: the others still serve the run.
             if isinstance(outcome, Exception):
                 if isinstance(outcome, LoadFailed) and self._refusal is not None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import ClassVar
@@ -13,6 +13,7 @@ import pytest
 import torch
 from aiohttp import web
 
+from benchmarks.ranks_in_threads import Rank
 from benchmarks.small_models import tiny_tokenizer
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import Interrupted, SamplerLost
@@ -22,7 +23,7 @@ from grpo.host.signals import HURRY, StopRequest, handled_as_before, interruptib
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import sleep_arguments
-from grpo.rollout.fleet import Member
+from grpo.rollout.member import Member
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
@@ -180,6 +181,32 @@ def test_the_smallest_cache_of_the_servers_is_reported_where_it_has_room_for_few
         ).close()
     [note] = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
     assert "room for 2.5 completions" in note and note.endswith("start the servers with a higher rollout.kv_cache_gib")
+
+
+def test_the_ranks_of_one_machine_share_the_servers_and_all_know_what_one_of_them_has_lost(model, monkeypatch, capsys):
+    monkeypatch.setattr(Rank, "apart", lambda self, seconds: self, raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    servers = StandIn(), StandIn("/update_weights", error), StandIn()
+
+    def two_refreshes(collective):
+        sampler = ServerSampler(settings, files_of(model, tiny_tokenizer()), torch.device("cpu"), collective)
+        sums = [refresh(sampler, 1), refresh(sampler, 2)]
+        opened = [member.link._channel is not None for member in sampler._fleet._members]
+        return sums, opened, [replica.alive for replica in sampler.servers]
+
+    with ExitStack() as stack:
+        config = TrainConfig()
+        config.rollout.servers.urls = [stack.enter_context(serving(server)) for server in servers]
+        config.rollout.servers.request_seconds = 12.0
+        settings = SamplerSettings.of(config)
+        # The third rank is on another machine.
+        of_ranks = on_ranks(3, two_refreshes)
+    sums = [[{"all": 2}] * 3, [{"all": 4}] * 2]
+    alive = [True, False, True]
+    assert of_ranks == [
+        (sums, [True, False, True], alive), (sums, [False, True, False], alive), (sums, [False] * 3, alive)
+    ]  # fmt: skip
+    assert capsys.readouterr().err.count("was lost: 500 at /update_weights") == 1
 
 
 @pytest.mark.slow
