@@ -67,9 +67,9 @@ CPU = torch.device("cpu")
 # (ZeRO stage, ranks that compute each row together), by the number of ranks.
 SPLITS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2)]}
 LIMIT = 1e-5
-# Adam's update is lr·g/(|g| + ε): with ε far above every gradient it is the gradient times RATE. In the step that is
-# compared it is so much larger that the weights before it are lost in the rounding of those after it.
-RATE, EPSILON, LARGER = 0.05, 1e6, 1e5
+# Adam's update is lr·g/(|g| + ε). In the step that is compared ε is far above every gradient, so the update is the
+# gradient times SCALE, beside which the weights before it are small.
+SCALE, EPSILON = 1e4, 1e10
 NOISELESS = -2.0
 """Tokens of steps that are not compared have this log-probability, plus noise, under their sampler."""
 
@@ -222,7 +222,7 @@ class Comparison:
         config.learner.precision = config.rollout.precision = "float32"
         config.learner.max_gradient_norm, config.learner.logit_chunk_tokens = 0.0, 7
         config.learner.betas, config.learner.weight_decay = [0.0, 0.999], 0.0
-        config.learner.learning_rate, config.learner.adam_epsilon = RATE * EPSILON, EPSILON
+        config.learner.learning_rate = 1e-2
         # The reference policy is there from the beginning, whether a case needs it or not.
         config.objective.kl.coefficient = 1.0
         self._config, files = config, ModelFiles(folder)
@@ -262,8 +262,10 @@ class Comparison:
             step = [*reference.stretches_of(self._plain, groups, settings, first=case.checked == 0)]
             has_slope = all(((s.now - s.old).abs() - reference.ALIKE).abs().min().item() > 1e-6 for s in step)
         before = self._weights()
-        report = learner.step(replace(batches[case.checked], learning_rate_factor=LARGER))
-        ours = {name: (before[name] - weight) / (RATE * LARGER) for name, weight in self._weights().items()}
+        config.learner.learning_rate, config.learner.adam_epsilon = SCALE * EPSILON, EPSILON
+        learner._settings = LearnerSettings.of(config)
+        report = learner.step(batches[case.checked])
+        ours = {name: (before[name] - weight) / SCALE for name, weight in self._weights().items()}
         gradients = {name: (ours[name], theirs) for name, theirs in self._gradients(loss)}
         off = sum((ours.double() - theirs).square().sum() for ours, theirs in gradients.values()) ** 0.5
         size = float(sum(theirs.square().sum() for _, theirs in gradients.values()) ** 0.5)
