@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo.commands.words import count, degrees, dial, natural, positive, typed
 from grpo.config import TrainConfig, UserError
@@ -38,8 +38,10 @@ USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
 PATH is a run's folder, TRL's trainer_state.json, verl's file log, TensorBoard's event files, what Weights & Biases
 exports, rlprobe's recording, or JSON Lines, JSON, CSV or Parquet with one row per step. replay and whatif take a run's
 folder only. For plan, it is a file of pass rates.
-fit and forecast take last_step=N. fit, forecast and diagnose take column=NAME, the pass rate in other frameworks' logs,
-and scale=NUMBER, what that column holds for a right answer (1). diagnose also reads logs without a pass rate.
+fit and forecast take last_step=N, and law=FILE.py:FUNCTION, a law of your own: law(steps, start=0.2, ...) returns a
+pass rate for each step, and its parameters are fitted from their defaults on. fit, forecast and diagnose take
+column=NAME, the pass rate in other frameworks' logs, and scale=NUMBER, what that column holds for a right answer (1).
+diagnose also reads logs without a pass rate.
 whatif takes steps=N, tokens=N or seconds=N, which each alternative may spend (default: the tokens of the run), and
 output=DIR for the page (default: the run's folder).
 plan takes column=NAME of the pass rates (default: that of `grpo solve-rates`, or else Big-Math's), tried=N samples
@@ -75,25 +77,32 @@ def run(words: Sequence[str]) -> int:
 
 
 def _fit(path: Path, settings: list[str]) -> Analysis:
-    options = typed(settings, last_step=count, column=str, scale=positive)
+    options = typed(settings, last_step=count, column=str, scale=positive, law=str)
 
     def analysis() -> None:
         from grpo.insight.pages.dynamics import write_fit
 
-        write_fit(path, **options)
+        write_fit(path, **_with_laws(options))
 
     return analysis
 
 
 def _forecast(path: Path, settings: list[str]) -> Analysis:
-    options = typed(settings, last_step=count, column=str, scale=positive)
+    options = typed(settings, last_step=count, column=str, scale=positive, law=str)
 
     def analysis() -> None:
         from grpo.insight.pages.dynamics import write_forecast
 
-        write_forecast(path, **options)
+        write_forecast(path, **_with_laws(options))
 
     return analysis
+
+
+def _with_laws(options: dict[str, Any]) -> dict[str, Any]:
+    """Imports the laws that a word names, with commas between them."""
+    from grpo.insight.plans.own_law import own_law
+
+    return options | {"law": [own_law(law) for law in options["law"].split(",")]} if "law" in options else options
 
 
 def _diagnose(path: Path, settings: list[str]) -> Analysis:

@@ -30,10 +30,12 @@ from grpo.insight.pages.dynamics_tables import (
     forecast_line,
     forecast_numbers,
     held_out_lines,
+    law_rows,
     way_rows,
 )
 from grpo.insight.pages.page import PAGE, TERMINAL, Block, Kind, Page, publish, show
 from grpo.insight.pages.verdict import UNSURE, nothing_found, outlook_lines, unchecked_lines, verdict_lines
+from grpo.insight.plans.own_law import Law, fit_law
 from grpo.types import metrics as m
 
 # No forecast reaches further ahead than this many lengths of its log, since it takes time in proportion.
@@ -46,24 +48,33 @@ def write_fit(
     column: str | None = None,
     scale: float = 1.0,
     also: Collection[str] = (),
+    law: Sequence[Law] = (),
 ) -> None:
     """Reports the forecast and the diagnosis of the log at `path`.
 
     The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written beside the
-    log as a page and in the formats of `also`. `column` and `scale` are explained at `logs.read_log`.
+    log as a page and in the formats of `also`, with the fits of each `law`. `column` and `scale` are explained at
+    `logs.read_log`.
     """
-    analysis = analysed(read_log(path, column, scale), path, last_step)
+    analysis = analysed(read_log(path, column, scale), path, last_step, law)
     folder = path if path.is_dir() else path.parent
     fit = dynamics_page(analysis, advised(analysis.log), folder)
     publish(fit, folder / DYNAMICS_PAGE_FILE, Terminal(), also)
 
 
-def write_forecast(path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0) -> None:
-    """Prints the forecast of the reward curve, in words and a table, and that of held-out evaluations if possible."""
-    analysis = analysed(read_log(path, column, scale), path, last_step)
+def write_forecast(
+    path: Path, last_step: int | None = None, column: str | None = None, scale: float = 1.0, law: Sequence[Law] = ()
+) -> None:
+    """Prints the forecast of the reward curve, in words and a table, that of held-out evaluations if possible, and the
+    fits of each `law`."""
+    analysis = analysed(read_log(path, column, scale), path, last_step, law)
     held_out = held_out_lines(analysis.log, analysis.ahead.steps[-1])
     lines = [*analysis.log.notes, forecast_line(analysis.ahead), *held_out]
-    _print(Block(Kind.TABLE, way_rows(analysis.ahead), "Forecast (90 % intervals)", texts=()), Block(Kind.LINES, lines))
+    _print(
+        Block(Kind.TABLE, way_rows(analysis.ahead), "Forecast (90 % intervals)", texts=()),
+        _laws(analysis),
+        Block(Kind.LINES, lines),
+    )
 
 
 def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -> None:
@@ -74,6 +85,12 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
         Block(Kind.DIAGNOSIS, advised(log), "Diagnosis", nothing=nothing_found(log)),
         Block(Kind.LINES, unchecked_lines(unchecked(log))),
     )
+
+
+def _laws(analysis: Dynamics) -> Block:
+    note = "intervals of 90 %, if a law is right"
+    legend = "χ² is about the freedom where a law is right. The law with the lowest AICc fits best."
+    return Block(Kind.TABLE, law_rows(analysis), "Laws of your own", note, legend=legend, texts=(0, 1))
 
 
 def _print(*blocks: Block) -> None:
@@ -107,8 +124,8 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     _print(Block(Kind.TABLE, decisions_rows(decisions), "Decisions", texts=(5,)), Block(Kind.LINES, lines))
 
 
-def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
-    """Forecasts the reward curve of a log.
+def analysed(log: RunLog, path: Path, last_step: int | None = None, laws: Sequence[Law] = ()) -> Dynamics:
+    """Forecasts the reward curve of a log, and fits laws to it.
 
     Raises `UserError` when the log has no pass rate or too few rounds.
     """
@@ -137,7 +154,8 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None) -> Dynamics:
     if last_step:
         # The words beside the forecast, such as whether going on is worth it, are of the same steps.
         log = replace(log, num_steps=last_step)
-    return Dynamics(log, forecast(log.history, last_step or log.horizon).numbered(log.history))
+    fits = sorted((fit_law(law, log.history) for law in laws), key=lambda fit: fit.aicc)
+    return Dynamics(log, forecast(log.history, last_step or log.horizon).numbered(log.history), fits)
 
 
 def advised(log: RunLog) -> list[Finding]:
@@ -163,6 +181,7 @@ def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path)
             Block(Kind.LINES, [forecast_line(analysis.ahead)], only=TERMINAL),
             Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing_found(log)),
             Block(Kind.CHARTS, [partial(panel, analysis=analysis) for panel in panels(analysis)], "Charts"),
+            _laws(analysis),
             Block(Kind.LINES, held_out, "Held-out problems"),
             Block(Kind.TABLE, decisions if log.decisions else (), "Decisions of the scheduler", only=PAGE),
         ],

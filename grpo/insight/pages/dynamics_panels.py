@@ -33,6 +33,7 @@ from grpo.insight.pages.style import (
     tell_rounds,
     window_of,
 )
+from grpo.insight.plans.own_law import LawFit
 from grpo.types import metrics as m
 
 if TYPE_CHECKING:
@@ -48,10 +49,17 @@ EPOCHS = 6
 
 @dataclass(frozen=True, slots=True)
 class Dynamics:
-    """This class holds what the panels show: a run's log, and the forecast of its reward curve, numbered as the log."""
+    """This class holds what the panels show: a run's log, the forecast of its reward curve, numbered as the log, and
+    the laws of a person's own, the one that fits best first."""
 
     log: RunLog
     ahead: Forecast
+    laws: Sequence[LawFit] = ()
+
+    @property
+    def policy_steps(self) -> np.ndarray:
+        """Returns the steps that the policies of the forecast will have taken, whose rounds `ahead` numbers."""
+        return self.ahead.steps - self.log.history.delays[-1] * np.linspace(1, 0, len(self.ahead.steps))
 
 
 def draw_reward(axes: Axes, analysis: Dynamics) -> str:
@@ -80,6 +88,10 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
     (line,) = axes.plot(ahead.steps, ahead.value, "--", color=ORANGE, label="forecast, 90 % interval")
     ahead_points = zip(ahead.steps, ahead.value, ahead.low, ahead.high, strict=True)
     tell(line, [(f"{step:,.0f}", f"{value:.1%} ({low:.1%} to {high:.1%})") for step, value, low, high in ahead_points])
+    for fit in analysis.laws[:1]:
+        law_steps = np.concatenate([ends, ahead.steps])
+        axes.plot(law_steps, fit.band(np.concatenate([history.steps, analysis.policy_steps]))[0], color=GREEN,
+                  label=fit.law.name)  # fmt: skip
     if len(analysis.log.held_out):
         _draw_held_out(axes, analysis.log)
     held_out = analysis.log.held_out.values + 1.96 * analysis.log.held_out_error

@@ -10,6 +10,7 @@ from grpo.dynamics.forecast import Forecast, forecast_held_out
 from grpo.dynamics.replay import Proposal
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, paired
 from grpo.insight.logs.run_log import RunLog, Series
+from grpo.insight.pages.dynamics_panels import Dynamics
 from grpo.insight.pages.glossary import signed
 from grpo.insight.pages.page import Number
 from grpo.insight.pages.verdict import guess
@@ -81,6 +82,22 @@ def way_rows(ahead: Forecast) -> list[tuple[str, str, str]]:
         at = np.abs(ahead.steps - step).argmin()
         rows.append((f"{step:.0f}", f"{ahead.value[at]:.2f}", f"[{ahead.low[at]:.2f}, {ahead.high[at]:.2f}]"))
     return rows
+
+
+def law_rows(analysis: Dynamics) -> list[tuple[str, ...]]:
+    """Returns a table of the laws that a person named, the one that fits best first, beside the forecast."""
+    if not analysis.laws:
+        return []
+    ahead, last = analysis.ahead, analysis.policy_steps[-1:]
+    rows = [("law", "parameters", "χ²", "freedom", "AICc", f"at step {ahead.steps[-1]:.0f}")]
+    for fit in analysis.laws:
+        numbers = zip(fit.law.first, fit.values, fit.errors, strict=True)
+        parameters = ", ".join(f"{name} {value:.3g} ± {error:.2g}" for name, value, error in numbers)
+        [rate], [low], [high] = fit.band(last)
+        quality = f"{fit.chi_square:.1f}", str(fit.freedom), f"{fit.aicc:.1f}"
+        rows.append((fit.law.name, parameters, *quality, f"{rate:.2f} [{low:.2f}, {high:.2f}]"))
+    forecast = f"{ahead.value[-1]:.2f} [{ahead.low[-1]:.2f}, {ahead.high[-1]:.2f}]"
+    return [*rows, ("forecast", "needs no law", "", "", "", forecast)]
 
 
 def decisions_rows(proposals: Sequence[Proposal]) -> list[tuple[str, ...]]:
