@@ -24,6 +24,8 @@ from grpo.types import FinishedRound
 
 PROBE = ".grpo-can-write"
 OF_THIS_MACHINE = (LOCK_FILE, LAUNCHER_FILE)
+WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://", "az://")
+"""The packages for these stores make a bucket where there is none, even for a misspelt name."""
 LAST_SECONDS = 1800.0
 """A run that has ended waits for the store as long as this."""
 
@@ -36,6 +38,11 @@ class Upload:
         self._address, self._run = address, run
         with _one_line(address, "nothing can be written there", "correct the address, or the credentials for it"):
             self._store, self._root = fsspec.core.url_to_fs(address)
+            bucket = self._root.lstrip("/").partition("/")[0]
+            require(
+                not address.startswith(WITH_BUCKETS) or self._store.exists(bucket),
+                f"checkpoint.upload={address}: there is no bucket {bucket}: correct the address, or make the bucket",
+            )
             self._store.makedirs(self._root, exist_ok=True)
             self._store.pipe_file(self._there(PROBE), b"")
             self._store.rm_file(self._there(PROBE))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from grpo.config import CheckpointConfig, UserError
 from grpo.run.checkpoints import CheckpointStore
@@ -103,6 +105,22 @@ def test_a_store_that_fails_ends_no_run_and_gets_all_once_it_answers_again(run, 
 def test_an_address_where_nothing_can_be_written_is_refused(address, tmp_path):
     with pytest.raises(UserError, match=f"^checkpoint.upload={address}: nothing can be written there"):
         Upload(address, tmp_path)
+
+
+def test_a_bucket_whose_name_is_misspelt_is_refused_and_not_made(tmp_path, monkeypatch):
+    class Buckets(MemoryFileSystem):
+        protocol, store, pseudo_dirs = "s3", {}, ["", "/mine"]
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return f"/{path.removeprefix('s3://').strip('/')}"
+
+    monkeypatch.setitem(_registry, "s3", Buckets)
+    with pytest.raises(UserError, match="^checkpoint.upload=s3://mien/run: there is no bucket mien: correct the addr"):
+        Upload("s3://mien/run", tmp_path)
+    assert Buckets.pseudo_dirs == ["", "/mine"]
+    Upload("s3://mine/run", tmp_path)
+    assert Buckets.pseudo_dirs == ["", "/mine", "/mine/run"]
 
 
 @pytest.mark.slow
