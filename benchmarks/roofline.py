@@ -1,8 +1,9 @@
 """This script counts what a micro-batch computes, reads and writes on a GPU, and how long that takes at least.
 
-    python benchmarks/roofline.py [SIZE] [TREES] [checkpointing]
+    python benchmarks/roofline.py [SIZE] [TREES] [WORD...]
 
 SIZE is 1.5b or 7b, a shape of `grpo prove`. A row holds TREES prompts of 192 tokens with 8 completions of 1,000 each.
+WORDs are checkpointing, never (`learner.fused`), and a number (`learner.logit_chunk_tokens`, a whole row without one).
 `grpo.prove.roofline` counts, with the speeds of an H100: 989 TFLOP/s and 3 TB/s. No GPU is needed. Prints the sum, and
 the costliest lines.
 """
@@ -51,9 +52,12 @@ def row_of(trees):
     return pack([LooseTree((number, *[3] * (PROMPT - 1)), branches) for number in range(trees)])
 
 
-def main(size="1.5b", trees="2", way=""):
+def main(size="1.5b", trees="2", *words):
     config = config_of(SIZES[size].shape, tie_word_embeddings=size == "1.5b")
-    policy, micro = policy_of(config, LearnerConfig(gradient_checkpointing=way == "checkpointing")), row_of(int(trees))
+    chunk, fused = next(map(int, filter(str.isdigit, words)), 1 << 20), "never" if "never" in words else "auto"
+    checkpointing = "checkpointing" in words
+    settings = LearnerConfig(gradient_checkpointing=checkpointing, logit_chunk_tokens=chunk, fused=fused)
+    policy, micro = policy_of(config, settings), row_of(int(trees))
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         counted = count(policy, micro, H100, line_of)
     seconds = counted.seconds.total()

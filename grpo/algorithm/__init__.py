@@ -13,6 +13,7 @@ shapes          names of the axes of tensors, which all signatures give
 
 The loss of a row:
 logprobs        hidden states → log-probabilities and entropies, in chunks
+fused           a chunk of logits in few passes, by compiled functions
 ratio           current and old log-probabilities → probability ratios
 token_losses    ratios and advantages → loss of each token: the objectives by name
 token_selection choice of tokens among all tokens of a step

@@ -2,7 +2,8 @@
 
 The logits, [targets, vocabulary], would be by far the largest tensor of a training step: 16,384 × 151,936 float32 is
 9.3 GiB. Here they are computed for `chunk` targets at a time, in the forward pass and again in the backward pass. When
-one chunk holds all targets, its probabilities are kept for the backward pass instead.
+one chunk holds all targets, its probabilities are kept for the backward pass instead. A chunk is read step by step, or
+by compiled functions (`grpo.algorithm.fused`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.algorithm import fused
 from grpo.algorithm.shapes import Bias, Embedding, Logits, States, Targets
 
 
@@ -25,17 +27,22 @@ class LogitRule:
     scale     Cohere's logit_scale, or one over Granite's logits_scaling
     softcap   Gemma's final_logit_softcapping, or None
     float32   keeps the product of bfloat16 inputs in float32, where the model itself would round it to bfloat16
+    compiled  has compiled functions read the product, see `grpo.algorithm.fused`
     """
 
     scale: float = 1.0
     softcap: float | None = None
     float32: bool = False
+    compiled: bool = False
+
+    def product(self, hidden: States, weight: Embedding, bias: Bias | None) -> Logits:
+        """Returns z, in the type in which it is computed."""
+        product = self._product(hidden, weight)
+        return product if bias is None else product + bias
 
     def logits(self, hidden: States, weight: Embedding, bias: Bias | None) -> Logits:
         """Returns the logits of `hidden`, in float32 or wider."""
-        logits = self._product(hidden, weight)
-        if bias is not None:
-            logits = logits + bias
+        logits = self.product(hidden, weight, bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1:
             logits = logits * self.scale
@@ -44,6 +51,10 @@ class LogitRule:
     def slope(self, logits: Logits) -> Logits | float:
         """Returns the derivative ∂logit/∂z, computed from the logits themselves."""
         return self.scale if self.softcap is None else self.scale * (1 - (logits / self.softcap).square())
+
+    def cooling(self, temperature: float) -> fused.Cooling:
+        """Returns the rule and a temperature as compiled functions take them."""
+        return fused.Cooling(temperature, self.scale, self.softcap or 0.0)
 
     def _product(self, hidden: States, weight: Embedding) -> Logits:
         if not self.float32 or hidden.dtype == torch.float32:
@@ -95,6 +106,10 @@ def logprobs_alone(
     entropies take."""
     logprobs = []
     for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+        if rule.compiled:
+            product = rule.product(states, weight, bias)
+            logprobs.append(fused.target_logprobs(product, token_ids, rule.cooling(temperature)))
+            continue
         logprobs.append(_of_targets(_log_softmax(rule.logits(states, weight, bias), temperature), token_ids))
     return torch.cat(logprobs)
 
@@ -120,12 +135,19 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropies = [], []
         saved_probabilities = None
         for states, token_ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            is_whole = len(states) == len(hidden) and rule.softcap is None
+            if rule.compiled:
+                product, kept = rule.product(states, weight, bias), weight.dtype if is_whole else None
+                *values, saved_probabilities = fused.read(product, token_ids, rule.cooling(temperature), kept)
+                for results, value in zip((logprobs, entropies), values, strict=True):
+                    results.append(value)
+                continue
             logs = _log_softmax(rule.logits(states, weight, bias), temperature)
             logprobs.append(_of_targets(logs, token_ids))
             probabilities = logs.exp()
             entropies.append(-logs.mul_(probabilities).sum(-1))
             del logs
-            if len(states) == len(hidden) and rule.softcap is None:
+            if is_whole:
                 saved_probabilities = _less_one(probabilities, token_ids).to(weight.dtype)
             # The next chunk's tensors reuse this memory.
             del probabilities
@@ -154,6 +176,11 @@ class _TokenLogprobs(torch.autograd.Function):
             factor = upstream * (-ctx.rule.scale / ctx.temperature)
             if saved_probabilities is not None and not uses_entropy:
                 wide = saved_probabilities
+            elif ctx.rule.compiled:
+                product, cooling = ctx.rule.product(states, weight, bias), ctx.rule.cooling(ctx.temperature)
+                wide = fused.slopes(product, token_ids, entropy, (upstream, upstream_entropy), cooling, weight.dtype)
+                del product
+                factor = torch.full_like(upstream, -ctx.rule.scale / ctx.temperature)
             else:
                 logits = ctx.rule.logits(states, weight, bias)
                 slope = None if ctx.rule.softcap is None else ctx.rule.slope(logits).div_(ctx.rule.scale)

@@ -84,6 +84,7 @@ CHOICES = {
     "rollout.precision": ("bfloat16", "float32", "auto"),
     "rollout.refill.fallback": ("silent", "short"),
     "learner.precision": ("bfloat16", "float32", "auto"),
+    "learner.fused": ("auto", "never"),
     "learner.schedule": ("constant", "linear", "cosine"),
     "learner.layout": ("shared", "packed", "padded"),
     "learner.zero_stage": (0, 1, 2, 3),

@@ -21,6 +21,7 @@ from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
+from grpo.learner.fused_head import choose_head
 from grpo.learner.group_logprobs import Scoring, spoil_unless, to_device, with_selection
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
@@ -81,6 +82,9 @@ class DeepSpeedLearner:
         self._products = StepProducts(self.engine.optimizer.optimizer)
         self.policy = self.engine.module
         self.reference = self._reference(files)
+        copies = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
+        heads = tuple(policy.head for policy in (policy, *copies))
+        choose_head(heads, device, learner.fused, files.config.get_text_config().vocab_size)
         row_tokens = learner.micro_batch_tokens
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0

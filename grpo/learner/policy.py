@@ -31,7 +31,7 @@ class LogprobHead(nn.Module):
         self.weight = layer.weight
         self.bias = getattr(layer, "bias", None)
         self._chunk = chunk
-        self._rule = rule
+        self.rule = rule
 
     def forward(
         self, hidden: Tensor, targets: Tensor, temperature: float, entropies: bool = True
@@ -40,7 +40,7 @@ class LogprobHead(nn.Module):
         gradient."""
         # Some models add up their layers in float32 whatever the precision of their weights (Mamba 2).
         hidden = hidden.to(self.weight.dtype)
-        head_inputs = hidden, self.weight, targets, temperature, self._chunk, self.bias, self._rule
+        head_inputs = hidden, self.weight, targets, temperature, self._chunk, self.bias, self.rule
         return token_logprobs(*head_inputs) if entropies else (logprobs_alone(*head_inputs),)
 
 

@@ -56,7 +56,7 @@ def policy_of(config: PretrainedConfig, learner: LearnerConfig) -> Policy:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention.NAME)
     if learner.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return Policy(model.train(), learner.logit_chunk_tokens, OnGpu(float32=True))
+    return Policy(model.train(), learner.logit_chunk_tokens, OnGpu(float32=True, compiled=learner.fused == "auto"))
 
 
 class Count(TorchDispatchMode):

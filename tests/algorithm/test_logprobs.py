@@ -1,9 +1,11 @@
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grpo.algorithm import fused
 from grpo.algorithm.logprobs import PLAIN, LogitRule, logprobs_alone, token_logprobs
 
 RULES = {
@@ -24,7 +26,11 @@ def plain(hidden, weight, bias, targets, temperature, rule):
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("uses", ["logprobs", "entropies", "both"])
 @pytest.mark.parametrize("rule", RULES)
-def test_values_and_gradients_equal_those_of_the_whole_logit_matrix(chunk, uses, rule):
+@pytest.mark.parametrize("way", ["step by step", "fused"])
+def test_values_and_gradients_equal_those_of_the_whole_logit_matrix(chunk, uses, rule, way, monkeypatch):
+    """The functions of the second way are not compiled here."""
+    monkeypatch.setattr(fused, "compiled", lambda function: function)
+    own_rule = replace(RULES[rule], compiled=way == "fused")
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(9, 6, generator=generator)
     weight, bias = torch.randn(13, 6, generator=generator), torch.randn(13, generator=generator)
@@ -41,7 +47,7 @@ def test_values_and_gradients_equal_those_of_the_whole_logit_matrix(chunk, uses,
 
     exact = gradients(lambda h, w, b: plain(h, w, b, targets, 0.7, RULES[rule]), torch.float64)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
-        ours = gradients(lambda h, w, b: token_logprobs(h, w, targets, 0.7, chunk, b, RULES[rule]), dtype)
+        ours = gradients(lambda h, w, b: token_logprobs(h, w, targets, 0.7, chunk, b, own_rule), dtype)
         for value, reference in zip(ours, exact, strict=True):
             torch.testing.assert_close(value, reference.to(dtype), rtol=tolerance, atol=tolerance)
 

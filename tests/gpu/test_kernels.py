@@ -5,10 +5,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from grpo.algorithm.logprobs import PLAIN, LogitRule
 from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import Branch, LooseTree, attention_mask, pack
 from grpo.config import ModelConfig, ObjectiveConfig
 from grpo.learner import attention, varlen
+from grpo.learner.fused_head import deviation
 from grpo.learner.group_logprobs import to_device
 from grpo.learner.loading import load_policy
 from grpo.learner.norms import fuse_norms, normalized
@@ -47,6 +49,12 @@ def exact(query, key, value, options):
 
 def off(ours, reference):
     return float((ours.double().cpu() - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("rule", [PLAIN, LogitRule(float32=True), LogitRule(scale=0.5, softcap=30.0)])
+def test_compiled_functions_read_the_logits_of_a_large_vocabulary_as_single_steps_do(rule, dtype):
+    assert deviation(rule, GPU, dtype, 151_936) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
