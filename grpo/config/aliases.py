@@ -264,7 +264,8 @@ INSTEAD = {
         "save_only_model save_model save_merged export_path disable_ds_ckpt save_hf_ckpt save_method save_safetensors "
         "save_contents use_ds_universal_ckpt zero3_save_16bit_model"
     ),
-    "no weights are quantized here: learner.precision is bfloat16 or float32, and model.lora.rank saves memory": (
+    "no weights are quantized here, since learner and engine have no weights of 4 bits in common that a CPU can prove "
+    "(grpo/learner/README.md): learner.precision is bfloat16 or float32, and model.lora.rank saves memory": (
         "load_in_4bit load_in_8bit bnb_4bit_quant_type bnb_4bit_compute_dtype use_bnb_nested_quant quantization qlora "
         "bnb_4bit_quant_storage qat quantization_method"
     ),
