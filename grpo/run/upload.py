@@ -9,6 +9,7 @@ of each copy is compared. Contents are compared by the checksums when a run goes
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,8 @@ WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://", "az://")
 """The packages for these stores make a bucket where there is none, even for a misspelt name."""
 LAST_SECONDS = 1800.0
 """A run that has ended waits for the store as long as this."""
+LAST_TRIES, PAUSE_SECONDS = 3, 10.0
+"""The thread tries so often to send the last files of a run, with pauses in between."""
 
 
 class Upload:
@@ -103,20 +106,24 @@ class Upload:
     # --- in the thread -------------------------------------------------------------------------
 
     def _work(self) -> None:
-        ends = False
-        while not ends:
+        tries = 0
+        while tries < LAST_TRIES:
             self._wanted.wait()
             self._wanted.clear()
-            ends = self._ends
+            if ends := self._ends:
+                self._wanted.set()
             try:
                 self._copy(ends)
-                self._complaint = ""
+                self._complaint, tries = "", LAST_TRIES * ends
             except Exception as error:
+                tries += ends
                 complaint = f"{type(error).__name__}: {first_line(error)[:300]}"
-                if complaint != self._complaint or ends:
+                if tries == LAST_TRIES or (complaint != self._complaint and not ends):
                     later = f"it is in {self._run} alone" if ends else "the run goes on and tries again"
                     say(f"grpo: checkpoint.upload: not all could be sent to {self._address} ({complaint}); {later}")
                 self._complaint = complaint
+                if 0 < tries < LAST_TRIES:
+                    time.sleep(PAUSE_SECONDS)
 
     def _copy(self, everything: bool) -> None:
         """Copies the checkpoints that the store lacks, and before them the records, without which no run goes on."""

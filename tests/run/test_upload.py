@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
@@ -86,7 +87,8 @@ def test_half_a_checkpoint_is_not_fetched_and_one_that_the_run_has_removed_goes_
     assert [path.name for path in (tmp_path / "new/checkpoints").iterdir()] == ["step-00000008"]
 
 
-def test_a_store_that_fails_ends_no_run_and_gets_all_once_it_answers_again(run, tmp_path, capsys):
+def test_a_store_that_fails_ends_no_run_and_gets_all_once_it_answers_again(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("grpo.run.upload.PAUSE_SECONDS", 0.0)
     upload, store = Upload(f"file://{tmp_path}/store", run(4)), tmp_path / "store"
     store.rmdir()
     store.write_text("a file where a folder was")
@@ -99,6 +101,23 @@ def test_a_store_that_fails_ends_no_run_and_gets_all_once_it_answers_again(run, 
     with Upload(f"file://{store}", tmp_path / "run").copying():
         pass
     assert (store / "checkpoints/step-00000004/shard").read_text() == "weights of 4"
+
+
+def test_a_store_that_refuses_a_file_once_at_the_end_gets_it_nonetheless(run, tmp_path, capsys, monkeypatch):
+    put, refused = LocalFileSystem.put_file, []
+
+    def refusing(store, local, remote):
+        if local.endswith("shard") and not refused:
+            refused.append(local)
+            raise OSError("503 Slow Down")
+        put(store, local, remote)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", refusing)
+    monkeypatch.setattr("grpo.run.upload.PAUSE_SECONDS", 0.0)
+    with Upload(f"file://{tmp_path}/store", run(4)).copying():
+        pass
+    assert refused and (tmp_path / "store/checkpoints/step-00000004/shard").read_text() == "weights of 4"
+    assert "not all could be sent" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["nosuch://bucket/run", "s3://bucket/run", "file:///proc/nowhere"])
