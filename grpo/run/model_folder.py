@@ -27,6 +27,8 @@ COUNTED = re.compile(r"(layers?|experts)$")
 """Keys of a config.json that end like this count modules that are made one by one."""
 OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """These keys of a config.json count the layers of the model."""
+POSITIVE = ("max_position_embeddings", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads")
+"""These keys of a config.json are sizes, of which a model of 0 has none."""
 MOST_MODULES = 20_000
 """No model has more of them. Doge has 16,384 experts, which are rows of one weight."""
 
@@ -92,11 +94,18 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
 
 
 def _check_layers(settings: Mapping[str, Any], name: str) -> None:
-    """Raises UserError for a number of layers or experts that no model has. A model of so many modules would take hours
-    to be made, even without weights."""
+    """Raises UserError for a number of layers or experts, or a size, that no model has. A model of very many modules
+    would take hours to be made, even without weights. Positions that are scaled in a way without a name would not be
+    scaled at all."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             _check_layers(value, name)
+            require(
+                "factor" not in value or not key.startswith("rope_") or "rope_type" in value or "type" in value,
+                f"{name}: its {CONFIG} has {key} with a factor and without a rope_type, which would be ignored: add it",
+            )
+        elif key in POSITIVE and isinstance(value, int):
+            require(value > 0, f"{name}: its {CONFIG} says {key}={value}, which no model has: correct it")
         elif COUNTED.search(key) and isinstance(value, int):
             require(
                 value <= MOST_MODULES and (value > 0 or key not in OF_LAYERS),
@@ -155,6 +164,12 @@ def check_weights(files: ModelFiles, name: str) -> None:
         raise UserError(f"{name}: transformers makes no language model of it: {first_line(error)}") from error
     strange = info["unexpected_keys"]
     _require_all(info["missing_keys"], name, strange)
+    whole = sorted(_whole_numbers(files).difference(strange))
+    require(
+        not whole,
+        f"{name}: {len(whole)} of its weights are whole numbers ({_listed(whole)}), which a quantization without a "
+        f"quantization_config in {CONFIG} leaves: give the model that was quantized",
+    )
     if strange and ranks.rank() == 0:
         say(
             f"grpo: {name}: its files have {len(strange)} weights that the model of its {CONFIG} does not have, and "
@@ -180,6 +195,17 @@ def _absent(files: ModelFiles) -> set[str]:
             present.update(weights.keys())
     named = revert_weight_conversion(model, model.state_dict()).keys() - model.all_tied_weights_keys.keys()
     return named - present
+
+
+def _whole_numbers(files: ModelFiles) -> set[str]:
+    """Returns the names of weights whose numbers are integers. Reads only the files' headers."""
+    found: set[str] = set()
+    for file in files.path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            names = weights.keys()
+            types = {name: weights.get_slice(name).get_dtype() for name in names if name.endswith(".weight")}
+            found.update(name for name, kind in types.items() if kind.startswith(("I", "U")))
+    return found
 
 
 def _listed(names: Collection[str]) -> str:

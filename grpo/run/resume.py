@@ -7,7 +7,7 @@ same problems, and checks a checkpoint to start from: its files, and the base of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import count, takewhile
 from pathlib import Path
@@ -113,9 +113,25 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         if progress.step >= config.num_steps:
             steps = f"{progress.step} of num_steps={config.num_steps} steps"
             print(f"  it has taken {steps}, so none is left: raise num_steps")
-    on_first(collective, lambda: asked_of(read_metrics(prompts), prompts))
+    on_first(
+        collective,
+        lambda: _tell_lost_rounds(Path(config.output_dir), asked_of(read_metrics(prompts), prompts), progress.step),
+    )
     resumption = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
     return Saved(checkpoint, progress, resumption)
+
+
+def _tell_lost_rounds(output: Path, asked: Sequence[Asked], step: int) -> None:
+    """Prints a line if the run's records end before the checkpoint of `step`, since someone has cut them."""
+    metrics = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
+    ends = {PROMPTS_FILE: asked[-1].step if asked else 0, METRICS_FILE: metrics[-1]["step"] if metrics else 0}
+    for name, end in ends.items():
+        if end < step:
+            lost = "its curriculum and the lengths of its completions" if name == PROMPTS_FILE else "its curves"
+            print(
+                f"  {output / name} ends at step {end:g}, and the checkpoint is of step {step}, so the run goes on "
+                f"without those rounds in {lost}: restore the file from a copy, or go on"
+            )
 
 
 def _progress(checkpoint: Path, config: TrainConfig, ranks: int) -> tuple[RoundPlan, Progress]:

@@ -102,6 +102,12 @@ def test_weights_that_do_not_fit_their_configuration_are_reported(tmp_path):
     assert "weights have other shapes than its config.json says: correct model.config" in refusal(tmp_path)
 
 
+def test_weights_that_are_whole_numbers_are_refused(tmp_path):
+    tiny_llama(tmp_path)
+    with_weights(tmp_path, lambda weights: {name: value.mul(99).to(torch.int8) for name, value in weights.items()})
+    assert "of its weights are whole numbers (model.embed_tokens.weight" in refusal(tmp_path)
+
+
 def test_a_built_model_whose_config_is_changed_is_checked_too(tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path))
     monkeypatch.setattr("grpo.models.tiny.NUM_STEPS", 0)
@@ -180,6 +186,11 @@ def test_every_command_finds_its_model_here():
         ({"num_hidden_layers": 10**9}, ": its config.json says num_hidden_layers=1,000,000,000, which no model has"),
         ({"num_hidden_layers": -3}, ": its config.json says num_hidden_layers=-3, which no model has: correct it"),
         ({"text_config": {"num_experts": 10**6}}, ": its config.json says num_experts=1,000,000, which no model has"),
+        (
+            {"max_position_embeddings": 0},
+            ": its config.json says max_position_embeddings=0, which no model has: correct",
+        ),
+        ({"rope_scaling": {"factor": 8.0}}, ": its config.json has rope_scaling with a factor and without a rope_type"),
         ({"is_encoder_decoder": True}, " is a llama model, whose encoder reads what its decoder then answers"),
     ],
 )

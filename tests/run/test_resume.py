@@ -154,6 +154,20 @@ def test_a_line_of_prompts_that_is_damaged_is_named_before_anything_is_loaded(co
         resumed(config)
 
 
+def test_records_that_end_before_the_checkpoint_are_reported(config, capsys):
+    save(config, 4)
+    Path(config.output_dir, "metrics.jsonl").write_text(json.dumps({"step": 4}) + "\n")
+    resumed(config)
+    assert "ends at step" not in capsys.readouterr().out
+    Path(config.output_dir, "prompts.jsonl").write_text("")
+    Path(config.output_dir, "metrics.jsonl").unlink()
+    resumed(config)
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if "ends at step 0, and the checkpoint is of s" in line
+    ]
+    assert ["prompts.jsonl" in lines[0], "metrics.jsonl" in lines[1], len(lines)] == [True, True, 2]
+
+
 def test_a_line_of_prompts_without_their_names_is_named():
     with pytest.raises(UserError, match=r"line 1 of prompts\.jsonl lacks prompt_ids: delete that line"):
         asked_of([{name: value for name, value in ROW.items() if name != "prompt_ids"}])
