@@ -1,4 +1,4 @@
-"""A channel carries weights between the learner's first rank and the workers of one sampler replica.
+"""A channel carries weights between a learner rank and the workers of one sampler replica.
 
 Every replica has a channel of its own, so it can die and join again without an effect on the others. A bucket travels
 as one buffer, in one broadcast from rank 0; gloo on CPUs, NCCL on GPUs. Names, types and shapes are sent ahead in
