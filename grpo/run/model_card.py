@@ -246,11 +246,12 @@ def _spent(rounds: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[st
     hours = sum(row.get(m.ROUND_SECONDS, 0.0) for row in rounds) / 3600
     if hours:
         yield "time of all rounds", f"{hours:.3g} h"
-    kwh = sum(row.get(m.ROUND_ENERGY, 0.0) for row in rounds) / 3.6e6
-    if kwh:
-        points = points_gained(evaluations)
+    counted = [row[m.ROUND_ENERGY] for row in rounds if m.ROUND_ENERGY in row]
+    if kwh := sum(counted) / 3.6e6:
+        of = "all" if len(counted) == len(rounds) else f"{len(counted)} of {len(rounds)}"
+        points = points_gained(evaluations) if of == "all" else 0.0
         a_point = f", {kwh / points:.2g} kWh for each point of pass@1 gained" if points else ""
-        yield "energy of all rounds", f"{kwh:.3g} kWh by the counters of GPUs and processors{a_point}"
+        yield f"energy of {of} rounds", f"{kwh:.3g} kWh by the counters of GPUs and processors{a_point}"
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -6,6 +6,7 @@ packages (RAPL), which on many machines only root may read. Main memory, fans an
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -39,12 +40,19 @@ class EnergyMeter:
         return bool(self._counters)
 
     def joules(self) -> float:
-        """Returns the joules so far. Calls must not be further apart than a counter takes to begin again, which is
-        minutes for a processor."""
+        """Returns the joules so far, and NaN once a counter is gone, since what it counted would be missing. Calls must
+        not be further apart than a counter takes to begin again, which is minutes for a processor."""
         with self._reading:
             for index, counter in enumerate(self._counters):
-                now = counter.read()
-                self._total += now - self._last[index] + (counter.most if now < self._last[index] else 0.0)
+                try:
+                    now = counter.read()
+                # A driver or a right to read may be gone, and each kind of counter has errors of its own.
+                except Exception:
+                    self._counters, self._total = [], math.nan
+                    break
+                before = self._last[index]
+                # A counter that never begins again by itself has been reset, and its joules before that are lost.
+                self._total += now - before if now >= before else now + max(counter.most - before, 0.0)
                 self._last[index] = now
             return self._total
 
@@ -67,7 +75,7 @@ def _gpus() -> list[Counter]:
     try:
         pynvml = import_module("pynvml")
         pynvml.nvmlInit()
-        counters = [_of_gpu(pynvml, index) for index in _visible(pynvml.nvmlDeviceGetCount())]
+        counters = [_of_gpu(pynvml, index) for index in visible_gpus(pynvml.nvmlDeviceGetCount())]
         for counter in counters:
             counter.read()
         return counters
@@ -81,8 +89,10 @@ def _of_gpu(pynvml: Any, index: int) -> Counter:
     return Counter(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)
 
 
-def _visible(count: int) -> list[int]:
+def visible_gpus(count: int) -> list[int]:
     """Returns the GPUs that this process may use, by their numbers on the machine. Names of other kinds stand for all
     GPUs."""
-    words = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    words = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")
+    if words in ([""], ["-1"]):
+        return []
     return [int(word) for word in words] if all(word.strip().isdecimal() for word in words) else list(range(count))

@@ -48,7 +48,8 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
 
 def energy(by_rank: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the energy of a round as metrics. `by_rank` has the joules of each rank's machine by phase, or nothing
-    for a rank that counts none, and `metrics` are the round's other ones.
+    for a rank that counts none, and `metrics` are the round's other ones. A machine that has lost a counter gives NaN,
+    and there is no number of what it took part in.
 
     >>> energy([{"round": 30.0, "learn": 8.0}, {}], {"completions/length_mean": 5.0, "completions/num_sampled": 2.0})
     {'energy/round_joules': 30.0, 'energy/learn_joules': 8.0, 'energy/joules_per_token': 3.0}
@@ -59,7 +60,7 @@ def energy(by_rank: Sequence[Mapping[str, float]], metrics: Mapping[str, float])
     values = {m.phase_joules(phase): joules for phase, joules in total.items()}
     if total and (tokens := metrics.get(m.LENGTH, 0.0) * metrics.get(m.NUM_COMPLETIONS, 0.0)):
         values[m.TOKEN_ENERGY] = total[ROUND] / tokens
-    return values
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def without_pass_rates(metrics: Mapping[str, float]) -> dict[str, float]:

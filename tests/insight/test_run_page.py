@@ -63,6 +63,8 @@ def test_a_run_that_learned_is_said_to_have_with_what_it_took():
     verdict = judge(rounds, [evaluation(0, [0.25] * 30), evaluation(2, [0.75] * 24 + [0.25] * 6)])
     assert verdict.numbers[-1].name == "energy of all rounds"
     assert verdict.numbers[-1].note == "0.013 kWh a point of pass@1, by the counters of GPUs and processors"
+    partly = judge([rounds[0], *metrics(0.2, 0.4)], [evaluation(0, [0.25] * 30)]).numbers[-1]
+    assert (partly.name, partly.value) == ("energy of 1 of 3 rounds", "0.25 kWh")
     assert verdict.mood == "good"
     assert verdict.lines[0].startswith("The model learned: it now solves 65.0% of the held-out problems at the first")
     assert "24 got better and 0 worse (randomization test, p < 0.001)" in verdict.lines[1]

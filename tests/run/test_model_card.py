@@ -104,6 +104,9 @@ def test_a_card_says_what_training_has_cost_in_hours_and_energy_and_by_the_point
     assert "| time of all rounds | 1 h |" in text
     each = "1.5 kWh by the counters of GPUs and processors, 0.06 kWh for each point of pass@1 gained"
     assert f"| energy of all rounds | {each} |" in text
+    rounds[0].pop("energy/round_joules")
+    text = card(compose_config([]), 6, evaluations, {}, rounds=rounds)
+    assert "| energy of 5 of 6 rounds | 1.25 kWh by the counters of GPUs and processors |" in text
     uncounted = [{"step": 1, "time/round_seconds": 1800.0}]
     text = card(compose_config([]), 6, evaluations[:1], {}, rounds=uncounted)
     assert "| time of all rounds | 0.5 h |" in text and "energy" not in text

@@ -4,7 +4,8 @@ import pytest
 
 from grpo.config import TrainConfig
 from grpo.run.clocks import Clocks, Timing
-from grpo.telemetry.energy import EnergyMeter
+from grpo.telemetry.energy import Counter, EnergyMeter, visible_gpus
+from grpo.telemetry.metrics import energy
 from grpo.telemetry.phases import Phases
 
 
@@ -37,6 +38,35 @@ def test_a_machine_that_counts_no_energy_or_lets_nobody_read_it_has_no_meter(tmp
     (tmp_path / "intel-rapl:0").mkdir()
     (tmp_path / "intel-rapl:0/name").write_text("package-0")
     assert not EnergyMeter(tmp_path)
+
+
+def test_a_counter_that_vanishes_in_a_run_ends_the_counting_and_not_the_run(packages, tmp_path):
+    meter = EnergyMeter(tmp_path)
+    clocks = Clocks(TrainConfig(), Phases(), Phases(clock=meter.joules))
+    packages["0"].write_text("950000000\n")
+    assert energy([clocks.joules()], {}) == {"energy/round_joules": 50.0}
+    packages["1"].unlink()
+    packages["0"].write_text("960000000\n")
+    for _ in range(2):
+        assert energy([{"round": 7.0}, clocks.joules()], {}) == {}
+
+
+def test_a_counter_that_was_reset_counts_from_zero_again():
+    """GPUs count without an end, until their driver is loaded anew."""
+    values = iter([500.0, 530.0, 4.0, 6.0])
+    meter = EnergyMeter()
+    meter._counters, meter._last = [Counter(lambda: next(values))], [next(values)]
+    assert [meter.joules() for _ in range(3)] == [30.0, 34.0, 36.0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"), [(None, [0, 1, 2]), ("2,0", [2, 0]), ("", []), ("-1", []), ("GPU-5e1f", [0, 1, 2])]
+)
+def test_gpus_that_the_process_may_not_use_are_not_counted(visible, gpus, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus(3) == gpus
 
 
 def test_each_phase_has_the_joules_of_its_time_and_the_round_those_of_all(packages, tmp_path):

@@ -174,13 +174,15 @@ def _training_numbers(metrics: Sequence[Row]) -> list[Number]:
 
 
 def _energy(metrics: Sequence[Row], evaluations: Sequence[Row]) -> list[Number]:
-    """Returns the energy of all rounds, if the learner's machines count it."""
-    kwh = sum(row.get(m.ROUND_ENERGY, 0.0) for row in metrics) / 3.6e6
-    tokens, points = costs(metrics)["tokens"].sum(), points_gained(evaluations)
+    """Returns the energy of all rounds, if the learner's machines count it, or of those in which they did."""
+    counted = [row for row in metrics if m.ROUND_ENERGY in row]
+    kwh, every = sum(row[m.ROUND_ENERGY] for row in counted) / 3.6e6, len(counted) == len(metrics)
+    tokens, points = costs(counted)["tokens"].sum(), points_gained(evaluations) if every else 0.0
     shares = [f"{3.6e6 * kwh / tokens:.2g} J a token"] if tokens else []
     shares += [f"{kwh / points:.2g} kWh a point of pass@1"] if points else []
     note = ", ".join([*shares, "by the counters of GPUs and processors"])
-    return [Number("energy of all rounds", f"{kwh:.3g} kWh", note)] if kwh else []
+    of = "all" if every else f"{len(counted)} of {len(metrics)}"
+    return [Number(f"energy of {of} rounds", f"{kwh:.3g} kWh", note)] if kwh else []
 
 
 def _spent(metrics: Sequence[Row]) -> Number:
