@@ -15,6 +15,7 @@ from grpo.models.files import ModelFiles, setting_of
 from grpo.rollout.engine_arguments import NAMES_WEIGHTS, RELEASES_CACHE, vllm_since, vllm_version
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.task import LoadedTask
+from grpo.types import metrics as m
 
 # The widths of attention heads that vLLM's CPU build (0.32) computes.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -30,7 +31,8 @@ def check_own_functions(config: TrainConfig) -> None:
 
 
 def check_repeatable(config: TrainConfig) -> None:
-    """Raises UserError where `deterministic` is asked for, and a clock decides what shares a batch or comes next."""
+    """Raises UserError where `deterministic` is asked for, and a clock decides what shares a batch or comes next. Time
+    limits of rewards and episodes decide too, but of programs that hang."""
     if not config.deterministic:
         return
     require(
@@ -44,6 +46,18 @@ def check_repeatable(config: TrainConfig) -> None:
         "deterministic=true cannot hold where measured seconds decide about the next round: set "
         "dynamics.adaptive.cost=tokens",
     )
+    for section, name in ((config.limits, "limits.seconds"), (config.rollout, "rollout.group_deadline_seconds")):
+        seconds = getattr(section, name.partition(".")[2])
+        require(
+            not seconds,
+            f"deterministic=true cannot hold with {name}={seconds:g}, where a clock decides: set it to 0",
+        )
+    for number, gate in enumerate(config.gates):
+        require(
+            gate.then == "refuse_export" or not gate.metric.startswith(m.BY_CLOCK),
+            f"deterministic=true cannot hold where measured seconds or joules decide about the run: gates[{number}] "
+            f"watches {gate.metric}; set then=refuse_export",
+        )
     on_gpu = ranks.on_gpu(config.device)
     elsewhere = config.rollout.engine == "vllm_server" or beside_learner(config.rollout, on_gpu)
     require(

@@ -270,4 +270,6 @@ PEAK_CUDA = _metric("memory/peak_cuda_gib", "GiB",
     "the most GPU memory that PyTorch's allocator held since the start, with its cache", panel="Memory: GPU")
 PEAK_TENSORS = _metric("memory/peak_tensors_gib", "GiB",
     "the most GPU memory in tensors since the start; the rest that the allocator held was cache and gaps")
+BY_CLOCK = ("forecast/", "throughput/", TIME, ENERGY, EPISODE_SECONDS)
+"""Measured seconds are in these metrics, so two runs of one seed differ in them."""
 EVALUATION = _metric("evaluation/", "", "a number of a held-out evaluation")

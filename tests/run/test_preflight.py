@@ -64,6 +64,13 @@ def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_on
         (["dynamics=adaptive", "dynamics.adaptive.cost=seconds"], "set dynamics.adaptive.cost=tokens"),
         (["rollout=vllm_server"], "cannot hold on a CPU with engines in processes of their own: the moment at which"),
         (["rollout=vllm", "rollout.own_process=true"], "without rollout.own_process and rollout.tensor_parallel"),
+        (["rollout=vllm", "limits.seconds=60"], "with limits.seconds=60, where a clock decides: set it to 0"),
+        (["rollout=vllm", "rollout.group_deadline_seconds=9"], "with rollout.group_deadline_seconds=9, where a clock"),
+        (
+            ["rollout=vllm", "gates=[{metric: forecast/gain_per_hour, below: 0.1}]"],
+            r"gates\[0\] watches forecast/gain_per_hour; set then=refuse_export",
+        ),
+        (["rollout=vllm", "gates=[{metric: time/round_seconds, above: 9, then: refuse_export}]"], ""),
         (["rollout=vllm"], ""),
         (["rollout=vllm_server", "device=cuda", "pipeline=one_round"], ""),
     ],
