@@ -7,6 +7,7 @@ run stops, or goes back to the newest checkpoint of a policy that was within all
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic
@@ -28,7 +29,7 @@ MOST_RETURNS = 3
 @dataclass(frozen=True, slots=True)
 class Watched:
     """These are what gates remember between rounds: the first value of each metric, and in how many rounds in a row
-    each gate, by its number, was beyond its bound."""
+    each bound, by its name, was crossed."""
 
     firsts: Mapping[str, float] = field(default_factory=dict)
     beyond: Mapping[str, int] = field(default_factory=dict)
@@ -42,31 +43,38 @@ def watched(
     A gate breaks once, and again only after its metric has been within the bound.
     """
     firsts, beyond, broken = {**numbers, **before.firsts}, dict(before.beyond), []
-    for number, gate in enumerate(gates):
+    for gate in gates:
         if gate.metric not in numbers:
             continue
         value = numbers[gate.metric] - (firsts[gate.metric] if gate.from_start else 0.0)
-        reason = beyond_bound(gate, value)
-        beyond[str(number)] = beyond.get(str(number), 0) + 1 if reason else 0
-        if beyond[str(number)] == gate.rounds:
+        reason, name = beyond_bound(gate, value), bound_of(gate)
+        beyond[name] = before.beyond.get(name, 0) + 1 if reason else 0
+        if beyond[name] == gate.rounds:
             broken.append((gate, reason))
     metrics = {gate.metric for gate in gates}
     return broken, Watched({name: value for name, value in firsts.items() if name in metrics}, beyond)
 
 
+def bound_of(gate: GateConfig) -> str:
+    """Names a gate by its bound and rounds. A resumed run may have other gates before it."""
+    since = " since the start" * gate.from_start
+    return f"{gate.metric} below {gate.below} above {gate.above}{since}, {gate.rounds} rounds"
+
+
 def beyond_bound(gate: GateConfig, value: float) -> str:
     """Says how a value is beyond a gate's bound, or returns "".
 
-    A value may be below one bound and above another:
+    A value may be below one bound and above another. One that touches a bound is within: .5 is .52 − .02.
 
     >>> from grpo.config import GateConfig
     >>> beyond_bound(GateConfig(metric="pass_rate", below=0.2, above=0.9), 0.1)
     'pass_rate is 0.1, below 0.2'
     """
     name = f"{gate.metric} since the start" if gate.from_start else gate.metric
-    if gate.below is not None and value < gate.below:
+    below, above = gate.below, gate.above
+    if below is not None and value < below and not math.isclose(value, below, rel_tol=1e-9, abs_tol=1e-12):
         return f"{name} is {value:.3g}, below {gate.below:g}"
-    if gate.above is not None and value > gate.above:
+    if above is not None and value > above and not math.isclose(value, above, rel_tol=1e-9, abs_tol=1e-12):
         return f"{name} is {value:.3g}, above {gate.above:g}"
     return ""
 
@@ -114,22 +122,23 @@ class GatedScheduler(Generic[State]):
             verdict = replace(verdict, good_step=good_step)
         # The scheduler's own reason to stop or to go back is kept.
         own = [verdict.reason] if verdict.stop or verdict.go_back else []
-        reasons = []
+        spent, reasons = returns >= MOST_RETURNS and not verdict.go_back, []
+        # A gate that stops the run does so whatever else is broken.
+        ends = any(gate.then == "stop" or (gate.then == "back" and spent) for gate, _ in broken)
         for gate, reason in broken:
             if gate.then == "refuse_export":
                 reasons.append(f"{reason}: grpo export refuses this model")
+            elif ends:
+                reasons.append(f"{reason}{f' after {returns} returns' if gate.then == 'back' and spent else ''}: stop")
             elif verdict.go_back:
                 reasons.append(reason)
-            elif gate.then == "back" and returns < MOST_RETURNS:
+            else:
                 returns += 1
                 reasons.append(f"{reason}, back to step {good_step} ({returns} of {MOST_RETURNS} times)")
                 verdict = replace(verdict, go_back=True, good_step=good_step)
-            else:
-                again = f" after {returns} returns" if gate.then == "back" else ""
-                return Verdict(True, False, good_step, f"a gate is broken: {reason}{again}: stop"), returns
         if reasons:
             verdict = replace(verdict, reason="; ".join([*own, f"a gate is broken: {'; '.join(reasons)}"]))
-        return verdict, returns
+        return (replace(verdict, stop=True, go_back=False, good_step=good_step) if ends else verdict), returns
 
     def judge(self, step: int, state: GatedState[State]) -> Verdict:
         return self._scheduler.judge(step, state.inner)
@@ -138,8 +147,12 @@ class GatedScheduler(Generic[State]):
         # A run that is resumed may have had no gates before. `gates` is then no key of its state.
         saved = {"inner": values} if "gates" not in values else values
         inner = self._scheduler.restore(rebuilt(Mapping[str, Any], saved.get("inner") or {}, "scheduler.inner"))
+        gates = rebuilt(Watched, saved.get("gates", {}), "scheduler.gates")
+        # A gate that was broken breaks again if the run goes on beyond it, also where it now says what to do then.
+        least = {bound_of(gate): gate.rounds - 1 for gate in self._gates}
+        beyond = {name: min(number, least[name]) for name, number in gates.beyond.items() if name in least}
         return GatedState(
-            rebuilt(Watched, saved.get("gates", {}), "scheduler.gates"),
+            replace(gates, beyond=beyond),
             rebuilt(int, saved.get("good_step", 0), "scheduler.good_step"),
             rebuilt(int, saved.get("returns", 0), "scheduler.returns"),
             inner,

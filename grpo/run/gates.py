@@ -10,16 +10,21 @@ from typing import Any
 from grpo.config import GateConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE
-from grpo.dynamics.gates import Watched, beyond_bound, watched
+from grpo.dynamics.gates import Watched, beyond_bound, bound_of, watched
+from grpo.run.outlook import Outlook
 from grpo.telemetry.json_lines import read_metrics
-from grpo.telemetry.metrics import evaluation_numbers, flatten
+from grpo.telemetry.metrics import evaluation_numbers, flatten, without_pass_rates
 from grpo.types import RoundStatistics
 from grpo.types import metrics as m
 
 THEN = ("stop", "back", "refuse_export")
 _PASS_AT = re.compile(r"pass@(\d+)(?:_low|_high)?")
-ON_FIRST_RANK = ("rollout/", "memory/", m.BY_PASS_RATE, m.LENGTH_P10, m.LENGTH_P90)
+ON_FIRST_RANK = re.compile(
+    "|".join(map(re.escape, ("rollout/", "memory/", m.ENERGY, m.MFU, m.WENT_BACK, m.BY_PASS_RATE)))
+    + f"|{m.LENGTH_P10}$|{m.LENGTH_P90}$|{m.SOURCE}.*/(length_p90|share)$"
+)
 """Only the first rank knows these numbers of a round, so they decide about no next one."""
+NO_NUMBERS = (m.COUNTS, m.FIRST_COUNTS, m.REASON)
 
 
 def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
@@ -29,7 +34,7 @@ def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
     for number, gate in enumerate(config.gates):
         name = f"gates[{number}]"
         require(
-            gate.metric in m.TABLE or gate.metric.startswith(families),
+            (gate.metric in m.TABLE and gate.metric not in NO_NUMBERS) or gate.metric.startswith(families),
             f"{name}.metric={gate.metric} is no metric of a round or an evaluation: grpo/types/metrics.py lists them, "
             "and metrics.jsonl of a run has them",
         )
@@ -44,7 +49,7 @@ def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
         )
         require(gate.then in THEN, f"{name}.then={gate.then} is none of {', '.join(THEN)}")
         require(
-            gate.then == "refuse_export" or not gate.metric.startswith(ON_FIRST_RANK),
+            gate.then == "refuse_export" or not ON_FIRST_RANK.match(gate.metric),
             f"{name}.metric={gate.metric} is known after a round on the first rank only: set then=refuse_export",
         )
         require(
@@ -105,16 +110,18 @@ def _check_member(metric: str, name: str, config: TrainConfig, sets: Sequence[st
 class RoundNumbers:
     """These are the numbers of a round that all ranks know, with those of an evaluation of the policy that sampled it.
 
-    `evaluated(step)` returns that evaluation, or None, and `outlook(statistics)` what the run may still gain. The
-    session sets both once there is an evaluator.
+    `evaluated(step)` returns that evaluation, or None, and `outlook` what the run may still gain. The session sets both
+    once there is an evaluator. Without anything that tells right completions from wrong ones, no round is `judged`.
     """
 
-    evaluated: Callable[[int], Mapping[str, Any] | None] = staticmethod(lambda step: None)
-    outlook: Callable[[RoundStatistics], Mapping[str, float]] = staticmethod(lambda statistics: {})
+    def __init__(self) -> None:
+        self.evaluated: Callable[[int], Mapping[str, Any] | None] = lambda step: None
+        self.outlook, self.judged = Outlook(0), True
 
     def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
         result = self.evaluated(statistics.step - len(statistics.reports))
         numbers = flatten(statistics) | self.outlook(statistics)
+        numbers = numbers if self.judged else without_pass_rates(numbers)
         return numbers | (evaluation_numbers(result) if result else {})
 
 
@@ -127,7 +134,7 @@ def broken_gates(run: Path, config: TrainConfig, step: int) -> list[str]:
         for number, gate in enumerate(config.gates):
             if gate.metric in numbers:
                 first = state.firsts[gate.metric] if gate.from_start else 0.0
-                broken = state.beyond[str(number)] >= gate.rounds
+                broken = state.beyond[bound_of(gate)] >= gate.rounds
                 reasons[number] = beyond_bound(gate, numbers[gate.metric] - first) if broken else ""
     return [reason for reason in reasons.values() if reason]
 

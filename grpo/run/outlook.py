@@ -53,7 +53,9 @@ class Outlook:
 
     def __init__(self, num_steps: int, per_hour: float = 0.0, rows: Sequence[Mapping[str, Any]] = ()):
         self._num_steps, self._per_hour = num_steps, per_hour
-        self._rounds = [past_round(row) for row in since_going_back(rows)]
+        # A run that went back in its last round begins anew, too.
+        gave_up = bool(rows) and rows[-1].get(m.WENT_BACK)
+        self._rounds = [] if gave_up else [past_round(row) for row in since_going_back(rows)]
         self._paces = [(row.get(m.ROUND_SECONDS, 0.0), row[m.INTERVAL]) for row in rows]
         self._last, self._newest, self._seconds = 0, dict[str, float](), EVERY_SECONDS
 

@@ -15,7 +15,8 @@ from grpo.host.together import on_first
 from grpo.insight.diagnosis import no_reward
 from grpo.interfaces import Collective, Tracker
 from grpo.rollout.engine_use import use_of_all
-from grpo.run.outlook import Outlook, price_per_hour
+from grpo.run.gates import RoundNumbers
+from grpo.run.outlook import price_per_hour
 from grpo.run.resume import Saved
 from grpo.telemetry.breakdown import breakdown, completion_facts
 from grpo.telemetry.completions import first_groups, whole_groups
@@ -89,7 +90,7 @@ class Recorder:
 
     The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
     model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.cache_usage`, and
-    `joules` is `Clocks.joules`. `outlook` says what the run may still gain.
+    `joules` is `Clocks.joules`. `numbers` has the outlook, and learns whether rounds are judged.
     """
 
     def __init__(
@@ -100,17 +101,15 @@ class Recorder:
         peak_tflops: float | None = None,
         engine_use: Callable[[], Mapping[str, float]] = dict,
         joules: Callable[[], Mapping[str, float]] = dict,
-        outlook: Outlook | None = None,
+        numbers: RoundNumbers | None = None,
     ):
         self._collective = collective
         self._files = files
         self._samples_per_round = samples_per_round
         self._plan: RoundPlan | None = None
         self._remarked: set[str] = set()
-        # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.
-        self._unjudged = False
         self._numbers_before: dict[str, float] = {}
-        self._engine_use, self._joules, self._outlook = engine_use, joules, outlook
+        self._engine_use, self._joules, self._numbers = engine_use, joules, numbers or RoundNumbers()
         self._peak_tflops = peak_tflops and peak_tflops * collective.world_size
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -124,23 +123,25 @@ class Recorder:
         samples = whole_groups(sampled, self._samples_per_round)
         by_prompt = ids, correct, lengths, versions
         answered = any(scored.group.prompt.problem.answer for scored in sampled)
-        judged = answered, any(scored.unjudged for scored in sampled)
+        # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.
+        unjudged = any(scored.unjudged for scored in sampled)
         measured = peak_memory(), self._engine_use(), self._joules()
-        shares = self._collective.gather((*by_prompt, judged, facts, samples, *measured))
+        by_rank = self._collective.gather((answered, unjudged))
+        if any(unjudged for _, unjudged in by_rank) and not any(answered for answered, _ in by_rank):
+            self._numbers.judged = False
+        shares = self._collective.gather((*by_prompt, facts, samples, *measured))
         on_first(self._collective, lambda: self._write(finished, shares))
-        if self._outlook and finished.verdict.go_back:
-            self._outlook.begin_anew()
+        if finished.verdict.go_back:
+            self._numbers.outlook.begin_anew()
 
     def _write(self, finished: FinishedRound, shares: Sequence[tuple]) -> None:
         """Writes a round's records, on the first rank. `shares` holds what each rank contributes, one tuple a rank."""
         statistics, progress, verdict = finished.statistics, finished.progress, finished.verdict
-        ids, counts_by_rank, lengths, versions, judged, facts, samples, memory, use, joules = zip(*shares, strict=True)
+        ids, counts_by_rank, lengths, versions, facts, samples, memory, use, joules = zip(*shares, strict=True)
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
         metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
-        metrics |= energy(joules, metrics) | (self._outlook(statistics) if self._outlook else {})
-        answered, unjudged = map(any, zip(*judged, strict=True))
-        self._unjudged |= unjudged and not answered
-        if self._unjudged:
+        metrics |= energy(joules, metrics) | self._numbers.outlook(statistics)
+        if not self._numbers.judged:
             metrics, statistics = without_pass_rates(metrics), replace(statistics, reward_counts={}, first_counts={})
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
         row = metrics | {m.COUNTS: counts, m.REASON: verdict.reason, m.WENT_BACK: float(verdict.go_back)}

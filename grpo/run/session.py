@@ -177,9 +177,10 @@ class Session:
     def _open_files(self, step: int) -> RecordFiles:
         """Opens the run's files, and writes into its manifest what it is made from."""
         config, saved = self._config, self._saved
-        files = open_files(config, self._services, saved)
         with working("hashing the model's weights"):
             start = facts_of_start(config, self._model, self._problems, self._device, step)
+        # The two records of a resumption are written one after the other, so hardly any kill comes between them.
+        files = open_files(config, self._services, saved)
         open_manifest(self._output, start, resumed=saved is not None)
         return files
 
@@ -195,13 +196,13 @@ class Session:
             parts = replace(parts, clock=profiled)
         evaluator = self._evaluator(files)
         past = past_rows(config, self._collective, progress.step)
-        outlook = Outlook(config.num_steps, price_per_hour(config), past)
-        self._numbers.evaluated, self._numbers.outlook = evaluator.results.get, outlook
+        self._numbers.evaluated = evaluator.results.get
+        self._numbers.outlook = Outlook(config.num_steps, price_per_hour(config), past)
         facts = {"config": asdict(config), "base": self._base and asdict(self._base), PROBLEMS: self._problems}
         resumed_at = progress.step if config.checkpoint.resume else -1
         checkpointer = Checkpointer(config.checkpoint, self._store, parts.learner, facts, evaluator, tell, resumed_at)
         peak = peak_tflops(self._device)
-        measured = parts.sampler.cache_usage, self._clocks.joules, outlook
+        measured = parts.sampler.cache_usage, self._clocks.joules, self._numbers
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, *measured)
         export_step = self._clocks.between("export", self._writer.between_rounds)
         exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)

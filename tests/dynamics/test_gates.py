@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from grpo.config import GateConfig, TrainConfig
+from grpo.dynamics.gates import Watched, watched
 from grpo.dynamics.scheduler import build_scheduler, may_go_back, replanned
 from grpo.types import Mean, Progress, RoundStatistics, StepReport
 
@@ -83,6 +84,54 @@ def test_gates_that_break_together_are_all_named():
     )
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_gate_that_stops_the_run_does_so_beside_one_that_goes_back(order):
+    gates = [replace(REPETITION, then="back"), replace(REPETITION, above=0.25, then="stop")][::order]
+    [*_, verdict], *_ = rounds(configured(*gates), [0.0, 0.3])
+    assert (verdict.stop, verdict.go_back) == (True, False)
+    assert "above 0.2: stop" in verdict.reason and "above 0.25: stop" in verdict.reason
+
+
+def test_a_value_that_touches_a_bound_is_within_also_where_a_difference_was_rounded():
+    gate = GateConfig(metric="evaluation/pass@1", below=-0.02, from_start=True)
+    assert 0.5 - 0.52 < -0.02
+    for values, breaks in [((0.52, 0.5), False), ((0.52, 0.4999), True)]:
+        state = Watched()
+        for value in values:
+            broken, state = watched([gate], state, {gate.metric: value})
+        assert bool(broken) == breaks
+    assert not watched([GateConfig(metric="loss", above=0.3)], Watched(), {"loss": 0.1 + 0.2})[0]
+
+
+def test_a_fall_of_a_thousandth_a_round_breaks_a_gate_whose_metric_is_missing_in_every_other_round():
+    gate, state, found = GateConfig(metric="evaluation/pass@1", below=-0.02, from_start=True, rounds=2), Watched(), []
+    for number in range(60):
+        values = {} if number % 2 else {gate.metric: 0.6 - 0.001 * number}
+        broken, state = watched([gate], state, values)
+        found += [number] * bool(broken)
+    assert found == [24]
+
+
+@pytest.mark.parametrize("then", ["stop", "back"])
+def test_a_resumed_run_that_is_still_beyond_a_gate_breaks_it_again(then):
+    """The run went on beyond the gate, which refused exports only. Other gates stand before it after the resumption."""
+    before = configured(replace(REPETITION, rounds=2, then="refuse_export"))
+    _, plan, state = rounds(before, [0.3, 0.3, 0.3, 0.3])
+    after = configured(GateConfig(metric="pass_rate", below=0.1), replace(REPETITION, rounds=2, then=then))
+    scheduler = build_scheduler(after, 1)
+    saved = json.loads(json.dumps(asdict(Progress(4, 4, 16, plan, state))))
+    resumed = replanned(Progress(4, 4, 16, plan, saved["scheduler"]), before, after, scheduler, 1).scheduler
+    [verdict, *_], *_ = rounds(after, [0.3, 0.3], scheduler=Resumed(scheduler, plan, resumed))
+    assert verdict.stop if then == "stop" else verdict.go_back
+
+
+class Resumed:
+    """This scheduler begins with a restored state."""
+
+    def __init__(self, scheduler, plan, state):
+        self.init, self.next = (lambda: (plan, state)), scheduler.next
+
+
 def test_a_gate_that_refuses_exports_lets_the_run_go_on():
     verdicts, *_ = rounds(configured(replace(REPETITION, then="refuse_export")), [0.3, 0.3])
     assert [(verdict.stop, verdict.go_back) for verdict in verdicts] == [(False, False)] * 2
@@ -103,7 +152,7 @@ def test_a_run_with_gates_is_resumed_with_them_and_without(dynamics, then):
     resumed = replanned(progress, config, again, build_scheduler(again, 1))
     assert resumed.scheduler.spent == state.spent
     inner = resumed.scheduler.inner
-    assert (inner.gates.beyond == {"0": 2}) if then == "gated" else (inner == state.inner.inner)
+    assert ([*inner.gates.beyond.values()] == [2]) if then == "gated" else (inner == state.inner.inner)
     fresh = replanned(Progress(2, 2, 16, plan, asdict(resumed.scheduler)), again, config, build_scheduler(config, 1))
     assert fresh.scheduler.inner.returns == 0
 

@@ -31,6 +31,9 @@ TASK = TaskConfig(reward=RewardConfig(parts=[RewardPartConfig(name="math")]))
         ({"metric": "evaluation/aime/pass@1", "below": 0.1}, "evaluation.suite has no set aime: add it there"),
         ({"metric": "reward/part/exact", "below": 0.1}, "reward/part/exact: the reward's parts are math"),
         ({"metric": "memory/peak_rss_gib", "above": 9.0}, "on the first rank only: set then=refuse_export"),
+        ({"metric": "energy/joules_per_token", "above": 9.0}, "on the first rank only: set then=refuse_export"),
+        ({"metric": "source/web/length_p90", "above": 900.0}, "on the first rank only: set then=refuse_export"),
+        ({"metric": "plan/next_reason", "above": 0.0}, "plan/next_reason is no metric of a round"),
     ],
 )
 def test_a_gate_that_cannot_work_is_refused(gate, message):

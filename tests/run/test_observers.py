@@ -17,6 +17,7 @@ from grpo.rollout.collect import PlainCollector
 from grpo.run.assembly import GoingBack
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.exporting import Exporter
+from grpo.run.gates import RoundNumbers
 from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.records import Recorder, RecordFiles
 from grpo.run.resume import asked_of, relearn
@@ -158,11 +159,14 @@ def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_
         groups = tuple(with_answer(scored, answer, answered) for scored in collected.sampled)
         noted, written = Noted(), []
         noted.log = lambda values, step: written.append(values)
-        recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
+        numbers = RoundNumbers()
+        recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0, numbers=numbers)
         means = {"completions/length_mean": Mean(2.0, 1.0)}
         statistics = RoundStatistics(0, 1, RoundPlan(4, 1, 2), means, {(3, 4): 2}, {}, ())
         progress = Progress(1, 1, collected.cursor, RoundPlan(4, 1, 2), None)
         recorder.after_round(FinishedRound(statistics, replace(collected, sampled=groups), progress, Verdict()))
+        # Gates see what is logged.
+        assert ("pass_rate" in numbers(statistics)) == ("pass_rate" in written[0])
         return written[0]
 
     judged, unjudged = logged("7", [3, 0, 5, 1]), logged("", [3, 0, 5, 1])

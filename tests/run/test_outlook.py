@@ -64,6 +64,8 @@ def test_a_curve_begins_anew_where_the_run_went_back():
     assert [bool(outlook(round_of(number))) for number in range(12, 18)] == [False] * 5 + [True]
     went_back = Outlook(STEPS, rows=[row | {m.WENT_BACK: float(at == 11)} for at, row in enumerate(rows(14))])
     assert [bool(went_back(round_of(number))) for number in range(14, 18)] == [False] * 3 + [True]
+    just_now = Outlook(STEPS, rows=[row | {m.WENT_BACK: float(at == 11)} for at, row in enumerate(rows(12))])
+    assert [bool(just_now(round_of(number))) for number in range(12, 18)] == [False] * 5 + [True]
 
 
 def test_a_gate_stops_a_run_whose_hours_gain_too_little():
@@ -80,3 +82,13 @@ def test_a_gate_stops_a_run_whose_hours_gain_too_little():
 
     assert stops(rises_until=30) == []
     assert 12 < stops(rises_until=10)[0] < 25
+
+
+def test_a_reward_that_judges_nothing_has_no_forecast_and_breaks_no_gate_of_pass_rates():
+    numbers = RoundNumbers()
+    numbers.outlook = Outlook(200)
+    for number in range(7):
+        values = numbers(round_of(number))
+    assert {m.PASS_RATE, m.EXPECTED_GAIN} <= values.keys()
+    numbers.judged = False
+    assert not {m.PASS_RATE, m.EXPECTED_GAIN, m.GAIN_PER_HOUR} & numbers(round_of(7)).keys()
