@@ -139,9 +139,11 @@ def evaluation_name(of_suite: str = "") -> str:
 
 
 def completions_in(folder: Path) -> list[tuple[Path, int]]:
-    """Returns the files of completions in a run's `completions` folder, each with its step."""
-    path_matches = [(path, _COMPLETIONS.fullmatch(path.name)) for path in folder.glob("step-*.parquet")]
-    return [(path, int(match[1])) for path, match in path_matches if match]
+    """Returns the files of completions in a run's `completions` folder, in the order of steps and ranks, each with its
+    step."""
+    matches = [(_COMPLETIONS.fullmatch(path.name), path) for path in folder.glob("step-*.parquet")]
+    found = sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
+    return [(path, step) for step, _, path in found]
 
 
 def is_run(folder: Path) -> bool:

@@ -259,7 +259,9 @@ class Session:
         if self._config.tracking.completions != "all":
             return []
         resumed_at = step if self._config.checkpoint.resume else None
-        return [Together(CompletionFiles(self._output, self._collective.rank, resumed_at), self._collective)]
+        collective = self._collective
+        files = CompletionFiles(self._output, collective.rank, resumed_at, collective.gather)
+        return [Together(files, collective)]
 
     def _watch(self, files: RecordFiles | None) -> Watch:
         """Builds the observer that diagnoses the run's log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,16 @@ class CompletionFiles:
     reward.
     """
 
-    def __init__(self, output: Path, rank: int, resume_step: int | None = None):
+    def __init__(
+        self,
+        output: Path,
+        rank: int,
+        resume_step: int | None = None,
+        gather: Callable[[Any], Sequence[Any]] = lambda value: [value],
+    ):
         """Takes the run's folder. The first rank removes the files of steps after `resume_step`, which the resumed run
-        writes again; None removes all."""
-        self._folder, self._rank = output / COMPLETIONS_FOLDER, rank
+        writes again; None removes all. `gather` is that of the ranks' `Collective`."""
+        self._folder, self._rank, self._gather = output / COMPLETIONS_FOLDER, rank, gather
         self._folder.mkdir(parents=True, exist_ok=True)
         for path, step in completions_in(self._folder):
             if rank == 0 and (resume_step is None or step > resume_step):
@@ -121,10 +127,13 @@ class CompletionFiles:
         import pyarrow.parquet as pq
 
         step = finished.progress.step
-        learned = {id(scored): number for number, groups in enumerate(finished.collected.steps) for scored in groups}
+        own_steps = enumerate(finished.collected.steps)
+        own = {scored.group.prompt.prompt_id: number for number, groups in own_steps for scored in groups}
+        # Another rank may have learned from a group.
+        learned = {prompt_id: number for share in self._gather(own) for prompt_id, number in share.items()}
         rows = [
-            {"step": step, **_encodable(completion_row(scored, sample))}
-            | tokens_row(scored, sample, learned.get(id(scored), -1))
+            {"step": step, **encodable(completion_row(scored, sample))}
+            | tokens_row(scored, sample, learned.get(scored.group.prompt.prompt_id, -1))
             | {f"reward/{name}": value for name, value in scored.grades[sample].parts.items()}
             for scored in finished.collected.sampled
             for sample in range(len(scored.grades))
@@ -136,7 +145,7 @@ class CompletionFiles:
             pq.write_table(pa.Table.from_pylist([every | row for row in rows]), new)
 
 
-def _encodable(row: Row) -> dict[str, Any]:
+def encodable(row: Row) -> dict[str, Any]:
     """Escapes lone surrogates, which JSON can hold and so a problem may have, but no Parquet file."""
     return {
         name: value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
@@ -179,7 +188,7 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     `UserError` when the run has written neither.
     """
     files: dict[int, list[Path]] = defaultdict(list)
-    for path, step in sorted(completions_in(output / COMPLETIONS_FOLDER)):
+    for path, step in completions_in(output / COMPLETIONS_FOLDER):
         files[step].append(path)
     if not files and not (output / SAMPLES_FILE).exists():
         refuse_several(output)

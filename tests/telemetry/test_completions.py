@@ -48,6 +48,14 @@ def test_each_rank_writes_a_file_each_round_and_the_last_round_is_read_first(tmp
     assert pq.read_table(tmp_path / "completions").num_rows == 8
 
 
+def test_a_group_that_another_rank_learned_from_has_its_step_and_ranks_come_in_their_order(tmp_path):
+    for rank in (2, 10):
+        own_round = finished(2, (str(rank),))
+        own_round.collected.steps = [[], own_round.collected.sampled] if rank == 10 else [[], []]
+        CompletionFiles(tmp_path, rank, None, lambda own: [own, {"sums-3@1": 1}]).after_round(own_round)
+    assert [(row["completion"], row["learned_in"]) for row in read_completions(tmp_path)] == [("2", 1), ("10", 1)]
+
+
 def test_a_resumed_run_writes_the_rounds_after_its_checkpoint_again(tmp_path):
     files = CompletionFiles(tmp_path, 0, None)
     for step in (2, 4, 6):
