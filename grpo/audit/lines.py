@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, first_line
 
 SAME, DIFFERS, UNCHECKED = "same", "differs", "not checked"
+NONE, ENDS, ALL = "false", "true", "all"
+"""No round is computed again, or the first and the last, or all that can be."""
 
 
 class Line(NamedTuple):
@@ -33,8 +35,12 @@ def compared(subject: str, wrong: list[str], fact: str) -> Iterator[Line]:
 
 
 def tried(subject: str, check: Check) -> Iterator[Line]:
-    """Yields the lines of a check, or one that says why it could not be made."""
+    """Yields the lines of a check, or one that says why it could not be made. Records may be forged in any way, so one
+    without the form that a run writes is a difference too."""
     try:
         yield from check()
     except UserError as error:
         yield Line(subject, UNCHECKED, str(error))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        yield Line(subject, DIFFERS, f"a record has not the form that a run writes ({reason})")

@@ -6,6 +6,7 @@ run's first model, or a checkpoint.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo.audit.lines import UNCHECKED, Line, compared
 from grpo.audit.reference import Settings, logprobs, step_loss
+from grpo.audit.starts import Start, start_of
 from grpo.config import TrainConfig
-from grpo.config.folder import CHECKPOINTS, step_name
+from grpo.config.folder import CHECKPOINTS, MANIFEST_FILE, MODEL_FOLDER, step_name
+from grpo.learner.export import CARD_FILE
 from grpo.run.assembly import part_weights
 from grpo.run.exporting import export_checkpoint
 from grpo.run.model_folder import model_files
@@ -33,19 +38,23 @@ FLOAT32, BFLOAT16 = 0.02, 0.5
 Groups = Sequence[tuple[Row, ScoredGroup]]
 
 
-def check_steps(output: Path, config: TrainConfig, metrics: Sequence[Row], groups: Groups) -> Iterator[Line]:
-    """Computes the first and the last round again whose completions and starting policy are there."""
+def check_steps(
+    output: Path, run: Sequence[Start], metrics: Sequence[Row], groups: Groups, every: bool
+) -> Iterator[Line]:
+    """Computes rounds again whose completions and starting policy are there: the first and the last, or `every` one.
+    `run` are the starts of the run."""
     by_step: dict[int, list[tuple[Row, ScoredGroup]]] = {}
     for row, scored in groups:
         if row.get("token_ids") is not None:
             by_step.setdefault(row["step"], []).append((row, scored))
     starts = zip([0, *(row["step"] for row in metrics)], metrics, strict=False)
-    rounds = [(start, row) for start, row in starts if row["step"] in by_step and _policy(output, config, start)]
+    rounds = [(start, row) for start, row in starts if row["step"] in by_step and _policy(output, run[0].config, start)]
     if not rounds:
         needs = "all completions of a round (tracking.completions=all), and the policy at its start"
         yield Line("steps", UNCHECKED, f"this needs {needs}, as the first model or a checkpoint")
         return
-    for start, row in (rounds[place] for place in dict.fromkeys((0, len(rounds) - 1))):
+    for start, row in rounds if every else [*{id(rounds[place]): rounds[place] for place in (0, -1)}.values()]:
+        config = start_of(run, row["step"]).config
         with tempfile.TemporaryDirectory() as folder:
             model = _plain(output, config, start, Path(folder))
             yield from _check_round(config, model, start, row, by_step[row["step"]])
@@ -99,8 +108,10 @@ def _check_round(config: TrainConfig, model: Any, start: int, row: Row, groups: 
     settings = Settings(config.normalization, objective, temperature, part_weights(config.task))
     with torch.no_grad():
         loss = step_loss(model, learned, settings).item()
-    off, bound = abs(loss - row[m.LOSS]), 1e-3 if _is_float32(config) else 0.1
-    wrong = [f"{m.LOSS} is {row[m.LOSS]:.6g} in the record, and {loss:.6g} by the specification"] if off > bound else []
+    logged, bound = row.get(m.LOSS, math.nan), 1e-3 if _is_float32(config) else 0.1
+    off = abs(loss - logged)
+    # NaN is within no bound.
+    wrong = [] if off <= bound else [f"{m.LOSS} is {logged:.6g} in the record, and {loss:.6g} by the specification"]
     fact = f"advantages, token weights and loss of {len(learned)} groups: {loss:.6g}, within {off:.0e} of the record"
     yield from compared(f"{name}: loss", wrong, fact)
 
@@ -121,7 +132,7 @@ def _check_logprobs(
         for sample, (completion, now) in enumerate(zip(scored.group.completions, under[id(scored)], strict=True)):
             gap = (torch.tensor(completion.sampler_logprobs, dtype=torch.float64) - now).abs()
             gaps.append(gap)
-            if len(gap) and gap.mean() > bound:
+            if len(gap) and not gap.mean() <= bound:
                 wrong.append(
                     f"sample {sample} of {scored.group.prompt.prompt_id} is not what the policy wrote: its "
                     f"log-probabilities are {gap.mean():.2g} nats a token off"
@@ -145,3 +156,41 @@ def _no_loss(config: TrainConfig, groups: Groups) -> str:
 
 def _is_float32(config: TrainConfig) -> bool:
     return config.learner.precision == config.rollout.precision == "float32"
+
+
+def check_model(output: Path, config: TrainConfig, step: int) -> Iterator[Line]:
+    """Compares the model that the run left with that of the checkpoint of its last step."""
+    model, checkpoint = output / MODEL_FOLDER, output / CHECKPOINTS / step_name(step)
+    if not (model.exists() and checkpoint.exists()):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder) / "model"
+        export_checkpoint(checkpoint, again, trust_remote_code=config.model.trust_remote_code)
+        then, now = (_weights_in(place) for place in (again, model))
+        others, files = (_others_in(place) for place in (again, model))
+    wrong = [f"{MODEL_FOLDER}/ has other weights than {checkpoint.name}: {name}" for name in sorted({*then, *now})
+             if name not in then or name not in now or not _alike(then[name], now[name])]  # fmt: skip
+    changed = sorted(name for name in others.keys() | files.keys() if others.get(name) != files.get(name))
+    wrong += [f"{MODEL_FOLDER}/{name} is not what {checkpoint.name} gives" for name in changed]
+    yield from compared("model", wrong, f"{MODEL_FOLDER}/ has the weights and the tokenizer of {checkpoint.name}")
+
+
+def _others_in(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a model without weights, card and manifest, by their names."""
+    left_out = (CARD_FILE, MANIFEST_FILE)
+    files = [file for file in folder.glob("*.*") if file.suffix != ".safetensors" and file.name not in left_out]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def _weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    try:
+        files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return {name: tensor for weights in files for name, tensor in weights.items()}
+
+
+def _alike(then: torch.Tensor, now: torch.Tensor) -> bool:
+    """Tells whether weights are equal, but for the rounding of adapters that another device has merged."""
+    close = {"rtol": 2 * torch.finfo(then.dtype).eps if then.is_floating_point() else 0.0, "atol": 1e-7}
+    return then.shape == now.shape and then.dtype == now.dtype and torch.allclose(then, now, **close)

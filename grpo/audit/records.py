@@ -4,44 +4,71 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from grpo.audit.lines import UNCHECKED, Line, compared
+from grpo.audit.lines import DIFFERS, UNCHECKED, Line, compared
+from grpo.audit.starts import Start, start_of
 from grpo.config.errors import UserError
-from grpo.config.folder import CHECKPOINTS, MANIFEST_FILE, METRICS_FILE, PROMPTS_FILE, checkpoints_in
-from grpo.measure import repeats_itself
+from grpo.config.folder import (
+    CHECKPOINTS,
+    END_FILE,
+    EVALUATIONS_FILE,
+    MANIFEST_FILE,
+    METRICS_FILE,
+    MODEL_FOLDER,
+    PROMPTS_FILE,
+    RESUMPTIONS_FILE,
+    STATE_FILE,
+    checkpoints_in,
+    step_of,
+)
+from grpo.config.leaves import differences
+from grpo.config.optimizer import learning_rate_factor
+from grpo.config.plain_json import read_object
+from grpo.config.saved import read_config, read_state
 from grpo.models.cache import sha256
 from grpo.run.checkpoints import damage_of
 from grpo.run.manifest import left_by
-from grpo.telemetry.completions import is_graded
+from grpo.run.resume import OF_ONE_START, PROBLEMS
+from grpo.telemetry.ending import FINISHED, read_ending, read_resumptions
 from grpo.telemetry.json_lines import Row
+from grpo.telemetry.metrics import without_pass_rates
 from grpo.types import metrics as m
 
 
 def check_digests(output: Path, end: Mapping[str, str] | None) -> Iterator[Line]:
     """Compares each record with the digest that the run wrote at its end."""
     if end is None:
-        yield Line("records", UNCHECKED, f"the run did not close {MANIFEST_FILE}: it goes on, or was killed")
+        if (output / END_FILE).exists():
+            yield Line(
+                "records", DIFFERS, f"{END_FILE} says that the run has ended, and {MANIFEST_FILE} has no digests"
+            )
+        else:
+            yield Line("records", UNCHECKED, f"the run did not close {MANIFEST_FILE}: it goes on, or was killed")
         return
     names = left_by(output)
     wrong = [f"{name} is gone" for name in end if name not in names]
     wrong += [f"{name} was added after the run" for name in names if name not in end]
+    wrong += [f"{name} is a link, and runs write plain files" for name in names if (output / name).is_symlink()]
     wrong += [
         f"{name} was changed after the run" for name in names if name in end and sha256(output / name) != end[name]
     ]
     yield from compared("records", wrong, f"{len(end)} files are as the run left them")
 
 
-def check_checkpoints(output: Path) -> Iterator[Line]:
-    """Compares the files of each checkpoint with its checksums."""
-    checkpoints = checkpoints_in(output / CHECKPOINTS)
-    wrong = []
+def check_checkpoints(output: Path, starts: Sequence[Start], prompts: Sequence[Row]) -> Iterator[Line]:
+    """Compares the files of each checkpoint with its checksums, and its state with the other records."""
+    checkpoints, cursors, wrong = checkpoints_in(output / CHECKPOINTS), {0: 0}, []
+    cursors |= {row["step"]: row["cursor"] for row in prompts}
     for checkpoint in checkpoints:
         try:
             wrong += [f"{checkpoint.name} {doubt.fact}" for doubt in [damage_of(checkpoint)] if doubt]
+            found = _otherwise_saved(checkpoint, start_of(starts, step_of(checkpoint)), cursors)
+            wrong += [f"{checkpoint.name}/{STATE_FILE} has {text}" for text in found]
         except UserError as error:
             wrong.append(str(error))
     if checkpoints:
@@ -50,41 +77,110 @@ def check_checkpoints(output: Path) -> Iterator[Line]:
         yield Line("checkpoints", UNCHECKED, "there are none")
 
 
-def check_metrics(metrics: Sequence[Row], prompts: Sequence[Row]) -> Iterator[Line]:
-    """Compares the metrics of each round with those that follow from the record of its prompts."""
+def _otherwise_saved(checkpoint: Path, start: Start, cursors: Mapping[int, int]) -> Iterator[str]:
+    state, step = read_state(checkpoint), step_of(checkpoint)
+    if step not in cursors:
+        yield f"step {step}, and {PROMPTS_FILE} does not"
+    elif (cursor := state["progress"]["cursor"]) != cursors[step]:
+        yield f"cursor={cursor}, and {PROMPTS_FILE} says {cursors[step]}"
+    if state.get(PROBLEMS) != start.facts.get("problems", state.get(PROBLEMS)):
+        yield f"other problems than {MANIFEST_FILE}"
+    for name, then, now in _changed(asdict(start.config), asdict(read_config(checkpoint))):
+        yield f"{name}={now!r}, and the run was started with {then!r}"
+
+
+def _changed(before: Any, after: Any) -> list[list[Any]]:
+    """Returns (key, old value, new value) of each setting that was changed, as JSON has them."""
+    return [[*change] for change in differences(before, after) if change[0] not in OF_ONE_START]
+
+
+def check_course(
+    output: Path,
+    manifest: Mapping[str, Any],
+    starts: Sequence[Start],
+    rounds: Mapping[str, Sequence[Row]],
+) -> Iterator[Line]:
+    """Compares the order of the rounds, the resumptions, the end, and the manifest beside the model with one another.
+    `rounds` holds the rows of metrics.jsonl, prompts.jsonl and evaluations.jsonl, by these names."""
+    metrics, wrong = rounds[METRICS_FILE], []
+    for name in (METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE):
+        pairs = pairwise(row["step"] for row in rounds[name])
+        wrong += [f"{name} has step {after} behind step {before}" for before, after in pairs if after <= before]
+    wrong += [
+        f"{PROMPTS_FILE} has round {row['round']} in the place of round {number}"
+        for number, row in enumerate(rounds[PROMPTS_FILE])
+        if row.get("round", number) != number
+    ]
+    if manifest:
+        wrong += _resumed_otherwise(output, starts)
+    if manifest.get("end"):
+        wrong += _ended_otherwise(output, manifest, starts[-1], metrics[-1]["step"] if metrics else 0)
+    yield from compared("course", wrong, f"{len(metrics)} rounds after {len(starts)} starts, in their order")
+
+
+def _resumed_otherwise(output: Path, starts: Sequence[Start]) -> Iterator[str]:
+    resumptions = read_resumptions(output)
+    then, now = [resumption.step for resumption in resumptions], [start.step for start in starts[1:]]
+    if starts[0].step or then != now:
+        said = f"{MANIFEST_FILE} has starts at steps {[starts[0].step, *now]}"
+        yield f"{said}, and {RESUMPTIONS_FILE} has resumptions at steps {then}"
+        return
+    for number, (resumption, start) in enumerate(zip(resumptions, starts[1:], strict=True), 1):
+        before = start_of(starts[:number], start.step).config
+        if [[*change] for change in resumption.changed] != _changed(asdict(before), asdict(start.config)):
+            yield f"{RESUMPTIONS_FILE} and {MANIFEST_FILE} have other changes of settings at step {start.step}"
+
+
+def _ended_otherwise(output: Path, manifest: Mapping[str, Any], start: Start, last: int) -> Iterator[str]:
+    ending, copy = read_ending(output), output / MODEL_FOLDER / MANIFEST_FILE
+    exports = start.config.checkpoint.export and not start.config.gates
+    if ending is None:
+        yield f"{END_FILE} is gone or damaged, and {MANIFEST_FILE} was closed"
+    elif ending.step != last:
+        yield f"{END_FILE} has step {ending.step}, and {METRICS_FILE} ends at step {last}"
+    elif ending.state == FINISHED and not ending.why and last < start.config.num_steps:
+        yield f"{END_FILE} says that the run has finished, at step {last} of num_steps={start.config.num_steps}"
+    elif ending.state == FINISHED and exports and not copy.parent.exists():
+        yield f"{MODEL_FOLDER}/ is gone, and {END_FILE} says that the run has finished"
+    if copy.parent.exists() and not (copy.exists() and read_object(copy) == manifest):
+        yield f"{MODEL_FOLDER}/{MANIFEST_FILE} is not what {MANIFEST_FILE} says"
+
+
+def check_metrics(
+    starts: Sequence[Start], metrics: Sequence[Row], prompts: Sequence[Row], judged: bool
+) -> Iterator[Line]:
+    """Compares the metrics of each round with those that follow from the record of its prompts, from its other metrics
+    and from the configuration. `judged` says that problems have answers, so that there are pass rates."""
     by_step = {row["step"]: row for row in prompts}
     rounds = [(row, by_step[row["step"]]) for row in metrics if row["step"] in by_step]
     wrong = [f"step {row['step']} has no line in {PROMPTS_FILE}" for row in metrics if row["step"] not in by_step]
     wrong += [
         f"step {step} has no line in {METRICS_FILE}" for step in by_step.keys() - {row["step"] for row in metrics}
     ]
+    names = names_by_start(starts, metrics)
     for row, asked in rounds:
-        wrong += _differing(row, _of_prompts(asked) | _of_counts(row))
+        expected = _of_prompts(asked) | _of_counts(row) | _of_settings(row, start_of(starts, row["step"]))
+        if not judged and not row.get(m.COUNTS):
+            expected = without_pass_rates(expected) | {m.COUNTS: []}
+        wrong += differing(row, expected, names[start_of(starts, row["step"]).step])
     yield from compared("metrics of prompts", wrong, f"counts, pass rates and lengths of {len(rounds)} rounds")
 
 
-def check_completions(metrics: Sequence[Row], rows: Iterable[Row], prompts: Sequence[Row]) -> Iterator[Line]:
-    """Compares metrics and the record of prompts with all completions of each round, where the run has kept them."""
-    by_step = {row["step"]: row for row in metrics}
-    asked_by_step, wrong, count = {row["step"]: row for row in prompts}, [], 0
-    for step, completions in groupby(rows, key=lambda row: row["step"]):
-        of_round, count = [*completions], count + 1
-        wrong += _differing(by_step.get(step, {"step": step}), _of_completions(of_round))
-        wrong += _other_prompts(step, asked_by_step.get(step), of_round)
-    if count:
-        yield from compared("metrics of completions", wrong, f"rewards and lengths of {count} rounds")
-    else:
-        yield Line(
-            "metrics of completions", UNCHECKED, "the run kept some completions only (tracking.completions=some)"
-        )
+def names_by_start(starts: Sequence[Start], metrics: Sequence[Row]) -> dict[int, set[str]]:
+    """Returns the names of all metrics of the rounds that a start made, by the step from which it went on."""
+    names: dict[int, set[str]] = {}
+    for row in metrics:
+        names.setdefault(start_of(starts, row["step"]).step, set()).update(row)
+    return names
 
 
-def _differing(row: Row, expected: Mapping[str, Any]) -> Iterator[str]:
+def differing(row: Row, expected: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+    """Yields each number of a round that is not as expected, or that is missing though it is in `names`."""
     for name, value in expected.items():
         logged = row.get(name)
         is_number = isinstance(value, float) and isinstance(logged, int | float)
         same = math.isclose(logged, value, rel_tol=1e-9, abs_tol=1e-9) if is_number else logged == value
-        if not same and not (logged is None and name != m.COUNTS):
+        if not same and (logged is not None or name in names):
             yield f"step {row['step']}: {METRICS_FILE} has {name}={logged}, and other records give {value}"
 
 
@@ -102,7 +198,7 @@ def _of_prompts(asked: Row) -> dict[str, Any]:
 def _of_counts(row: Row) -> dict[str, float]:
     """Returns the metrics that follow from a round's counts of groups by right completions and size."""
     counts, first = row.get(m.COUNTS) or [], row.get(m.FIRST_COUNTS) or row.get(m.COUNTS) or []
-    if not counts or m.PASS_RATE not in row:
+    if not counts:
         return {}
     number = sum(groups for *_, groups in counts)
     right, tried = (sum(values) for values in zip(*((k * n, size * n) for k, size, n in first), strict=True))
@@ -113,33 +209,14 @@ def _of_counts(row: Row) -> dict[str, float]:
     }
 
 
-def _of_completions(rows: Sequence[Row]) -> dict[str, float]:
-    """Returns the metrics that follow from all completions of a round."""
-    graded = [row for row in rows if is_graded(row)]
-    values = {
-        m.NUM_COMPLETIONS: float(len(rows)),
-        m.LENGTH: sum(row["tokens"] for row in rows) / len(rows),
-        m.TRUNCATED: sum(row["truncated"] for row in rows) / len(rows),
-        m.REPETITION: sum(repeats_itself(row["completion"]) for row in rows) / len(rows),
-    }
-    if graded:
-        values[m.REWARD] = sum(row["reward"] for row in graded) / len(graded)
-        values[m.REWARD_SQUARE] = sum(row["reward"] ** 2 for row in graded) / len(graded)
+def _of_settings(row: Row, start: Start) -> dict[str, float]:
+    """Returns the metrics that follow from the configuration and from others of a round."""
+    values, learner = {}, start.config.learner
+    if m.REWARD_SQUARE in row and m.REWARD in row:
+        values[m.REWARD_STD] = math.sqrt(max(0.0, row[m.REWARD_SQUARE] - row[m.REWARD] ** 2))
+    if m.COUNTS in row and m.FIRST_COUNTS not in row:
+        values |= {m.GROUP_SIZE: float(max(size for _, size, _ in row[m.COUNTS]))} if row[m.COUNTS] else {}
+    if not row.get(m.SKIPPED) and row.get(m.INTERVAL) == 1:
+        rate = learning_rate_factor(row["step"] - 1, learner, start.config.num_steps)
+        values[m.LEARNING_RATE] = learner.learning_rate * row.get(m.RATE_FACTOR, 1.0) * rate
     return values
-
-
-def _other_prompts(step: int, asked: Row | None, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields the prompts whose completions are not those that prompts.jsonl counts."""
-    if asked is None:
-        yield f"step {step} has completions, and no line in {PROMPTS_FILE}"
-        return
-    right: dict[str, list[int]] = {}
-    for row in rows:
-        of_prompt = right.setdefault(row["prompt_id"], [0, 0])
-        of_prompt[0] += row["correct"] and is_graded(row)
-        of_prompt[1] += is_graded(row)
-    recorded = dict(zip(asked["prompt_ids"], map(list, asked["correct"]), strict=True))
-    for prompt_id in sorted(recorded.keys() | right.keys()):
-        then, now = recorded.get(prompt_id), right.get(prompt_id)
-        if then != now:
-            yield f"step {step}: {prompt_id} has {now} [right, graded] completions, and {PROMPTS_FILE} says {then}"

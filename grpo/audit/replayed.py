@@ -16,6 +16,7 @@ from grpo.measure import by_problem, problem_id
 from grpo.run.resume import Asked
 from grpo.tasks.rewards import of_episode
 from grpo.tasks.task import VerifiableTask
+from grpo.telemetry.completions import encodable
 from grpo.telemetry.json_lines import Row
 from grpo.types import Completion, Grade, Observed, Prompt, RolloutGroup, ScoredGroup
 
@@ -27,11 +28,6 @@ def check_prompts(
 ) -> Iterator[Line]:
     """Compares the prompts that each round asked with the stream that seed and data give. Puts the stream's prompts
     into `into`, by their ids."""
-    if config.task.curriculum.name == "online" and config.pipeline != "off":
-        yield Line(
-            "prompts", UNCHECKED, "an online curriculum with rounds sampled ahead depends on the machine's speed"
-        )
-        return
     wrong, seen = [], Counter()
     for asked in rounds:
         if asked.cursor < task.cursor:
@@ -67,31 +63,35 @@ def recorded_groups(rows: Iterable[Row], prompts: Mapping[str, Prompt]) -> list[
     for prompt_id, of_prompt in groupby(rows, key=lambda row: row["prompt_id"]):
         own = [*of_prompt]
         if prompt := prompts.get(prompt_id):
-            completions = tuple(map(_completion, own))
-            grades = tuple(map(_grade, own))
-            included = tuple(bool(row.get("included", True)) for row in own)
-            groups.append((own[0], ScoredGroup(RolloutGroup(prompt, completions, 0, 0), grades, included)))
+            groups.append((own[0], group_of(own, prompt)))
     return groups
+
+
+def group_of(rows: Sequence[Row], prompt: Prompt) -> ScoredGroup:
+    """Returns the group of a prompt with these recorded completions."""
+    included = tuple(bool(row.get("included", True)) for row in rows)
+    return ScoredGroup(RolloutGroup(prompt, tuple(map(_completion, rows)), 0, 0), tuple(map(_grade, rows)), included)
 
 
 def _completion(row: Row) -> Completion:
     tokens = tuple(row.get("token_ids") or (0,) * int(row["tokens"]))
     logprobs = tuple(row.get("logprobs") or (0.0,) * len(tokens))
     observed = tuple(Observed(at, tuple(ids), keep) for at, ids, keep in json.loads(row.get("observed") or "[]"))
-    return Completion(tokens, logprobs, row["completion"], bool(row.get("truncated")), observed=observed)
+    late = row["outcome"] == "late"
+    return Completion(tokens, logprobs, row["completion"], bool(row.get("truncated")), observed=observed, late=late)
 
 
 def _grade(row: Row) -> Grade:
     parts = {name.removeprefix("reward/"): value for name, value in row.items()
              if name.startswith("reward/") and value is not None}  # fmt: skip
-    return Grade(float(row["reward"]), bool(row["correct"]), parts, row["outcome"])
+    return Grade(float(row["reward"]), bool(row["correct"]), parts, row["outcome"], sum(map(abs, parts.values())))
 
 
 def check_grades(
     config: TrainConfig, task: VerifiableTask, groups: Sequence[tuple[Row, ScoredGroup]], whole: bool
 ) -> Iterator[Line]:
     """Grades recorded completions again. `whole` says that all completions of each round are there."""
-    if reason := _not_gradable(config, task, whole):
+    if reason := not_gradable(config, task, whole):
         yield Line("grades", UNCHECKED, reason)
         return
     wrong, count = [], 0
@@ -99,26 +99,49 @@ def check_grades(
         recorded = [(row, scored) for row, scored in of_step]
         for row, scored in recorded:
             problem = scored.group.prompt.problem
-            if (row["question"], row["answer"]) != (problem.question, problem.answer):
-                wrong.append(f"step {step}: {row['prompt_id']} has another question or answer than the problem")
+            now = encodable({"question": problem.question, "answer": problem.answer, "source": problem.source})
+            if any(row.get(name, value) != value for name, value in now.items()):
+                wrong.append(f"step {step}: {row['prompt_id']} has another question, answer or source than the problem")
         try:
             again = task.grade([scored.group for _, scored in recorded])
         except UserError as error:
             yield Line("grades", UNCHECKED, str(error))
             return
         for (row, scored), graded in zip(recorded, again, strict=True):
+            outcomes = {grade.outcome for grade in (*scored.grades, *graded.grades)}
+            if "included" in row and scored.included != graded.included and "timed_out" not in outcomes:
+                wrong += [
+                    f"step {step}: sample {sample} of {row['prompt_id']} has included={was} in the record"
+                    for sample, (was, now) in enumerate(zip(scored.included, graded.included, strict=True))
+                    if was != now
+                ]
             for sample, (then, now) in enumerate(zip(scored.grades, graded.grades, strict=True)):
                 count += 1
-                same = math.isclose(then.reward, now.reward, rel_tol=1e-9, abs_tol=1e-9) and then.correct == now.correct
-                if not same and "timed_out" not in (then.outcome, now.outcome):
+                if not _same_grade(then, now) and "timed_out" not in (then.outcome, now.outcome):
                     wrong.append(
-                        f"step {step}: sample {sample} of {row['prompt_id']} has reward {then.reward:g} in the record, "
-                        f"and {now.reward:g} when it is graded again"
+                        f"step {step}: sample {sample} of {row['prompt_id']} has {_spelled(then)} in the record, and "
+                        f"{_spelled(now)} when it is graded again"
                     )
     yield from compared("grades", wrong, f"{count} completions were graded again")
 
 
-def _not_gradable(config: TrainConfig, task: VerifiableTask, whole: bool) -> str:
+def _same_grade(then: Grade, now: Grade) -> bool:
+    """Compares grades. Those of samples.jsonl have no parts."""
+    numbers = [
+        (then.reward, now.reward),
+        *((value, now.parts.get(name, math.nan)) for name, value in then.parts.items()),
+    ]
+    same = all(math.isclose(*pair, rel_tol=1e-9, abs_tol=1e-9) for pair in numbers)
+    return same and (then.correct, then.outcome) == (now.correct, now.outcome)
+
+
+def _spelled(grade: Grade) -> str:
+    parts = "".join(f", {name} {value:g}" for name, value in grade.parts.items())
+    return f"reward {grade.reward:g} ({'right' if grade.correct else 'wrong'}, {grade.outcome}{parts})"
+
+
+def not_gradable(config: TrainConfig, task: VerifiableTask, whole: bool) -> str:
+    """Returns why completions cannot be graded again, or "". `whole` says that all of each round are there."""
     rewards = [
         reward
         for of_set in config.task.all_sets.values()

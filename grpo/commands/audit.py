@@ -7,31 +7,45 @@ from pathlib import Path
 
 from rich.text import Text
 
-from grpo.commands.words import truth, typed
+from grpo.audit.lines import ALL, ENDS, NONE
+from grpo.commands.words import typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, METRICS_FILE, refuse_several
 from grpo.host.alive import working
 from grpo.host.terminal import Terminal
 
-USAGE = """usage: grpo audit RUN [recompute=false]
+USAGE = """usage: grpo audit RUN [recompute=false|all]
 
 Compares what a run has left with what it was made from, and says line by line what is the same, what differs, and what
 could not be checked:
 
-  configuration, versions, device, own files, weights and problems, as manifest.json names them
+  configuration, code, versions, device, own files, weights and problems, as manifest.json names them
   every record, with the digest that the run wrote when it ended, and every checkpoint with its checksums
-  metrics, with those that follow from prompts and completions
+  rounds, resumptions, checkpoints and the end, with one another
+  metrics, with those that follow from settings, prompts and completions; texts, with their tokens
+  evaluations, with their own problems, and these with the data
   prompts, with the order that seed and data give
   grades, by grading the recorded completions again
   log-probabilities, advantages, token weights and the loss of the first and the last round whose completions and
-  starting policy are there, by a naive computation in float64 (grpo/audit/reference.py)
+  starting policy are there, by a naive computation in float64 (grpo/audit/reference.py), and the model, with the last
+  checkpoint
 
-The last three need the problems and the model. recompute=false leaves out the last, which is slow for large models. A
-run with tracking.completions=all can be checked best. The exit code is 1 if something differs, else 0. Nobody who could
-change the manifest too is found out by it."""
+The last four need the problems and the model. recompute=false leaves out the last, which is slow for large models, and
+recompute=all computes every round that it can. A run with tracking.completions=all and its checkpoints can be checked
+best. The exit code is 1 if something differs, else 0. Only the digests see a change of times, norms, entropies, of the
+page or the card, and whoever can change the manifest too can make new digests."""
 
 COLOURS = {"same": "green", "differs": "bold red", "not checked": "yellow"}
+
+
+def _rounds(word: str) -> str:
+    if word not in (NONE, ENDS, ALL):
+        raise ValueError(word)
+    return word
+
+
+_rounds.__name__ = f"{NONE}, {ENDS} or {ALL}"
 
 
 def run(words: Sequence[str]) -> int:
@@ -40,7 +54,7 @@ def run(words: Sequence[str]) -> int:
     if len(folders) != 1:
         raise UserError("grpo audit needs the folder of one run (grpo audit help)")
     [output] = folders
-    settings = typed([word for word in words if "=" in word], recompute=truth)
+    settings = typed([word for word in words if "=" in word], recompute=_rounds)
     refuse_several(output)
     for name in (CONFIG_FILE, METRICS_FILE):
         require((output / name).exists(), f"{output} has no {name}: give the folder of a run that has finished a round")
@@ -48,7 +62,7 @@ def run(words: Sequence[str]) -> int:
         from grpo.audit.audit import audited
 
     console, outcomes = Terminal(), []
-    for line in audited(output, settings.get("recompute", True)):
+    for line in audited(output, settings.get("recompute", ENDS)):
         outcomes.append(line.outcome)
         console.print(
             Text(f"{line.outcome:<11}  ", COLOURS[line.outcome]),

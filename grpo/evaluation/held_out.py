@@ -19,7 +19,7 @@ Ask = Callable[[Draw], list[ScoredGroup]]
 
 NOT_GRADED = "a reward server did not answer, a reward function failed, or their own answers cannot be read"
 # The keys of an evaluation's rows of problems: those that were graded, and the others.
-_ROWS = ("per_problem", "ungraded_problems")
+ROWS = ("per_problem", "ungraded_problems")
 
 
 def evaluate(
@@ -50,20 +50,20 @@ def evaluate(
     rows = [row for part in collective.gather(own_rows) for row in part]
     rows.sort(key=lambda row: row["problem_id"])
     sampling_settings = {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-    result = summarize(rows, evaluation.pass_at) | _by_source(rows, evaluation)
+    result = summarize(rows, evaluation.pass_at) | by_source(rows, evaluation.pass_at)
     return sampling_settings | result
 
 
-def _by_source(rows: Sequence[Mapping[str, Any]], evaluation: EvaluationConfig) -> dict[str, Any]:
+def by_source(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:
     """Returns the statistics of each source of problems under "sources", if there are several. A source without any
     graded problem is left out."""
-    by_source: dict[str, list[Mapping[str, Any]]] = {}
+    rows_by_source: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        by_source.setdefault(row.get("source", ""), []).append(row)
-    if len(by_source) < 2:
+        rows_by_source.setdefault(row.get("source", ""), []).append(row)
+    if len(rows_by_source) < 2:
         return {}
-    results = {source: summarize(source_rows, evaluation.pass_at) for source, source_rows in sorted(by_source.items())}
-    return {"sources": {source: {key: value for key, value in result.items() if key not in _ROWS}
+    results = {source: summarize(source_rows, pass_at) for source, source_rows in sorted(rows_by_source.items())}
+    return {"sources": {source: {key: value for key, value in result.items() if key not in ROWS}
                         for source, result in results.items() if is_graded(result)}}  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def summarize(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict
     numbers = {"problems": len(rows), "ungraded": len(ungraded_rows)}
     if graded_rows := [row for row in rows if "outcome" not in row]:
         numbers |= _of_graded(graded_rows, pass_at)
-    return numbers | dict(zip(_ROWS, (graded_rows, ungraded_rows), strict=True))
+    return numbers | dict(zip(ROWS, (graded_rows, ungraded_rows), strict=True))
 
 
 def _of_graded(rows: Sequence[Mapping[str, Any]], pass_at: Sequence[int]) -> dict[str, Any]:

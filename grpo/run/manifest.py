@@ -28,6 +28,8 @@ from grpo.config.folder import (
     MANIFEST_FILE,
     METRICS_FILE,
     MODEL_FOLDER,
+    MODELS_FOLDER,
+    PATCH_FILE,
     PROMPTS_FILE,
     RESUMPTIONS_FILE,
     SAMPLES_FILE,
@@ -47,10 +49,10 @@ def facts_of_start(config: TrainConfig, model: Path, problems: str, device: torc
 
     `model` is the folder of its model, `problems` the identity of the problems as they were read.
     """
-    code = Path(config.output_dir) / CODE_FILE
+    code, patch = (Path(config.output_dir) / name for name in (CODE_FILE, PATCH_FILE))
     return {
         "step": step,
-        "code": read_object(code) if code.exists() else {},
+        "code": (read_object(code) if code.exists() else {}) | ({"patch": sha256(patch)} if patch.exists() else {}),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "driver": DRIVER.read_text().split("\n")[0] if DRIVER.exists() else "",
         "weights": asdict(weights_identity(config.model, model)),
@@ -105,7 +107,7 @@ def closing(output: Path, first: bool) -> Iterator[None]:
 
 def close_manifest(output: Path) -> None:
     """Adds to the manifest what the run has left: the SHA-256 of each record, of the lists of checksums of its
-    checkpoints, and of its model's files. The copy beside the model gets the same text."""
+    checkpoints, and of its models' files. The copy beside the model gets the same text."""
     end = {name: sha256(output / name) for name in left_by(output)}
     text = json.dumps({**read_manifest(output), "end": end}, indent=1)
     write_whole(output / MANIFEST_FILE, text)
@@ -115,7 +117,10 @@ def close_manifest(output: Path) -> None:
 
 def left_by(output: Path) -> list[str]:
     """Returns the names of the files in a run's folder whose digests its manifest has."""
-    patterns = (f"{COMPLETIONS_FOLDER}/*.parquet", f"{CHECKPOINTS}/step-*/{CHECKSUMS_FILE}", f"{MODEL_FOLDER}/*")
+    patterns = (
+        *(f"{COMPLETIONS_FOLDER}/*.parquet", f"{CHECKPOINTS}/step-*/{CHECKSUMS_FILE}"),
+        *(f"{MODEL_FOLDER}/*", f"{MODELS_FOLDER}/*/*"),
+    )
     found = [path for pattern in patterns for path in sorted(output.glob(pattern)) if path.name != MANIFEST_FILE]
     files = [*(output / name for name in RECORDS), *found]
     return [str(file.relative_to(output)) for file in files if file.is_file()]

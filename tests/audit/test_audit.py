@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from grpo.cli import main
+from grpo.run.checksums import write_checksums
 from grpo.run.manifest import close_manifest, read_manifest
+from tests.fakes import SingleRank
 from tests.runs import grpo
 
 pytestmark = pytest.mark.slow
@@ -21,8 +24,9 @@ REWARD = """def close(completion, answer, metadata):
 WORDS = (
     *("experiment=tiny", "dynamics.prompts_per_step=4", "dynamics.group_size=4", "num_steps=2", "seed=1"),
     *("rollout.engine=transformers", "learner.precision=float32", "rollout.precision=float32"),
-    *("evaluation.num_problems=0", "checkpoint.every_rounds=1", "tracking.completions=all"),
-    *("task=file", "task.data.path=problems.jsonl", "task.data.held_out_fraction=0", "dynamics.diagnose_every=0"),
+    *("evaluation.num_problems=2", "evaluation.samples_per_problem=1", "evaluation.pass_at=[1]"),
+    *("checkpoint.every_rounds=1", "tracking.completions=all"),
+    *("task=file", "task.data.path=problems.jsonl", "task.data.held_out_fraction=0.2", "dynamics.diagnose_every=0"),
     *("task.prompt.template='{question}'", "deterministic=true"),
     'task.reward.parts=[{name: "rewards.py:close"}]',
 )
@@ -102,7 +106,7 @@ def test_the_same_command_gives_the_same_bits(recorded, run, capsys):
 def test_a_changed_metric_is_named(run, capsys):
     rewrite(run / "metrics.jsonl", lambda rows: rows[1].update({"reward/mean": rows[1]["reward/mean"] + 0.1}))
     found = audit(capsys, "recompute=false")
-    assert found.keys() == {"records", "metrics of completions"}
+    assert found.keys() == {"records", "metrics of prompts", "metrics of completions"}
     assert found["records"] == "metrics.jsonl was changed after the run\n"
     assert "step 2: metrics.jsonl has reward/mean=" in found["metrics of completions"]
 
@@ -118,7 +122,7 @@ def test_a_changed_reward_is_named_also_where_the_manifest_was_forged(run, capsy
 
     rewrite_completions(run, change)
     found = audit(capsys, "recompute=false")
-    assert found.keys() == {"grades", "metrics of completions"}
+    assert found.keys() == {"grades", "metrics of completions", "samples"}
     assert "sample 0 of" in found["grades"] and "when it is graded again" in found["grades"]
 
 
@@ -168,8 +172,120 @@ def test_a_damaged_checkpoint_and_another_configuration_are_named(run, capsys):
     assert "step-00000002/state.json is damaged" in found["checkpoints"]
 
 
+def forged(run, name, change):
+    """Changes a file of JSON lines, or a JSON file."""
+    file = run / name
+    if file.suffix == ".jsonl":
+        rewrite(file, change)
+        return
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def test_records_that_do_not_fit_each_other_are_named_also_where_the_manifest_was_forged(run, capsys):
+    def completions(rows):
+        other = next(i for i, row in enumerate(rows) if row["completion"] != rows[0]["completion"])
+        for name in ("token_ids", "tokens", "versions", "logprobs"):
+            rows[0][name], rows[other][name] = rows[other][name], rows[0][name]
+        rows[1]["logprobs"] = [float("nan")] * len(rows[1]["logprobs"])
+        rows[2]["included"] = False
+
+    def prompts(rows):
+        for name in ("prompt_ids", "correct", "lengths", "versions"):
+            rows[1][name].reverse()
+        rows[1]["round"] = 7
+
+    def answered(rows):
+        problem = rows[0]["per_problem"][1]
+        problem |= {"completion": problem["answer"], "correct": 0}
+
+    def metrics(rows):
+        rows[0].pop("policy/loss"), rows[1].pop("reward/std")
+        rows[1]["learner/learning_rate"] = 0.5
+
+    forged(run, "metrics.jsonl", metrics)
+    forged(run, "prompts.jsonl", prompts)
+    forged(run, "samples.jsonl", lambda rows: rows[-1].update(completion="nothing"))
+    forged(run, "evaluations.jsonl", lambda rows: (rows.pop(0), rows[0]["pass@1"].update(value=0.9)))
+    forged(run, "evaluations.jsonl", lambda rows: rows[0]["per_problem"][0].update(answer="70"))
+    forged(run, "evaluations.jsonl", answered)
+    forged(run, "end.json", lambda end: end.update(step=50))
+    forged(run, "code.json", lambda code: code.update(commit="0" * 40))
+    (run / "resumptions.jsonl").write_text('{"step": 1, "checkpoint": "", "reached": 1, "ended": "killed"}\n')
+    checkpoint = run / "checkpoints" / "step-00000001"
+    forged(checkpoint, "state.json", lambda state: state["progress"].update(cursor=9))
+    forged(checkpoint, "state.json", lambda state: state["config"]["learner"].update(learning_rate=0.5))
+    (checkpoint / "SHA256SUMS").unlink()
+    write_checksums(checkpoint, SingleRank())
+    model = run / "model" / "model.safetensors"
+    save_file({name: -tensor for name, tensor in load_file(model).items()}, model, {"format": "pt"})
+    rewrite_completions(run, completions)
+    found = audit(capsys)
+    for subject, fact in {
+        "step 1: loss": "policy/loss is nan in the record",
+        "step 1: log-probabilities": "sample 1 of",
+        "texts": "step 1: sample 0 of",
+        "course": "prompts.jsonl has round 7 in the place of round 1\nmanifest.json has starts at steps [0], and "
+        "resumptions.jsonl has resumptions at steps [1]\nend.json has step 50, and metrics.jsonl ends at step 2\n",
+        "metrics of prompts": "step 2: metrics.jsonl has reward/std=None, and other records give",
+        "metrics of completions": "step 2: prompts.jsonl has the prompts in another order than completions",
+        "samples": "step 2: samples.jsonl and completions/ have another completion of sample 3",
+        "evaluations": "evaluations.jsonl has no line of step 0\nstep 2: evaluations.jsonl has pass@1=",
+        "held-out problems": "is not what the data says of this held-out problem",
+        "grades": "step 1: sample 2 of",
+        "code": "commit in code.json is not what manifest.json says",
+        "checkpoints": "step-00000001/state.json has cursor=9, and prompts.jsonl says 4\n"
+        "step-00000001/state.json has learner.learning_rate=0.5",
+        "model": "model/ has other weights than step-00000002",
+    }.items():
+        assert fact in found[subject], subject
+    assert "learner/learning_rate=0.5, and other records give 0.0003" in found["metrics of prompts"]
+    assert "whose first completion is right when it is graded again" in found["held-out problems"]
+    assert "records" not in found
+
+
+def test_rows_that_no_run_writes_are_named_with_their_line(run, capsys):
+    forged(run, "metrics.jsonl", lambda rows: rows[1].update({"reward/mean": float("nan")}))
+    assert "line 2 of run/metrics.jsonl: reward/mean must be a number, not nan" in audit(capsys)["records"]
+
+
+def test_a_forged_manifest_differs_from_the_records(run, capsys):
+    """Only its digests are right."""
+    [first] = read_manifest(run)["starts"]
+
+    def forge(manifest):
+        start = manifest["starts"][0]
+        manifest["end"].pop("samples.jsonl")
+        start["own_files"].clear()
+        start["config"]["learner"]["learning_rate"] = 0.5
+        # Step 2 is said to be of a resumption with other settings.
+        manifest["starts"].append({**start, "step": 1, "config": {**start["config"], "normalization": {"exponent": 0}}})
+
+    forged(run, "manifest.json", forge)
+    found = audit(capsys)
+    assert found["records"] == "samples.jsonl was added after the run\n"
+    assert found["own files"] == "rewards.py is not in manifest.json\n"
+    assert (
+        "step-00000001/state.json has learner.learning_rate=0.0003, and the run was started with 0.5"
+        in (found["checkpoints"])
+    )
+    assert "model/manifest.json is not what manifest.json says" in found["course"]
+    # Each step is computed by the settings of its start.
+    assert "step 2: loss" in found and "step 1: loss" not in found
+    assert "configuration" in found
+    # A start after the last step took none, so config.json is that of the start before.
+    (run / "manifest.json").write_text(
+        json.dumps({"starts": [first, {**first, "step": 2, "config": {"num_steps": 2}}]})
+    )
+    found = audit(capsys, "recompute=false")
+    assert "end.json says that the run has ended" in found["records"] and "configuration" not in found
+
+
 def test_a_run_of_a_version_without_a_manifest_is_checked_as_far_as_it_goes(run, capsys):
     (run / "manifest.json").unlink()
+    assert audit(capsys, "recompute=false")["manifest"] == "manifest.json is gone, and model/ has a copy of it\n"
+    (run / "model" / "manifest.json").unlink()
     assert main(["audit", "run", "recompute=false"]) == 0
     said = capsys.readouterr().out
     assert "not checked  manifest: the run was made by a version without manifest.json" in said
@@ -181,9 +297,9 @@ def test_a_run_whose_completions_are_gone_is_checked_as_far_as_it_goes(run, caps
     (run / "samples.jsonl").unlink()
     assert main(["audit", "run", "recompute=false"]) == 1
     said = capsys.readouterr().out
-    assert (
-        "differs      records: samples.jsonl is gone" in said and "not checked  completions: run has no samples" in said
-    )
+    assert "differs      records: samples.jsonl is gone" in said
+    assert "differs      metrics of completions: step 1 has no completions in completions" in said
+    assert "differs      samples: step 1 has not the first 4 completions in samples.jsonl" in said
     assert "same         prompts: 8 prompts of 2 rounds" in said
 
 
