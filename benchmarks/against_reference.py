@@ -4,8 +4,8 @@
     torchrun --nproc-per-node=2 -m benchmarks.against_reference [COUNT] [FIRST]
 
 Each number is one combination of objective, ratio, selection, aggregation, normalization, KL, correction, masks, ragged
-groups, episodes, layout, row length, adapters, steps of a round, passes and temperature, and draws always the same one.
-With several ranks a ZeRO stage is drawn too, and whether the ranks compute each row together.
+groups, episodes, layout, row length, adapters, steps of a round, passes, temperature and an adaptive entropy bonus, and
+draws always the same one. With several ranks a ZeRO stage is drawn too, and whether ranks compute each row together.
 The real learner takes the steps of a round on a tiny random Llama in float32. At one of these steps its gradient and
 loss are compared with those that the specification has at the same weights: in float64, with transformers' own
 attention, one sequence at a time. The combinations farthest apart are printed, and
@@ -77,15 +77,17 @@ NOISELESS = -2.0
 @dataclass(frozen=True)
 class Case:
     """A case is one combination. `groups` holds the groups of each step of a round, and the step `checked` of all steps
-    of `passes` over them is compared."""
+    of `passes` over them is compared. `bonus` is the coefficient of an entropy bonus that follows a target, if any."""
 
     config: TrainConfig
     groups: list[list[ScoredGroup]]
     checked: int
+    bonus: float | None
 
     @property
     def plan(self) -> RoundPlan:
-        return RoundPlan(4, len(self.groups), 4, passes=self.config.dynamics.passes)
+        passes = self.config.dynamics.passes
+        return RoundPlan(4, len(self.groups), 4, passes=passes, entropy_coefficient=self.bonus)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,10 @@ def drawn(number: int, world: int) -> Case:
     config.learner.zero_stage, config.learner.sequence_parallel = splits[number % len(splits)]
     steps = int(rng.choice([1, 2, 3]))
     groups = [[drawn_group(rng) for _ in range(rng.integers(1, 4))] for _ in range(steps)]
-    return Case(config, groups, int(rng.integers(steps * config.dynamics.passes)))
+    checked = int(rng.integers(steps * config.dynamics.passes))
+    bonus = float(rng.choice([0.0, 0.2])) if rng.random() < 0.15 else None
+    config.objective.entropy_target = 0.0 if bonus is None else 1.0
+    return Case(config, groups, checked, bonus)
 
 
 def drawn_normalization(rng: np.random.Generator) -> NormalizationConfig:
@@ -243,9 +248,10 @@ class Comparison:
         )
         learner.load(self._saved)
         learner._settings = LearnerSettings.of(config)
-        settings = reference.Settings(
-            config.normalization, config.objective, config.rollout.sampling.temperature, WEIGHTS
-        )
+        objective = config.objective
+        if case.bonus is not None:
+            objective = replace(objective, entropy_coefficient=case.bonus)
+        settings = reference.Settings(config.normalization, objective, config.rollout.sampling.temperature, WEIGHTS)
         steps, place = [*case.groups], case.checked % len(case.groups)
         self._follow()
         groups = [self._sampled(group, settings) for group in steps[place]]
