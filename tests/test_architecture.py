@@ -51,7 +51,7 @@ MAY_IMPORT = {
         *("weight_sync", "rollout", "learner", "evaluation", "telemetry", "insight", "episodes"),
     },
     # This compares what a run left with its configuration. Its specification of a step shares no code with the learner.
-    "audit": {"types", "measure", "config", "models", "tasks", "telemetry", "run"},
+    "audit": {"types", "measure", "config", "models", "tasks", "evaluation", "telemetry", "run"},
     "sweep": {"config", "host", "telemetry"},
     "launch": {"config", "host"},
     # This puts the engines of a run together to measure them.
@@ -92,7 +92,7 @@ MAY_NAME = {
     "episodes": {"transformers", "aiohttp", "verifiers"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors", "fsspec"},
-    "audit": {"torch", "transformers"},
+    "audit": {"torch", "transformers", "safetensors"},
     "launch": {"torch"},
     "prove": {"torch", "transformers"},
     "commands": {"torch", "scipy", "rich"},

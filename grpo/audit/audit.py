@@ -140,5 +140,5 @@ def _under(
     yield from tried("grades", lambda: check_grades(config, task, kept, rows.whole))
     # The evaluation before the first round belongs to that round's settings.
     steps |= {0} if asked[0] is rows.asked[0] else set()
-    held = [row for row in rows.by_file[EVALUATIONS_FILE] if row["step"] in steps]
-    yield from tried("held-out problems", lambda: check_held_out(starts, task, held))
+    evaluated = [row for row in rows.by_file[EVALUATIONS_FILE] if row["step"] in steps]
+    yield from tried("held-out problems", lambda: check_held_out(starts, task, evaluated))

@@ -143,7 +143,7 @@ def _as_asked(own: Sequence[Row]) -> dict[str, Any]:
 
 
 def _malformed(step: int, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields completions that are twice there, or whose tokens are not as many as they have log-probabilities."""
+    """Yields completions that are twice there, or have another number of log-probabilities than of tokens."""
     for prompt_id, of_prompt in groupby(rows, key=lambda row: row["prompt_id"]):
         own = [*of_prompt]
         if [row["sample"] for row in own] != [*range(len(own))]:
@@ -155,5 +155,5 @@ def _malformed(step: int, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Says whether right completions can be told from wrong ones, so that a run has pass rates."""
+    """Says whether answers, or graders, tell right completions from wrong ones. A run has pass rates then."""
     return any(row["answer"] or row.get("judged") for row in rows)

@@ -23,9 +23,8 @@ from grpo.audit.reference import Settings, logprobs, step_loss
 from grpo.audit.starts import Start, start_of
 from grpo.config import TrainConfig
 from grpo.config.folder import CHECKPOINTS, MANIFEST_FILE, MODEL_FOLDER, step_name
-from grpo.learner.export import CARD_FILE
 from grpo.run.assembly import part_weights
-from grpo.run.exporting import export_checkpoint
+from grpo.run.exporting import CARD_FILE, export_checkpoint
 from grpo.run.model_folder import model_files
 from grpo.telemetry.json_lines import Row
 from grpo.types import GroupWithLogprobs, ScoredGroup
