@@ -60,12 +60,13 @@ class Outlook:
         self._last, self._newest, self._seconds = 0, dict[str, float](), EVERY_SECONDS
 
     def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
-        """Returns the gain that is expected, and that of an hour and of a unit of money; nothing where no forecast is
-        due."""
+        """Returns what the round cost, and where a forecast is due the gain that is expected, with that of an hour and
+        of a unit of money."""
         if statistics.step != self._last:
             row = flatten(statistics) | {m.COUNTS: [[*pair, n] for pair, n in statistics.unbiased_counts.items()]}
             self._last = statistics.step
-            self._newest = self._after(row | {"step": statistics.step})
+            price = self._per_hour * row.get(m.ROUND_SECONDS, 0.0) / 3600
+            self._newest = self._after(row | {"step": statistics.step}) | ({m.ROUND_COST: price} if price else {})
         return self._newest
 
     def begin_anew(self) -> None:

@@ -87,7 +87,7 @@ class RunDisplay:
         clock: Callable[[], float] = time.monotonic,
         per_hour: float = 0.0,
     ) -> None:
-        self._per_hour, self._joules = per_hour, 0.0
+        self._per_hour, self._joules, self._tokens = per_hour, 0.0, 0.0
         self._console = console or Terminal()
         self._total = total_steps
         self._first = first_step
@@ -158,15 +158,17 @@ class RunDisplay:
         self._bar.stop()
 
     def _to_go(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Returns the remaining time, and what was spent and remains of money and energy, and the gain that is
-        expected, where these are known."""
+        """Returns the remaining time and completion tokens, what was spent and remains of money and energy, and the
+        gain that is expected, where these are known."""
         done, seconds = step - self._first, self._clock() - self._start
         self._joules += metrics.get(m.ROUND_ENERGY, 0.0)
+        self._tokens += metrics.get(m.LENGTH, 0.0) * metrics.get(m.NUM_COMPLETIONS, 0.0)
         if done <= 0:
             return ["ETA ?"]
         more = (self._total - step) / done
         money, energy = seconds / 3600 * self._per_hour, self._joules / 3.6e6
         texts = [f"ETA {timedelta(seconds=round(seconds * more))}"]
+        texts += [f"{self._tokens * more:,.0f} tokens to go"] if self._tokens else []
         texts += [f"cost {money:.2f}, {money * more:.2f} to go"] if money else []
         if (gain := metrics.get(m.EXPECTED_GAIN)) is not None:
             texts.append(f"gain to go {100 * gain:+.3g} %" + _of_price(metrics))

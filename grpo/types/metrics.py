@@ -231,6 +231,7 @@ GAIN_PER_HOUR = _metric("forecast/gain_per_hour", "pass rate per hour", "that ga
     panel="Expected gain of an hour")
 GAIN_PER_MONEY = _metric("forecast/gain_per_money", "pass rate per unit of money",
     "that gain by what these hours cost at hardware.price_per_hour")
+ROUND_COST = _metric("cost/round", "money", "price of the round's seconds on all devices, at hardware.price_per_hour")
 
 # When rounds are sampled ahead, sampling and grading run in parallel with the loop. Their seconds belong to the round
 # whose tokens they made, so the phases of a round can add up to more than the round. Evaluation, saving, exporting and

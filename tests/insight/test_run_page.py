@@ -16,7 +16,7 @@ from grpo.insight.pages.page import Block, Kind, Page, write_html
 from grpo.insight.pages.run_facts import about, run_facts
 from grpo.insight.pages.run_page import run_tables, settings, shown_groups, write_report
 from grpo.insight.pages.summary import comparable, summary_rows
-from grpo.insight.pages.verdict import judge
+from grpo.insight.pages.verdict import judge, left
 from grpo.telemetry.ending import (
     FAILED,
     FINISHED,
@@ -51,6 +51,20 @@ def metrics(*rates, norm=1.0):
         {"step": step, "pass_rate": rate, "reward/mean": rate, "learner/gradient_norm": norm, "time/round_seconds": 3.0}
         for step, rate in enumerate(rates, start=1)
     ]
+
+
+def test_what_is_left_of_a_run_is_counted_at_the_pace_of_its_last_rounds():
+    row = {
+        "plan/refresh_interval": 2, "time/round_seconds": 30.0, "completions/length_mean": 100.0,
+        "completions/num_sampled": 64, "groups/counts": [], "cost/round": 0.05, "energy/round_joules": 3.6e4,
+    }  # fmt: skip
+    rows = [row | {"step": 2 * number} for number in range(1, 11)]
+    rows[-2]["forecast/gain"] = 0.042
+    # Ten rounds of two steps took 300 s; 80 steps are left.
+    [number] = left(rows, 100)
+    assert number[:2] == ("left until step 100", "20 min")
+    assert number[2] == "256,000 tokens, 2.00 of money, 0.4 kWh, pass rate +4.2 points, as forecast"
+    assert left(rows, 20) == left([], 20) == []
 
 
 def test_a_change_without_spread_is_printed_without_an_interval():

@@ -32,7 +32,7 @@ def rows(count: int) -> list[dict]:
 def test_gain_per_hour_is_the_forecast_gain_by_the_hours_that_are_left():
     outlook = Outlook(STEPS, per_hour=4.0)
     early = [outlook(round_of(number)) for number in range(5)]
-    assert early == [{}] * 5
+    assert early == [{m.ROUND_COST: pytest.approx(4 * 30 / 3600)}] * 5
     for number in range(5, 10):
         values = outlook(round_of(number))
         hours = (STEPS - 2 * number - 2) * 15 / 3600
@@ -41,7 +41,7 @@ def test_gain_per_hour_is_the_forecast_gain_by_the_hours_that_are_left():
         assert values[m.GAIN_PER_MONEY] == pytest.approx(values[m.GAIN_PER_HOUR] / 4)
     assert outlook(round_of(9)) == values
     # No step is left.
-    assert outlook(round_of(29)) == {}
+    assert [*outlook(round_of(29))] == [m.ROUND_COST]
 
 
 def test_rounds_of_half_a_minute_lie_between_two_forecasts():

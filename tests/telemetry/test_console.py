@@ -47,6 +47,15 @@ def test_a_log_file_gets_one_plain_line_a_round_below_what_its_numbers_mean():
     assert [text.split()[0] for text in meanings[1:]] == ["reward", "right", "silent", "len", "entropy"]
 
 
+def test_tokens_to_go_are_those_of_the_rounds_before_and_the_expected_gain_has_its_price():
+    round_of = {
+        "completions/length_mean": 50.0, "completions/num_sampled": 20.0,
+        "forecast/gain": 0.0321, "forecast/gain_per_hour": 0.25, "forecast/gain_per_money": 0.125,
+    }  # fmt: skip
+    line = logged(lambda display: display.round(20, round_of)).splitlines()[-1]
+    assert "3,000 tokens to go  gain to go +3.21 % (an hour +25 %, a unit of money +12.5 %)" in line
+
+
 def test_money_and_energy_are_counted_and_extrapolated_like_time_where_they_are_known():
     output, clock = io.StringIO(), Clock()
     display = RunDisplay(80, Console(file=output, width=400), clock=clock, per_hour=36.0)

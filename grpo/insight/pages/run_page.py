@@ -30,7 +30,7 @@ from grpo.insight.pages.page import PAGE, SMALL, Block, Kind, Page, publish, wri
 from grpo.insight.pages.run_facts import about, run_facts
 from grpo.insight.pages.small_charts import small_charts
 from grpo.insight.pages.summary import before_and_after, comparable
-from grpo.insight.pages.verdict import BAD, judge, nothing_found
+from grpo.insight.pages.verdict import BAD, judge, left, nothing_found
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.ending import FAILED, read_ending, read_resumptions
 from grpo.telemetry.json_lines import Row, read_metrics
@@ -84,6 +84,7 @@ def run_page(
     failed = ending is not None and ending.state == FAILED
     beginning, _, reason = state.partition(": ")
     ended = [f"The run {beginning}.", reason] if failed else []
+    over = failed or not unfinished("The run", state)
     # After only a few rounds, "no problem" would prove nothing.
     nothing = (BEFORE_THE_END if failed else nothing_found(log)) if len(metrics) >= FEWEST_POINTS else TOO_FEW
     small_panels, small_notes = small_charts(curves)
@@ -91,7 +92,7 @@ def run_page(
     return Page(
         *("Training run", run_name(output)),
         verdict=[
-            *(*ended, *verdict.lines, *([] if failed else unfinished("The run", state))),
+            *(*ended, *verdict.lines, *([] if over else unfinished("The run", state))),
             *(*how_often(resumptions), *left_out),
         ],
         mood=BAD if failed else verdict.mood,
@@ -106,7 +107,7 @@ def run_page(
             Block(Kind.TABLE, run_facts(output, config), "How it was run", only=PAGE),
             Block(Kind.TABLE, settings(config), "Settings", ABOUT_SETTINGS, PAGE),
         ],
-        numbers=verdict.numbers,
+        numbers=[*verdict.numbers, *([] if over else left(metrics, config.get("num_steps", 0)))],
         state=beginning if failed else state,
         about=about(config),
         words=WORDS,

@@ -40,6 +40,8 @@ ADVICE = {
     UNSURE: "a change of less than {} could be luck here: go on, or raise dynamics.prompts_per_step",
     BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
 }
+# What is left is counted at the pace of this many of the last rounds.
+RECENT = 50
 # The line on a log's missing columns names at most this many of them.
 MOST_NEEDS = 4
 
@@ -190,6 +192,23 @@ def _spent(metrics: Sequence[Row]) -> Number:
     step = metrics[-1]["step"] if metrics else 0
     note = f"{step:,} optimizer steps, {total['samples']:,.0f} completions, {total['tokens']:,.0f} tokens"
     return Number("time of all rounds", duration(total["seconds"]), note)
+
+
+def left(metrics: Sequence[Row], num_steps: int) -> list[Number]:
+    """Returns the time up to `num_steps` at the pace of the last rounds, with tokens, money, energy and the expected
+    gain."""
+    rows = metrics[-RECENT:]
+    steps = sum(row.get(m.INTERVAL, 1) for row in rows)
+    if not rows or num_steps <= rows[-1]["step"]:
+        return []
+    more, total = (num_steps - rows[-1]["step"]) / steps, {unit: values.sum() for unit, values in costs(rows).items()}
+    money, joules = (sum(row.get(name, 0.0) for row in rows) for name in (m.ROUND_COST, m.ROUND_ENERGY))
+    notes = [f"{total['tokens'] * more:,.0f} tokens"]
+    notes += [f"{money * more:.2f} of money"] if money else []
+    notes += [f"{joules * more / 3.6e6:.2g} kWh"] if joules else []
+    gains = [row for row in rows if m.EXPECTED_GAIN in row]
+    notes += [f"pass rate {signed(100 * gains[-1][m.EXPECTED_GAIN])} points, as forecast"] if gains else []
+    return [Number(f"left until step {num_steps:,}", duration(total["seconds"] * more), ", ".join(notes))]
 
 
 def _lower(text: str) -> str:
