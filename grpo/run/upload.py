@@ -29,6 +29,8 @@ WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://", "az://")
 """The packages for these stores make a bucket where there is none, even for a misspelt name."""
 LAST_SECONDS = 1800.0
 """A run that has ended waits for the store as long as this."""
+LATE = 3
+"""A store is slow if newer checkpoints are made while each of this many is sent."""
 LAST_TRIES, PAUSE_SECONDS = 3, 10.0
 """The thread tries so often to send the last files of a run, with pauses in between."""
 
@@ -52,7 +54,7 @@ class Upload:
         # The checkpoints that this start has sent, and all that are known to be there.
         self._sent: set[str] = set()
         self._known: set[str] = set()
-        self._wanted, self._ends, self._complaint = threading.Event(), False, ""
+        self._wanted, self._ends, self._complaint, self._late = threading.Event(), False, "", 0
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
 
     def fetch(self) -> None:
@@ -126,24 +128,43 @@ class Upload:
                     time.sleep(PAUSE_SECONDS)
 
     def _copy(self, everything: bool) -> None:
-        """Copies the checkpoints that the store lacks, and before them the records, without which no run goes on."""
-        here = checkpoints_in(self._run / CHECKPOINTS)
-        new = [folder for folder in here if folder.name not in self._known and not self._has(folder)]
-        if new or everything:
-            records = [
-                file for file in sorted(self._run.iterdir()) if file.is_file() and file.name not in OF_THIS_MACHINE
-            ]
-            model = sorted((self._run / MODEL_FOLDER).rglob("*")) if everything else []
-            for file in (*records, *filter(Path.is_file, model)):
+        """Copies the checkpoints that the store lacks, the newest first, and before each the records, without which no
+        run goes on."""
+        while (new := self._lacking()) or everything:
+            for file in (*self._records(), *(self._model() if everything else ())):
                 self._put(file)
-        for folder in new:
+            everything = False
             # The run may remove a checkpoint meanwhile.
-            if self._send(folder):
-                self._sent.add(folder.name)
-                self._known.add(folder.name)
-        for name in self._sent - {folder.name for folder in here} if here else ():
+            if new and self._send(new[-1]):
+                self._sent.add(new[-1].name)
+                self._known.add(new[-1].name)
+            if new:
+                self._tell_if_late(new[-1])
+        here = {folder.name for folder in checkpoints_in(self._run / CHECKPOINTS)}
+        for name in self._sent - here if here else ():
             self._store.rm(self._there(CHECKPOINTS, name), recursive=True)
             self._sent.discard(name)
+
+    def _lacking(self) -> list[Path]:
+        """Returns the checkpoints that the store lacks, in the order of their steps."""
+        here = checkpoints_in(self._run / CHECKPOINTS)
+        return [folder for folder in here if folder.name not in self._known and not self._has(folder)]
+
+    def _records(self) -> list[Path]:
+        return [file for file in sorted(self._run.iterdir()) if file.is_file() and file.name not in OF_THIS_MACHINE]
+
+    def _model(self) -> list[Path]:
+        return [file for file in sorted((self._run / MODEL_FOLDER).rglob("*")) if file.is_file()]
+
+    def _tell_if_late(self, sent: Path) -> None:
+        """Prints a line once the run has made newer checkpoints while each of the last `LATE` was sent."""
+        newest = checkpoints_in(self._run / CHECKPOINTS)[-1:]
+        self._late = self._late + 1 if newest and newest[0].name > sent.name else 0
+        if self._late == LATE:
+            say(
+                f"grpo: checkpoint.upload: {self._address} takes longer for a checkpoint than the run, which has made "
+                f"{newest[0].name} while {sent.name} was sent: raise checkpoint.every_rounds"
+            )
 
     def _send(self, folder: Path) -> bool:
         remote = self._there(CHECKPOINTS, folder.name)

@@ -103,6 +103,33 @@ def test_a_store_that_fails_ends_no_run_and_gets_all_once_it_answers_again(run, 
     assert (store / "checkpoints/step-00000004/shard").read_text() == "weights of 4"
 
 
+def test_a_slow_store_gets_the_newest_checkpoint_first_and_is_reported(run, tmp_path, capsys, monkeypatch):
+    steps, sent, put = iter(range(12, 60, 4)), [], LocalFileSystem.put_file
+
+    def slowly(store, local, remote):
+        if local.endswith("shard"):
+            sent.append(int(Path(local).parent.name[-2:]))
+            # The run saves two checkpoints meanwhile, and keeps two.
+            for _ in range(2 * (len(sent) < 5)):
+                run(next(steps))
+        put(store, local, remote)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", slowly)
+    run(4)
+    with Upload(f"file://{tmp_path}/store", run(8)).copying():
+        pass
+    assert sent == [8, 16, 24, 32, 40, 36]
+    assert sorted(path.name for path in (tmp_path / "store/checkpoints").iterdir()) == [
+        "step-00000036",
+        "step-00000040",
+    ]
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "takes longer for a checkpoint than the run, which has made step-00000032 while step-00000024 was sent: raise "
+        "checkpoint.every_rounds"
+    )
+
+
 def test_a_store_that_refuses_a_file_once_at_the_end_gets_it_nonetheless(run, tmp_path, capsys, monkeypatch):
     put, refused = LocalFileSystem.put_file, []
 
