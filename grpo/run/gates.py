@@ -11,7 +11,6 @@ from grpo.config import GateConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.gates import Watched, beyond_bound, bound_of, watched
-from grpo.run.outlook import Outlook
 from grpo.telemetry.json_lines import read_metrics
 from grpo.telemetry.metrics import evaluation_numbers, flatten, without_pass_rates
 from grpo.types import RoundStatistics
@@ -115,6 +114,9 @@ class RoundNumbers:
     """
 
     def __init__(self) -> None:
+        # Gates are checked before NumPy is imported.
+        from grpo.run.outlook import Outlook
+
         self.evaluated: Callable[[int], Mapping[str, Any] | None] = lambda step: None
         self.outlook, self.judged = Outlook(0), True
 
