@@ -235,7 +235,8 @@ class GateConfig:
     # The gate breaks when the metric is above this.
     above: float | None = None
     # True compares the difference to the metric's first value in the run, e.g. {metric: evaluation/mmlu/pass@1,
-    # below: -0.02, from_start: true}.
+    # below: -0.02, from_start: true}. A gate that a resumed run adds compares with the first value after that, and
+    # grpo export with the run's first.
     from_start: bool = False
     # The gate breaks after this many rounds, or evaluations, in a row beyond a bound.
     rounds: int = 1
