@@ -53,7 +53,7 @@ def metrics(*rates, norm=1.0):
     ]
 
 
-def test_what_is_left_of_a_run_is_counted_at_the_pace_of_its_last_rounds():
+def test_the_rest_of_a_run_is_counted_at_the_pace_of_its_last_rounds():
     row = {
         "plan/refresh_interval": 2, "time/round_seconds": 30.0, "completions/length_mean": 100.0,
         "completions/num_sampled": 64, "groups/counts": [], "cost/round": 0.05, "energy/round_joules": 3.6e4,

@@ -40,7 +40,7 @@ ADVICE = {
     UNSURE: "a change of less than {} could be luck here: go on, or raise dynamics.prompts_per_step",
     BAD: "go back to the checkpoint of the best evaluation, and go on with half of learner.learning_rate",
 }
-# What is left is counted at the pace of this many of the last rounds.
+# The pace of a run is that of this many of the last rounds.
 RECENT = 50
 # The line on a log's missing columns names at most this many of them.
 MOST_NEEDS = 4
