@@ -89,10 +89,8 @@ def _plain_read_and_keep(
     cooling: list[float],
     kept: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    logs = _logs(product, extent, cooling)
-    one_hot, probabilities = _one_hot(product, targets), logs.exp()
-    entropies = -(probabilities * logs).sum(-1)
-    return torch.where(one_hot, logs, 0.0).sum(-1), entropies, (probabilities - one_hot.to(logs.dtype)).to(kept)
+    wide = _logs(product, extent, cooling).exp() - _one_hot(product, targets).to(extent.dtype)
+    return *_plain_read(product, targets, extent, cooling), wide.to(kept)
 
 
 def _plain_slopes(

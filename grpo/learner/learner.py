@@ -82,8 +82,7 @@ class DeepSpeedLearner:
         self._products = StepProducts(self.engine.optimizer.optimizer)
         self.policy = self.engine.module
         self.reference = self._reference(files)
-        copies = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
-        heads = tuple(policy.head for policy in (policy, *copies))
+        heads = tuple(policy.head for policy in (policy, *self._frozen_policies))
         choose_head(heads, device, learner.fused, files.config.get_text_config().vocab_size)
         row_tokens = learner.micro_batch_tokens
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
@@ -114,8 +113,11 @@ class DeepSpeedLearner:
 
     def states(self) -> LearnerStates:
         """Returns this learner's states on its device, which may be offloaded between two calls of other methods."""
-        frozen_policies = [self.reference.policy] if isinstance(self.reference, CopyReference) else []
-        return LearnerStates(self.engine, self._device, frozen_policies, self._settings.sends_base)
+        return LearnerStates(self.engine, self._device, self._frozen_policies, self._settings.sends_base)
+
+    @property
+    def _frozen_policies(self) -> list[Policy]:
+        return [self.reference.policy] if isinstance(self.reference, CopyReference) else []
 
     # --- log-probabilities ---------------------------------------------------------------------
 

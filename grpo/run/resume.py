@@ -7,7 +7,7 @@ same problems, and checks a checkpoint to start from: its files, and the base of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from itertools import count, takewhile
 from pathlib import Path
@@ -79,7 +79,7 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
     have changed, for example because the file of that name holds others now. Raises UserError when there is no such
     checkpoint, or when the run cannot continue with the present config.
     """
-    ranks, prompts = collective.world_size, Path(config.output_dir) / PROMPTS_FILE
+    ranks = collective.world_size
 
     def check(checkpoint: Path) -> None:
         _progress(checkpoint, config, ranks)
@@ -113,16 +113,16 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         if progress.step >= config.num_steps:
             steps = f"{progress.step} of num_steps={config.num_steps} steps"
             print(f"  it has taken {steps}, so none is left: raise num_steps")
-    on_first(
-        collective,
-        lambda: _tell_lost_rounds(Path(config.output_dir), asked_of(read_metrics(prompts), prompts), progress.step),
-    )
-    resumption = _resumption(config, old, checkpoint, progress.step) if collective.rank == 0 else None
+    reached = on_first(collective, lambda: _reached(Path(config.output_dir), progress.step))
+    resumption = None if reached is None else _resumption(config, old, checkpoint, progress.step, reached)
     return Saved(checkpoint, progress, resumption)
 
 
-def _tell_lost_rounds(output: Path, asked: Sequence[Asked], step: int) -> None:
-    """Prints a line if the run's records end before the checkpoint of `step`, since someone has cut them."""
+def _reached(output: Path, step: int) -> float:
+    """Returns the step at which the run's metrics end. Prints a line for each record that ends before the checkpoint of
+    `step`, since someone has cut it."""
+    prompts = output / PROMPTS_FILE
+    asked = asked_of(read_metrics(prompts), prompts)
     metrics = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
     ends = {PROMPTS_FILE: asked[-1].step if asked else 0, METRICS_FILE: metrics[-1]["step"] if metrics else 0}
     for name, end in ends.items():
@@ -132,6 +132,7 @@ def _tell_lost_rounds(output: Path, asked: Sequence[Asked], step: int) -> None:
                 f"  {output / name} ends at step {end:g}, and the checkpoint is of step {step}, so the run goes on "
                 f"without those rounds in {lost}: restore the file from a copy, or go on"
             )
+    return ends[METRICS_FILE]
 
 
 def _progress(checkpoint: Path, config: TrainConfig, ranks: int) -> tuple[RoundPlan, Progress]:
@@ -155,15 +156,13 @@ def _tell_plan(before: RoundPlan, now: RoundPlan, ranks: int) -> None:
             print(f"  {name.replace('_', ' ')}: {then} → {value} on {ranks} ranks")
 
 
-def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: int) -> Resumption:
+def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: int, reached: float) -> Resumption:
     """Describes how the run in `output_dir` goes on from `step`. Called before the run forgets how it ended."""
     output = Path(config.output_dir)
     ending = read_ending(output)
-    rows = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
-    reached = max(step, rows[-1]["step"] if rows else 0)
     changed = [change for change in differences(asdict(old), asdict(config)) if change[0] not in OF_ONE_START]
     how = (ending.state, ending.why) if ending else (KILLED, "")
-    return Resumption(step, checkpoint.name, reached, *how, changed)
+    return Resumption(step, checkpoint.name, max(step, reached), *how, changed)
 
 
 @dataclass(frozen=True, slots=True)
