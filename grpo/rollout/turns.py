@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from grpo.config import SamplingConfig
 from grpo.host.signals import LOOK_SECONDS, leave_if_urgent
@@ -22,12 +21,6 @@ class Turn:
     sample: int
     sampling: SamplingConfig
     completion: Future[Completion] = field(default_factory=Future)
-
-
-class TurnSampler(Protocol):
-    """A turn sampler is an engine in this process. It samples turns as they come, until the queue is closed."""
-
-    def serve(self, turns: Turns) -> None: ...
 
 
 class Turns:
