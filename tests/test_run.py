@@ -392,10 +392,11 @@ def test_a_run_that_loses_what_it_knew_goes_back_and_slows_down(tmp_path):
     assert measured[back]["plan/refresh_interval"] < measured[0]["plan/refresh_interval"]
     # Steps are counted on, and the policy gone back to, the best so far, is kept.
     assert [row["step"] for row in measured] == sorted({row["step"] for row in measured})
-    trusted = [re.search(r"back to step (\d+)$", row["plan/next_reason"]) for row in measured]
-    first, *_, last = [int(match[1]) for match in trusted if match] * 2
-    assert first == 0
-    assert (tmp_path / "checkpoints" / f"step-{last:08d}").exists()
+    assert measured[back - 1]["plan/next_reason"].endswith("back to step 0")
+    state = json.loads((tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text())
+    best = state["progress"]["scheduler"]["inner"]["guard"]["best_step"]
+    # At the end this is 0, or a later step at which the same policy was measured again, and did better.
+    assert (tmp_path / "checkpoints" / f"step-{best:08d}").exists()
 
 
 def two_ranks(*words):

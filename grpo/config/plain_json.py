@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo.config.errors import UserError, first_line, require
 
-DEEPEST = 100
-"""Values are nested at most this deep. No file of a run reaches a tenth of it."""
+DEEPEST = 40
+"""Values are nested at most this deep. No file of a run reaches a quarter of it, and OmegaConf follows it there."""
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:

@@ -274,8 +274,9 @@ class TrainConfig:
     seed: int = 0
     # True asks torch for deterministic kernels, and vLLM on a GPU for batch invariance (VLLM_BATCH_INVARIANT), so that
     # the same command gives the same bits. `grpo prove part=determinism` says whether it does, and at what price. CPUs
-    # repeat runs without it, with an engine in the learner's process. Where a clock decides, it is refused, but for the
-    # time limits of rewards and episodes, and servers that grade, which may answer otherwise each time.
+    # repeat runs without it, with an engine in the learner's process and single turns. Where a clock decides, as about
+    # which turns of episodes share a batch, it is refused, but for the time limits of rewards, and servers that grade,
+    # which may answer otherwise each time.
     deterministic: bool = False
     # Everything that a run writes lies in this folder. Its name may hold the start of the command: runs/mine/${start:}
     # becomes runs/mine/2026-11-23_19-02-11-4711, and under launch/slurm.sh runs/mine/job-17. The folder of a run that

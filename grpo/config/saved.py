@@ -61,8 +61,6 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
         return OmegaConf.to_object(OmegaConf.merge(_schema(), saved_config, *map(_override, reworded(overrides))))
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from error
-    except RecursionError:
-        raise UserError("a value is nested too deep to be read") from None
 
 
 @cache

@@ -32,7 +32,7 @@ def check_own_functions(config: TrainConfig) -> None:
 
 def check_repeatable(config: TrainConfig) -> None:
     """Raises UserError where `deterministic` is asked for, and a clock decides what shares a batch or comes next. Time
-    limits of rewards and episodes decide too, but of programs that hang."""
+    limits of rewards decide too, but of programs that hang."""
     if not config.deterministic:
         return
     require(
@@ -52,6 +52,11 @@ def check_repeatable(config: TrainConfig) -> None:
             not seconds,
             f"deterministic=true cannot hold with {name}={seconds:g}, where a clock decides: set it to 0",
         )
+    require(
+        not any(of_set.episode for of_set in config.task.all_sets.values()),
+        "deterministic=true cannot hold with task.episode: the moment at which a turn arrives decides what shares its "
+        "batch, and so the last bits",
+    )
     for number, gate in enumerate(config.gates):
         require(
             gate.then == "refuse_export" or not gate.metric.startswith(m.BY_CLOCK),

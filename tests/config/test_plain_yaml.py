@@ -142,11 +142,11 @@ def test_a_file_of_the_users_that_puts_itself_below_a_section_is_refused_with_th
 
 
 def test_json_is_parsed_up_to_a_depth_that_no_file_of_a_run_reaches():
-    for depth in (1, 100):
+    for depth in (1, 40):
         text = "[" * depth + "]" * depth
         assert parse_json(text) == json.loads(text) == parse_json(text.encode())
-    for depth in (101, 500, 900, 200_000):
-        with pytest.raises(ValueError, match="its brackets are nested deeper than 100"):
+    for depth in (41, 500, 900, 200_000):
+        with pytest.raises(ValueError, match="its brackets are nested deeper than 40"):
             parse_json("[" * depth + "]" * depth)
     # Brackets in a text nest nothing.
     assert parse_json('["' + "[" * 500 + '"]') == ["[" * 500]

@@ -342,10 +342,15 @@ def test_a_state_that_is_no_json_object_is_one_line(tmp_path, text):
         read_state(tmp_path)
 
 
-def test_a_configuration_that_is_nested_deep_is_one_line(tmp_path):
-    nested = '{"config": {"learner": {"deepspeed": ' + '{"a":' * 90 + "1" + "}" * 93
-    (tmp_path / "state.json").write_text(nested)
-    with pytest.raises(UserError, match=r"state\.json is damaged: in its configuration a value is nested too deep"):
+def test_a_configuration_is_read_as_deep_as_json_may_be_nested_and_no_deeper(tmp_path):
+    def write(levels):
+        inner = '{"a":' * levels + "1" + "}" * levels
+        (tmp_path / "state.json").write_text('{"config": {"learner": {"deepspeed": ' + inner + "}}}")
+
+    write(37)
+    assert read_config(tmp_path).learner.deepspeed["a"]["a"]
+    write(38)
+    with pytest.raises(UserError, match=r"state\.json is damaged \(its brackets are nested deeper than 40\)"):
         read_config(tmp_path)
 
 

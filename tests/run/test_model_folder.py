@@ -126,7 +126,7 @@ def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
     [
         ("{", " has a damaged config.json: copy it again"),
         ("[]", " has a damaged config.json, which is no object: copy it again"),
-        ("[" * 3000, " has a damaged config.json: copy it again (its brackets are nested deeper than 100)"),
+        ("[" * 3000, " has a damaged config.json: copy it again (its brackets are nested deeper than 40)"),
         ("{}", ": its config.json has no model_type, which says what kind of model it is"),
         ('{"model_type": "lama9"}', " is a lama9 model, and the installed transformers "),
         ('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', "it brings its own code; if you"),

@@ -72,6 +72,7 @@ def test_a_variable_that_moves_the_engine_out_of_the_process_is_refused_where_on
         ),
         (["rollout=vllm", "gates=[{metric: time/round_seconds, above: 9, then: refuse_export}]"], ""),
         (["rollout=vllm"], ""),
+        (["rollout=vllm", "task.episode=tools.py:add"], "cannot hold with task.episode: the moment at which a turn"),
         (["rollout=vllm_server", "device=cuda", "pipeline=one_round"], ""),
     ],
 )
