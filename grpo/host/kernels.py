@@ -1,7 +1,8 @@
-"""This module says what a machine lacks to run kernels on its GPUs, and for how long kernels run there."""
+"""This module says what a machine lacks to run kernels, and for how long they run on its GPUs."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sys
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # CUDA 13 and vLLM have no kernels for GPUs before Turing.
 OLDEST_CAPABILITY = (7, 5)
+# vLLM's CPU build loads no kernels without this library, and says so only when it calls one. Slim images lack it.
+LIBRARY_ON_CPU = "libnuma.so.1"
 
 
 def compiler() -> str:
@@ -31,6 +34,15 @@ def lacking() -> str:
     if not (headers / "Python.h").exists():
         remedies.append(f"install {python}-dev (Python.h is not in {headers})")
     return f"vLLM's kernels need it: {' and '.join(remedies)}" if remedies else ""
+
+
+def lacking_on_cpu() -> str:
+    """Says what to install for vLLM's kernels on CPUs. Returns "" where they can be loaded."""
+    try:
+        ctypes.CDLL(LIBRARY_ON_CPU)
+    except OSError:
+        return f"vLLM's kernels need {LIBRARY_ON_CPU}: install libnuma1 (Debian, Ubuntu) or numactl-libs (Fedora)"
+    return ""
 
 
 def too_old(capability: tuple[int, int]) -> str:

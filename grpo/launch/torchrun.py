@@ -6,6 +6,7 @@ Without --master-addr all ranks are on this machine. They meet at a free port of
 itself would listen on every interface, at a port that another program may take before it does.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -87,6 +88,9 @@ if __name__ == "__main__":
     several_machines = any(word.startswith("--master-addr") for word in sys.argv)
     # torchrun warns where the second word is missing.
     meeting = [] if several_machines else [f"--rdzv-backend={HERE}", f"--rdzv-endpoint={LOOPBACK}"]
+    if "--nproc-per-node=1" not in sys.argv:
+        # torchrun would set this too, and say so in four lines.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         main([*meeting, *sys.argv[1:]])
     except SignalException as stopped:

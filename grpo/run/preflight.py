@@ -104,10 +104,12 @@ def check_vllm(config: TrainConfig) -> None:
         f"rollout.sleep=cache needs vLLM {'.'.join(map(str, RELEASES_CACHE))} or newer, and {version} is installed: "
         "set it to all",
     )
-    remedy = kernels.lacking() if ranks.on_gpu(config.device) else ""
-    require(not remedy, f"rollout.engine={rollout.engine} on a GPU lacks a compiler: {remedy}")
+    on_gpu = ranks.on_gpu(config.device)
+    remedy = kernels.lacking() if on_gpu else kernels.lacking_on_cpu()
+    lacks = "on a GPU lacks a compiler" if on_gpu else "on a CPU lacks a library"
+    require(not remedy, f"rollout.engine={rollout.engine} {lacks}: {remedy}")
     elsewhere = os.environ.get(ENGINE_VARIABLE, "0")
-    within = rollout.engine == "vllm" and not beside_learner(rollout, ranks.on_gpu(config.device))
+    within = rollout.engine == "vllm" and not beside_learner(rollout, on_gpu)
     require(
         not within or elsewhere == "0",
         f"the environment variable {ENGINE_VARIABLE}={elsewhere} gives vLLM's engine a process of its own, and weights "

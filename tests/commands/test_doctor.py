@@ -162,6 +162,9 @@ def test_a_vllm_of_another_version_and_two_of_them_are_reported(vllm, cpu, expec
     monkeypatch.setattr(doctor, "_version", versions.get)
     [row] = doctor._vllm()
     assert expected in row.remedy and bool(row.remedy) == bool(expected)
+    monkeypatch.setattr(kernels, "LIBRARY_ON_CPU", "libnowhere.so.1")
+    [row] = doctor._vllm()
+    assert (row.remedy == "") == (bool(vllm) and not expected)
 
 
 @pytest.mark.parametrize(("remedy", "code"), [("", 0), ("free some", 1)])

@@ -112,6 +112,14 @@ def test_a_missing_compiler_is_refused_before_an_engine_starts_on_a_gpu(monkeypa
         check_vllm(spared)
 
 
+def test_a_library_that_vllms_kernels_lack_on_a_cpu_is_refused_before_an_engine_starts(monkeypatch):
+    monkeypatch.setattr("grpo.host.kernels.LIBRARY_ON_CPU", "libnowhere.so.1")
+    config = TrainConfig(device="cpu")
+    with pytest.raises(UserError, match="on a CPU lacks a library: vLLM's kernels need libnowhere.so.1: install lib"):
+        check_vllm(config)
+    check_vllm(replace(config, rollout=RolloutConfig(engine="transformers")))
+
+
 def test_a_setting_that_deepspeed_does_not_know_is_refused_before_anything_starts():
     config = TrainConfig()
     check_deepspeed(config)
