@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGE, LEFT_OUT = ROOT / "launch" / "Dockerfile", ROOT / "launch" / "Dockerfile.dockerignore"
-STAND_INS = {"python3.12": "python3.11", "GRPO_KIND=gpu": "GRPO_KIND=cpu"}
+STAND_INS = {"python3.12": "python3.11", "openssh-client": "openssh-client libnuma1", "GRPO_KIND=gpu": "GRPO_KIND=cpu"}
 USER = "4242:4242"
 TRAIN = ("launch", "experiment=tiny", "num_steps=2", "hardware.ranks_per_node=2", "output_dir=runs/tiny")
 

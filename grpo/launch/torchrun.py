@@ -1,4 +1,4 @@
-"""This program runs `torchrun` without torchrun's own tracebacks, since a rank that fails prints its own message.
+"""This program runs `torchrun` without its own tracebacks and logs, since a rank that fails prints its own message.
 
 python -m grpo.launch.torchrun ARGUMENTS OF torchrun
 
@@ -6,6 +6,7 @@ Without --master-addr all ranks are on this machine. They meet at a free port of
 itself would listen on every interface, at a port that another program may take before it does.
 """
 
+import logging
 import os
 import re
 import signal
@@ -88,6 +89,7 @@ if __name__ == "__main__":
     several_machines = any(word.startswith("--master-addr") for word in sys.argv)
     # torchrun warns where the second word is missing.
     meeting = [] if several_machines else [f"--rdzv-backend={HERE}", f"--rdzv-endpoint={LOOPBACK}"]
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(os.environ.get("LOGLEVEL", "CRITICAL"))
     if "--nproc-per-node=1" not in sys.argv:
         # torchrun would set this too, and say so in four lines.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -226,12 +226,13 @@ def test_ranks_that_are_asked_to_stop_end_with_the_code_of_one_that_could_not_sa
 
 
 @pytest.mark.slow
-def test_several_ranks_have_one_thread_each_and_nothing_is_said_about_it(tmp_path):
-    (tmp_path / "rank.py").write_text("import os\nos.write(1, os.environ['OMP_NUM_THREADS'].encode())\n")
+def test_several_ranks_have_one_thread_each_and_torchrun_says_nothing_of_them(tmp_path):
+    program = "import os, sys\nos.write(1, os.environ['OMP_NUM_THREADS'].encode())\nsys.exit(2)\n"
+    (tmp_path / "rank.py").write_text(program)
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     words = ["-m", "grpo.launch.torchrun", "--nproc-per-node=2", tmp_path / "rank.py"]
     done = warm.run(words, warm.TORCHRUN, 60, own)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "11", "")
+    assert (done.returncode, set(done.stdout), done.stderr) == (2, {"1"}, "")
 
 
 @pytest.mark.slow
