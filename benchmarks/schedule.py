@@ -1,16 +1,17 @@
-"""This script asks whether `dynamics=adaptive` decides well, by real runs of the tiny model at every fixed group size.
+"""This script asks whether `dynamics=adaptive` decides well, by real runs of small models at every fixed group size.
 
-    python benchmarks/schedule.py FOLDER [SEEDS]          (1 seed: 24 rows of 8 runs, two to four hours on one core)
+    python benchmarks/schedule.py FOLDER [SEEDS] [TASK]   (1 seed: 24 rows of 8 tiny runs, an hour or more on one core)
     python benchmarks/schedule.py FOLDER SEEDS show       (the tables of the runs so far)
 
-Eight tasks (`schedule_runs.py`) are trained at the right learning rate, at four times and at a quarter of it: with
-every fixed group size of 2 to 32, with a cosine decay of the rate at G = 8, with `dynamics=adaptive` from G = 16, and
-with `dynamics.adaptive.learning_rate=true` from G = 16 or 4, the worse of the two. A run spends `TOKENS` prompt and
+Eight tasks of the tiny model and two of SmolLM2-135M (`schedule_runs.py`), or those whose names begin with TASK, are
+trained at the right learning rate, at four times and at a quarter of it: with every fixed group size of 2 to 32, with
+a cosine decay of the rate at G = 8, with `dynamics=adaptive` from G = 16, and with
+`dynamics.adaptive.learning_rate=true` from G = 16 or 4, the worse of the two. A run spends a number of prompt and
 completion tokens, of which a prompt counts once for its group. Prints the mean pass rate over the last quarter of the
-tokens, and the tokens until the smoothed pass rate reached what G = 8 reached at two thirds of its tokens, as means of
-the seeds that are done. For fixed sizes it also prints the ledger: the rise of the pass rate from the first eighth of
-the steps to the last, and the sum of what steps gained (`step/gain`), in the same unit. Then it compares the arms over
-the rows that are done. Resumable: a run that has spent its tokens is not run again.
+tokens, and the tokens until the smoothed pass rate reached what G = 8 reached at two thirds of its tokens, as means
+of the seeds that are done. For fixed sizes it also prints the ledger: the rise of the pass rate from the first eighth
+of the steps to the last, and the sum of what steps gained (`step/gain`), in the same unit. Then it compares the arms
+over the rows and seeds that are done. Resumable: a run that has spent its tokens is not run again.
 """
 
 import os
@@ -26,15 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runs import rows
-from benchmarks.schedule_runs import LOADED, TASKS, TOKENS, curve, has_spent, train
+from benchmarks.schedule_runs import LOADED, TASKS, curve, has_spent, train
 
 SIZES = (2, 4, 8, 16, 32)
 RATES = {"right": 1.0, "4 × too high": 4.0, "4 × too low": 0.25}
 # Arms are run in this order, each on all tasks and rates, so that a part of the runs makes a table of some arms.
 ARMS = ("G = 8", "adaptive", "with the rate", "G = 4", "G = 16", "cosine", "G = 2", "G = 32")
 COMPARED, SCHEDULES = ("G = 4", "G = 8", "G = 16"), ("adaptive", "with the rate")
-# The most tokens of a completion of experiment=tiny.
-MOST_TOKENS = 6
 # Rounds about a point of the smoothed curve are weighed by their tokens, within this many.
 WIDTH = 4000
 
@@ -62,12 +61,12 @@ def smooth(tokens: np.ndarray, rates: np.ndarray, at: np.ndarray) -> np.ndarray:
     return (near * spent * rates).sum(1) / np.maximum((near * spent).sum(1), 1e-9)
 
 
-def measured(folder: Path) -> tuple[float, np.ndarray, np.ndarray]:
+def measured(folder: Path, budget: int) -> tuple[float, np.ndarray, np.ndarray]:
     """Returns the mean pass rate over the last quarter of the tokens, and the smoothed curve as (tokens, pass rate)."""
     tokens, rates = curve(folder)
     spent = np.diff(tokens, prepend=0.0)
-    last = (tokens > 0.75 * TOKENS) & (tokens <= TOKENS)
-    at = np.arange(WIDTH / 2, TOKENS - WIDTH / 2 + 1, 500)
+    last = (tokens > 0.75 * budget) & (tokens <= budget)
+    at = np.arange(WIDTH / 2, budget - WIDTH / 2 + 1, 500)
     return float((spent[last] * rates[last]).sum() / spent[last].sum()), at, smooth(tokens, rates, at)
 
 
@@ -77,7 +76,7 @@ def tokens_to(level: float, at: np.ndarray, rates: np.ndarray) -> float | None:
     return float(at[reached.argmax()]) if reached.any() else None
 
 
-def ledger(folder: Path) -> tuple[float, float]:
+def ledger(folder: Path, most_tokens: int) -> tuple[float, float]:
     """Returns the rise of a run's pass rate, and the sum of its steps' gains as a pass rate.
 
     The loss of Dr. GRPO is −E[reward]·(G − 1)/(G·L), with L the most tokens of a completion.
@@ -86,18 +85,18 @@ def ledger(folder: Path) -> tuple[float, float]:
     rates = [row["pass_rate"] for row in found]
     eighth, size = len(rates) // 8, found[0]["plan/group_size"]
     gains = [row["step/gain"] for row in found if "step/gain" in row]
-    return float(np.mean(rates[-eighth:]) - np.mean(rates[:eighth])), MOST_TOKENS * size / (size - 1) * sum(gains)
+    return float(np.mean(rates[-eighth:]) - np.mean(rates[:eighth])), most_tokens * size / (size - 1) * sum(gains)
 
 
-def is_done(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").exists() and has_spent(TOKENS, folder)
+def is_done(folder: Path, budget: int) -> bool:
+    return (folder / "metrics.jsonl").exists() and has_spent(budget, folder)
 
 
 def run(root: Path, task: str, rate: str, arm: str, seed: int) -> None:
     """Trains one run, anew if a part of it is there."""
     folder, factor = folder_of(root, task, rate, arm, seed), RATES[rate]
     shutil.rmtree(folder, ignore_errors=True)
-    steps = int((curve(folder_of(root, task, rate, "G = 8", seed))[0] <= TOKENS).sum())
+    steps = int((curve(folder_of(root, task, rate, "G = 8", seed))[0] <= TASKS[task].tokens).sum())
     own = [f"learner.learning_rate={TASKS[task].rate * factor:.6g}", f"seed={seed}"]
     train(TASKS[task], [*words_of(arm, factor, steps), *own], folder)
 
@@ -106,51 +105,56 @@ def shown(root: Path, seeds: int) -> None:
     """Prints the tables of all runs that are done."""
     table = Table("task and rate", "start", *ARMS, title="pass rate at the end (thousands of tokens to the level)")
     books = Table("task and rate", *(f"G = {size}" for size in SIZES), title="rise of the pass rate, sum of gains")
-    ends: dict[str, dict[str, float]] = {}
+    ends: dict[str, dict[str, dict[int, float]]] = {}
     for task, rate in product(TASKS, RATES):
-        done = {arm: [seed for seed in range(seeds) if is_done(folder_of(root, task, rate, arm, seed))] for arm in ARMS}
-        row, cells = f"{task}, {rate}", []
-        runs = {(arm, seed): measured(folder_of(root, task, rate, arm, seed)) for arm in ARMS for seed in done[arm]}
+        budget, row, cells = TASKS[task].tokens, f"{task}, {rate}", []
+        folders = {(arm, seed): folder_of(root, task, rate, arm, seed) for arm in ARMS for seed in range(seeds)}
+        runs = {each: measured(folder, budget) for each, folder in folders.items() if is_done(folder, budget)}
+        done = {arm: [seed for of_arm, seed in runs if of_arm == arm] for arm in ARMS}
         levels = {
-            seed: rates[at <= 2 / 3 * TOKENS][-1] for (arm, seed), (_, at, rates) in runs.items() if arm == ARMS[0]
+            seed: rates[at <= 2 / 3 * budget][-1] for (arm, seed), (_, at, rates) in runs.items() if arm == ARMS[0]
         }
         for arm in ARMS:
-            of_arm = [runs[arm, seed] for seed in done[arm]]
-            needed = [tokens_to(levels[seed], *runs[arm, seed][1:]) for seed in done[arm]]
-            end = np.mean([end for end, _, _ in of_arm]) if of_arm else np.nan
-            ends.setdefault(row, {})[arm] = float(end)
+            of_arm = {seed: runs[arm, seed][0] for seed in done[arm]}
+            ends.setdefault(row, {})[arm] = of_arm
+            needed = [tokens_to(levels[seed], *runs[arm, seed][1:]) for seed in of_arm]
             tokens = "–" if None in needed or not needed else f"{np.mean(needed) / 1000:.1f}"
-            cells.append(f"{end:.3f} ({tokens})" if of_arm else "")
+            cells.append(f"{np.mean([*of_arm.values()]):.3f} ({tokens})" if of_arm else "")
         starts = [runs[ARMS[0], seed][2][0] for seed in done[ARMS[0]]]
         table.add_row(row, f"{np.mean(starts):.2f}" if starts else "", *cells)
         sums = [
-            np.mean([ledger(folder_of(root, task, rate, f"G = {size}", seed)) for seed in done[f"G = {size}"]], axis=0)
-            if done[f"G = {size}"]
-            else None
+            [ledger(folders[f"G = {size}", seed], TASKS[task].most_tokens) for seed in done[f"G = {size}"]]
             for size in SIZES
         ]
-        books.add_row(row, *("" if both is None else f"{both[0]:+.2f}, {both[1]:+.2f}" for both in sums))
+        books.add_row(
+            row, *(f"{np.mean(pairs, 0)[0]:+.2f}, {np.mean(pairs, 0)[1]:+.2f}" if pairs else "" for pairs in sums)
+        )
     Console(width=200).print(table, books, compared(ends))
 
 
-def compared(ends: dict[str, dict[str, float]]) -> Table:
-    """Returns how many times as high a pass rate the best of `COMPARED` ends at as each arm, over the rows in which
-    these sizes and the schedules are done."""
-    rows_done = [row for row in ends.values() if all(np.isfinite(row[arm]) for arm in (*COMPARED, *SCHEDULES))]
-    title = f"best of {', '.join(COMPARED)} over each arm, {len(rows_done)} rows"
+def compared(ends: dict[str, dict[str, dict[int, float]]]) -> Table:
+    """Returns how many times as high a pass rate the best of `COMPARED` ends at as each arm, over the rows and seeds in
+    which these sizes and the schedules are done. A row's pass rate is the mean of its seeds."""
+    regrets = []
+    for row in ends.values():
+        seeds = set.intersection(*(set(row[arm]) for arm in (*COMPARED, *SCHEDULES)))
+        if seeds:
+            means = {arm: np.mean([row[arm][seed] for seed in seeds]) for arm in (*COMPARED, *SCHEDULES)}
+            regrets.append([max(means[size] for size in COMPARED) / mean for mean in means.values()])
+    title = f"best of {', '.join(COMPARED)} over each arm, {len(regrets)} rows"
     table = Table("arm", "median", "worst", "rows above 1.1", title=title)
-    for arm in (*COMPARED, *SCHEDULES):
-        regrets = np.array([max(row[size] for size in COMPARED) / row[arm] for row in rows_done])
-        table.add_row(arm, f"{np.median(regrets):.2f}", f"{regrets.max():.2f}", str(int((regrets > 1.1).sum())))
+    for arm, of_arm in zip((*COMPARED, *SCHEDULES), np.transpose(regrets), strict=False):
+        table.add_row(arm, f"{np.median(of_arm):.2f}", f"{of_arm.max():.2f}", str(int((of_arm > 1.1).sum())))
     return table
 
 
-def main(root: Path, seeds: int) -> None:
-    for seed, arm, task, rate in product(range(seeds), ARMS, TASKS, RATES):
-        folder = folder_of(root, task, rate, arm, seed)
-        if not is_done(folder):
+def main(root: Path, seeds: int, beginning: str) -> None:
+    tasks = [task for task in TASKS if task.startswith(beginning)]
+    for seed, arm, task, rate in product(range(seeds), ARMS, tasks, RATES):
+        folder, budget = folder_of(root, task, rate, arm, seed), TASKS[task].tokens
+        if not is_done(folder, budget):
             run(root, task, rate, arm, seed)
-            print(task, rate, arm, seed, f"{measured(folder)[0]:.3f}", flush=True)
+            print(task, rate, arm, seed, f"{measured(folder, budget)[0]:.3f}", flush=True)
     shown(root, seeds)
 
 
@@ -164,4 +168,4 @@ if __name__ == "__main__":
     else:
         for module in LOADED:
             import_module(module)
-        main(target, number)
+        main(target, number, "".join(sys.argv[3:]))

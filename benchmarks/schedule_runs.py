@@ -1,4 +1,4 @@
-"""This module holds the tasks and the runs of `schedule.py`: the tiny model, trained on a budget of tokens in a fork.
+"""This module holds the tasks and the runs of `schedule.py`: small models, trained on a budget of tokens in a fork.
 
 A fork of a process that has loaded torch begins at once. A run ends after the round in which its tokens are spent, as
 if it were interrupted, so it draws no report.
@@ -21,14 +21,14 @@ from grpo.models.cache import build_once
 from grpo.models.tiny import build_tiny, cache_entry
 from grpo.tasks.arithmetic import arithmetic_problems
 
-TOKENS = 20_000
 LOADED = ("grpo.learner.learner", "grpo.run.session", "grpo.rollout.transformers_sampler")
 """A script loads these before its first run, so that forks need not."""
 COMMON = [
-    *("experiment=tiny", "rollout=transformers", "normalization=dr_grpo", "objective=dr_grpo"),
-    *("dynamics.prompts_per_step=12", "evaluation.num_problems=0", "checkpoint.export=false"),
+    *("normalization=dr_grpo", "objective=dr_grpo", "evaluation.num_problems=0", "checkpoint.export=false"),
     *("checkpoint.every_rounds=0", "dynamics.diagnose_every=0", "tracking.samples_per_round=0"),
 ]
+TINY = ("experiment=tiny", "rollout=transformers", "dynamics.prompts_per_step=12")
+SMOLLM2 = ("experiment=quickstart", "learner.schedule=constant")
 OPTIONS = "task.data.options={{min: 0, max: {}, num_terms: {}, operators: {}}}"
 
 
@@ -45,12 +45,15 @@ class SumsTask:
     """A task of sums has a right learning rate, the overrides that make its problems, and perhaps two halves.
 
     A task with halves asks the questions of the first options until half of the tokens are spent, then those of the
-    second. The model is warmed up on both.
+    second. The model is warmed up on both. A run spends `tokens`, and a completion has at most `most_tokens`.
     """
 
     rate: float
     words: tuple[str, ...] = ()
     halves: tuple[dict, ...] = ()
+    base: tuple[str, ...] = TINY
+    tokens: int = 20_000
+    most_tokens: int = 6
 
 
 def sums(largest: int, terms: int, operators: str, size: int = 0, *further: str) -> tuple[str, ...]:
@@ -68,6 +71,8 @@ TASKS = {
     "products to 60": SumsTask(1e-4, sums(60, 2, "*")),
     "sums, then differences": SumsTask(3e-4, (), (PLUS_TO_24, MINUS_TO_24)),
     "two terms, then three": SumsTask(3e-4, (), (TWO_TERMS, THREE_TERMS)),
+    "SmolLM2, two terms to 9": SumsTask(1e-5, (), (), SMOLLM2, 24_000, 12),
+    "SmolLM2, three terms to 9": SumsTask(1e-5, ("task.data.options={num_terms: 3}",), (), SMOLLM2, 24_000, 12),
 }
 
 
@@ -88,15 +93,15 @@ def has_spent(tokens: float, folder: Path) -> bool:
 
 
 def train(task: SumsTask, words: Sequence[str], folder: Path) -> None:
-    """Trains until `TOKENS` are spent, and changes the problems half way where the task says so."""
-    words, halves = [*task.words, *words], [_problems(options) for options in task.halves]
+    """Trains until the task's tokens are spent, and changes the problems half way where the task says so."""
+    words, halves = [*task.base, *task.words, *words], [_problems(options) for options in task.halves]
     if halves:
         pairs = [(row["question"], row["answer"]) for half in halves for row in half]
         model = build_once(cache_entry(pairs), partial(build_tiny, examples=pairs))
         words += ["model.source=huggingface", f"model.path={model}", *OF_FILE]
     for number, half in enumerate(halves or [None], start=1):
         resumed = [f"checkpoint.resume={str(number > 1).lower()}"]
-        run([*words, *resumed], folder, partial(has_spent, TOKENS * number / max(len(halves), 1)), half)
+        run([*words, *resumed], folder, partial(has_spent, task.tokens * number / max(len(halves), 1)), half)
 
 
 def _problems(options: dict) -> list[dict]:
