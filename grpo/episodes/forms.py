@@ -77,12 +77,28 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
     if len(found) == 1 and inspect.isclass(found[0]):
         if not callable(getattr(found[0], "reset", None)):
             raise UserError(f"task.episode: {path} is a class without a method reset: an environment needs one")
+        _require_takes(found[0], 0, f"{path} is made anew for each episode, so its __init__ takes no argument but self")
         return Form(ENVIRONMENT, (found[0],), tuple(map(_schema, _methods(found[0]).values())))
     if len(found) == 1 and next(iter(inspect.signature(found[0]).parameters), "") == "chat":
         if not inspect.iscoroutinefunction(found[0]):
             raise UserError(f"task.episode: {path} leads a conversation, so write it as async def")
+        _require_takes(found[0], 2, f"{path} is called with two arguments: write async def NAME(chat, problem)")
         return Form(FUNCTION, (found[0],))
-    return Form(TOOLS, tuple(found), tuple(map(_schema, found)))
+    schemas = tuple(map(_schema, found))
+    called = Counter(schema["function"]["name"] for schema in schemas)
+    if twice := [name for name, times in called.items() if times > 1]:
+        raise UserError(
+            f"task.episode={path}: {len(schemas)} tools, and more than one has the name {twice[0]}: rename it"
+        )
+    return Form(TOOLS, tuple(found), schemas)
+
+
+def _require_takes(function: Callable[..., Any], count: int, complaint: str) -> None:
+    """Raises UserError where a function cannot be called with `count` arguments."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError as error:
+        raise UserError(f"task.episode: {complaint} ({error})") from error
 
 
 def _program(path: str) -> Form:
@@ -106,9 +122,26 @@ def _environment_of_verifiers(path: str) -> Form:
     return Form(FUNCTION, (player(shlex.split(path.removeprefix(VERIFIERS_WORD))),))
 
 
+def _require_callable_by_name(function: Callable[..., Any]) -> None:
+    """Raises UserError for a tool that a model cannot call, or whose result it cannot read."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if not inspect.isroutine(function):
+        raise UserError(f"task.episode: the tool {name} is no function: write def NAME(…), which calls it")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"task.episode: the tool {name} yields: write return, with all that the model shall read")
+    parameters = inspect.signature(function).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if odd := [str(parameter) for parameter in parameters if parameter.kind not in named]:
+        raise UserError(
+            f"task.episode: the tool {name} takes {odd[0]}, and a model gives each argument by its name: write them "
+            "all as NAME: TYPE, without *, ** and /"
+        )
+
+
 def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
     from transformers.utils import get_json_schema
 
+    _require_callable_by_name(function)
     try:
         schema = get_json_schema(function)
     except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks

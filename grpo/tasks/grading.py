@@ -13,14 +13,14 @@ from dataclasses import replace
 from grpo.config import RewardConfig, UserError
 from grpo.config.task import EPISODE
 from grpo.tasks.extraction import extract
-from grpo.tasks.grader_pool import GraderPool
+from grpo.tasks.grader_pool import FRUITLESS, GraderPool
 from grpo.tasks.grading_worker import LATE, RAISED, UNPARSABLE, RawGrade, merged
 from grpo.tasks.own_rewards import facts_of_one, reward_facts
 from grpo.tasks.remote import RemoteRewards
 from grpo.tasks.rewards import EXTRACTING, of_episode
 from grpo.tasks.sources import listed
 from grpo.tasks.verification import bare
-from grpo.types import Completion, Grade, RolloutGroup, ScoredGroup
+from grpo.types import Completion, EpisodeFacts, Grade, RolloutGroup, ScoredGroup
 from grpo.types.rollout import NOT_THEIR_FAULT
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class Grading:
         self._warned: set[str] = set()
         self._extracts = bool(EXTRACTING & {*reward.weights})
         self._named = [name for name in reward.weights if of_episode(name)]
+        # How many episodes were at fault before the first that was not, or None once there was one.
+        self._fruitless: int | None = 0
 
     @property
     def together(self) -> bool:
@@ -97,9 +99,23 @@ class Grading:
                 return RawGrade(dict.fromkeys(self._named, 0.0))
             # An episode that was cut off has returned nothing.
             rewards = {EPISODE if name == "reward" else f"{EPISODE}/{name}": v for name, v in facts.rewards.items()}
+            self._judge_episode(facts, [name for name in self._named if name not in rewards])
             return RawGrade(dict.fromkeys(self._named, 0.0) | rewards, RAISED if facts.error else "graded")
 
         return [[grade(completion) for completion in group.completions] for group in groups]
+
+    def _judge_episode(self, facts: EpisodeFacts, lacking: Sequence[str]) -> None:
+        """Raises `UserError` where the first `FRUITLESS` episodes have failed, or returned no reward at their own end.
+        `lacking` are the parts of the reward that this one did not return."""
+        fault = facts.error or (f"no reward {lacking[0]} was returned" if lacking else "")
+        if self._fruitless is None or (facts.ended and not facts.error):
+            return
+        self._fruitless = self._fruitless + 1 if fault else None
+        if self._fruitless == FRUITLESS:
+            raise UserError(
+                f"none of the first {FRUITLESS} episodes could be graded, for example: {fault}; correct task.episode. "
+                "It gives a number, and 0 where it means 0"
+            )
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
         """Warns once of each problem whose own answer cannot be parsed, or raises `UserError` to refuse it."""

@@ -1,6 +1,7 @@
 """These are the episodes that tests name in `task.episode`."""
 
 import asyncio
+import functools
 import os
 import threading
 import time
@@ -29,6 +30,31 @@ def wait(seconds: float) -> str:
 
 def undescribed(a):
     return a
+
+
+add_two = functools.partial(add, 2)
+
+
+def yielding(a: int):
+    yield a
+
+
+def summing(*numbers: int) -> int:
+    return sum(numbers)
+
+
+async def without_problem(chat):
+    return 1.0
+
+
+class Sized:
+    """The environment wants to know its size."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def reset(self) -> None:
+        pass
 
 
 class Counter:

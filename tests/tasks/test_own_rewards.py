@@ -175,6 +175,23 @@ def test_an_attribute_that_did_not_outlive_its_environment_is_named(rewards):
         scored(rewards("of_nothing"), (replace(written("2"), episode=facts),))
 
 
+def played(*facts):
+    return tuple(replace(written("2"), episode=EpisodeFacts(**each)) for each in facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [({"error": "KeyError: 'seed'"}, "KeyError: 'seed'"), ({"rewards": {"x": 1.0}}, "no reward episode was returned")],
+)
+def test_a_run_ends_where_none_of_its_first_episodes_can_be_graded(facts, fault):
+    config = RewardConfig(parts=[RewardPartConfig(name="episode")])
+    over, whole = {"ended": "turns"}, {"rewards": {"reward": 1.0}}
+    with pytest.raises(UserError, match=f"none of the first 32 episodes could be graded, for example: {fault}; corr"):
+        scored(config, played(over), *[played(*[facts] * 8)] * 4)
+    graded = scored(config, played(whole), *[played(*[facts] * 8)] * 5)
+    assert [grade["episode"] for group in graded for grade in group] == [1.0] + [0.0] * 40
+
+
 def test_an_async_function_of_one_completion_is_asked_about_a_whole_group_at_once(rewards):
     [group] = scored(rewards("together"), (written("a"), written("b"), written("c")))
     # Each saw that all three had begun before the first went on.
