@@ -54,7 +54,7 @@ UPPER = {
     "hardware.gpu_memory_gib": 10_000,
     "checkpoint.grace_seconds": 86_400,
 }
-LOWER = {"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25}
+LOWER = {"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25, "task.limits.memory_gib": 0.25}
 LAST_PORT = 65535
 LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""

@@ -45,6 +45,7 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["train", "model=huggingface"], "model.path is empty"),
         (["train", "task.name=../x"], "task.name=../x is no plain name, by which a folder may be called: leave out"),
         (["train", "task.reward.memory_gib=0.001"], "task.reward.memory_gib=0.001 must be at least 0.25"),
+        (["train", "task.episode=a.py:f", "task.limits.memory_gib=0.01"], "memory_gib=0.01 must be at least 0.25"),
         (["eval", "checkpoint.resume=true"], "checkpoint.resume=True has no effect here: only grpo train reads it"),
     ],
 )
