@@ -11,6 +11,8 @@ from grpo.config import GateConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE
 from grpo.dynamics.gates import Watched, beyond_bound, bound_of, watched
+from grpo.host import ranks
+from grpo.host.terminal import say
 from grpo.telemetry.json_lines import read_metrics
 from grpo.telemetry.metrics import evaluation_numbers, flatten, without_pass_rates
 from grpo.types import RoundStatistics
@@ -73,9 +75,12 @@ def _check_bounds(gate: GateConfig, name: str) -> None:
     """Raises UserError for bounds beyond which every value lies, or no value of a share, such as one in percent."""
     below, above = gate.below, gate.above
     require(
-        below is None or above is None or below <= above,
-        f"{name}: every value is below {below} or above {above}: swap the two",
+        below is None or above is None or below < above,
+        f"{name}: every value is below {below} or above {above}: "
+        + ("leave some room between them" if below == above else "swap the two"),
     )
+    at_once = beyond_bound(gate, 0.0) if gate.from_start and gate.rounds == 1 else ""
+    require(not at_once, f"{name} would break at once, since {at_once}: a fall has a negative below, a rise an above")
     unit = m.TABLE[gate.metric].unit if gate.metric in m.TABLE else ""
     is_share = unit.startswith("share") or _PASS_AT.fullmatch(gate.metric.rpartition("/")[2])
     least = -1.0 if gate.from_start else 0.0
@@ -111,20 +116,30 @@ class RoundNumbers:
 
     `evaluated(step)` returns that evaluation, or None, and `outlook` what the run may still gain. The session sets both
     once there is an evaluator. Without anything that tells right completions from wrong ones, no round is `judged`.
+    Tells of `gates` whose metric the first round, or the first evaluation, does not have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gates: Sequence[GateConfig] = ()) -> None:
         # Gates are checked before NumPy is imported.
         from grpo.run.outlook import Outlook
 
         self.evaluated: Callable[[int], Mapping[str, Any] | None] = lambda step: None
         self.outlook, self.judged = Outlook(0), True
+        self._unseen = {gate.metric for gate in gates if not ON_FIRST_RANK.match(gate.metric)}
 
     def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
         result = self.evaluated(statistics.step - len(statistics.reports))
         numbers = flatten(statistics) | self.outlook(statistics)
         numbers = numbers if self.judged else without_pass_rates(numbers)
-        return numbers | (evaluation_numbers(result) if result else {})
+        numbers |= evaluation_numbers(result) if result else {}
+        looked = {metric for metric in self._unseen if result or not metric.startswith(m.EVALUATION)}
+        self._unseen -= looked
+        for metric in sorted(looked - numbers.keys()) if ranks.rank() == 0 else ():
+            say(
+                f"grpo: gates: {metric} was not measured in this round, and its gate does nothing until it is: "
+                "metrics.jsonl has the names of those that were"
+            )
+        return numbers
 
 
 def broken_gates(run: Path, config: TrainConfig, step: int) -> list[str]:

@@ -143,7 +143,7 @@ class Session:
             sampler = sampler_in_turn(config, learner, build, self._clocks)
         ends.callback(sampler.close)
         self._store = checkpoint_store(config, self._collective)
-        self._numbers = RoundNumbers()
+        self._numbers = RoundNumbers(config.gates)
         self._parts = assemble(config, task, sampler, learner, self._store, self._clocks, self._numbers)
         self._writer = ModelWriter(config, learner.policy, files.tokenizer, self._parts)
         # A machine that is soon taken away leaves no time for the round.

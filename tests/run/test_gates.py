@@ -24,6 +24,11 @@ TASK = TaskConfig(reward=RewardConfig(parts=[RewardPartConfig(name="math")]))
         ({"metric": "pass_rate", "below": 0.1, "rounds": 0}, "rounds=0 must be at least 1"),
         ({"metric": "pass_rate", "below": 0.1, "rounds": 101}, "rounds=101 must be at least 1, and at most num_steps"),
         ({"metric": "reward/mean", "below": 2.0, "above": 1.0}, "every value is below 2.0 or above 1.0: swap the two"),
+        ({"metric": "reward/mean", "below": 1.0, "above": 1.0}, "or above 1.0: leave some room between them"),
+        (
+            {"metric": "pass_rate", "below": 0.02, "from_start": True},
+            "would break at once, since pass_rate since the start is 0, below 0.02: a fall has a negative below",
+        ),
         ({"metric": "pass_rate", "below": 60.0}, "pass_rate is a share, between 0 and 1: give a bound within, such as"),
         ({"metric": "evaluation/pass@1", "below": 0.0}, "pass@1 is a share, between 0 and 1"),
         ({"metric": "pass_rate", "below": -2.0, "from_start": True}, "whose change lies between -1 and 1"),
@@ -102,13 +107,18 @@ def test_an_export_of_a_model_beyond_its_gates_is_refused_unless_it_is_asked_for
     assert "gates" not in capsys.readouterr().err
 
 
-def test_gates_see_a_rounds_derived_numbers_and_the_evaluation_of_its_policy():
+def test_gates_see_a_rounds_derived_numbers_and_the_evaluation_of_its_policy(capsys):
     means = {"completions/length_mean": Mean(10.0, 2.0), "prompts/length_mean": Mean(4.0, 1.0)}
     reports = (StepReport(3, True, 1.0, 1e-6, 1.0, {}), StepReport(4, True, 1.0, 1e-6, 1.0, {}))
     statistics = RoundStatistics(1, 4, RoundPlan(2, 2, 1), means, {(1, 2): 1}, {"round": 1.0}, reports)
-    numbers = RoundNumbers()
+    watched = ("pass_rate", "policy/reference_kl", "evaluation/pass@1", "evaluation/nothing", "memory/peak_rss_gib")
+    numbers = RoundNumbers([GateConfig(metric=metric, above=0.9) for metric in watched])
     assert numbers(statistics)["pass_rate"] == 0.5 and "evaluation/pass@1" not in numbers(statistics)
     result = {"pass@1": {"value": 0.25, "low": 0.0, "high": 1.0}, "pass@k": {}, "samples_per_problem": 1,
               "mean_length": 3.0, "truncated_fraction": 0.0}  # fmt: skip
     numbers.evaluated = {2: result}.get
+    assert capsys.readouterr().err.startswith("grpo: gates: policy/reference_kl was not measured in this round, and")
     assert numbers(statistics)["evaluation/pass@1"] == 0.25
+    numbers(statistics)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("grpo: gates: evaluation/nothing was not measured in this round")
