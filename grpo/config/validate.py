@@ -284,7 +284,7 @@ def _check_run(config: TrainConfig) -> None:
         f"output_dir={config.output_dir}`, or choose another output_dir",
     )
     _require(
-        not checkpoint.upload or "://" in checkpoint.upload,
+        not checkpoint.upload or bool(re.match(r"[\w+.:-]*\w://.", checkpoint.upload)),
         f"checkpoint.upload={checkpoint.upload} is no address: give one such as s3://bucket/run or file:///mnt/run",
     )
     if checkpoint.resume is True and not saved and not checkpoint.upload:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from grpo.config import CheckpointConfig
 from grpo.config.errors import UserError, first_line, require
@@ -43,6 +44,8 @@ class Upload:
         self._address, self._run = address, run
         with _one_line(address, "nothing can be written there", "correct the address, or the credentials for it"):
             self._store, self._root = fsspec.core.url_to_fs(address)
+            if isinstance(self._store, LocalFileSystem):
+                _require_apart(address, Path(self._root).resolve(), run.resolve())
             bucket = self._root.lstrip("/").partition("/")[0]
             require(
                 not address.startswith(WITH_BUCKETS) or self._store.exists(bucket),
@@ -215,6 +218,14 @@ class Upload:
         require(".." not in name.parts, f"checkpoint.upload={self._address} holds {name}, which leads out of the run")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         self._store.get_file(remote, str(folder / name))
+
+
+def _require_apart(address: str, there: Path, run: Path) -> None:
+    """Raises UserError for a folder of copies that is the run's own, or lies in it or around it."""
+    require(
+        not (there == run or there in run.parents or run in there.parents),
+        f"checkpoint.upload={address}: the copy would lie among the files of {run} itself: name a folder apart from it",
+    )
 
 
 @contextmanager

@@ -168,6 +168,7 @@ objective.aggregation.level=constant → needs objective.aggregation.constant_le
 task.data.held_out_fraction=1.5 → must lie in [0, 1)
 checkpoint.resume=maybe → checkpoint.resume='maybe' is unknown: choose one of false | true | auto
 checkpoint.resume=true → checkpoints holds no checkpoint: start without checkpoint.resume=true
+checkpoint.upload=:// → checkpoint.upload=:// is no address: give one such as s3://bucket/run
 checkpoint.upload=runs/copy → is no address: give one such as s3://bucket/run or file:///mnt/run
 checkpoint.keep_last=0 → checkpoint.keep_last=0 must be above 0
 checkpoint.keep_every=70 → =70 must be a multiple of checkpoint.every_rounds=50

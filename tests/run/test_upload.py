@@ -153,6 +153,17 @@ def test_an_address_where_nothing_can_be_written_is_refused(address, tmp_path):
         Upload(address, tmp_path)
 
 
+@pytest.mark.parametrize("place", ["/runs/mine", "/runs/mine/copy", "/runs", ""])
+def test_a_copy_that_would_lie_among_the_runs_own_files_is_refused_and_leaves_nothing(place, tmp_path):
+    run = tmp_path / "runs/mine"
+    run.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(run)
+    with pytest.raises(UserError, match="mine itself: name a folder apart from it"):
+        Upload(f"file://{tmp_path}{place}", tmp_path / "link")
+    assert not files(tmp_path)
+    Upload(f"file://{tmp_path}/runs/copy", run)
+
+
 def test_a_bucket_whose_name_is_misspelt_is_refused_and_not_made(tmp_path, monkeypatch):
     class Buckets(MemoryFileSystem):
         protocol, store, pseudo_dirs = "s3", {}, ["", "/mine"]
