@@ -78,6 +78,10 @@ def _taken(folder: Path) -> TextIO:
                 f"{inner} is a link, and nothing is written through links: put the folder itself there, or remove it; "
                 f"to write to another disk, name a folder there as output_dir, or make {folder} as a whole a link",
             )
+            require(
+                inner.is_dir() or not inner.exists(),
+                f"{inner} is a file, where a run has a folder: move it away, or choose another output_dir",
+            )
         file = open_own(folder / LOCK_FILE, "a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"output_dir={folder} cannot be written to: {error}") from error

@@ -126,6 +126,14 @@ def test_a_folder_in_which_a_folder_of_the_runs_is_a_link_is_refused(tmp_path, n
     refuse_locked(run)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "model", "tensorboard"])
+def test_a_file_in_place_of_a_folder_of_the_runs_is_refused(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name} is a file, where a run has a folder: move it away, or choose another"):
+        refuse_locked(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_a_pipe_in_place_of_a_log_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(UserError, match="metrics.jsonl is no plain file"):
