@@ -43,8 +43,16 @@ def problems_of(config: TrainConfig) -> dict[str, Sequence[Problem]]:
         return {name: usable_problems(of_set, name) for name, of_set in config.task.all_sets.items()}
 
 
+def _record(path: Path) -> dict[str, Any]:
+    """Returns the object of a JSON file. Raises ValueError for a damaged one, which is not as the run left it."""
+    try:
+        return read_object(path)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
 def _configuration(output: Path, starts: Sequence[Start]) -> Iterator[Line]:
-    written = read_object(output / CONFIG_FILE)
+    written = _record(output / CONFIG_FILE)
     # A start that had no step left to take has not written it.
     made = next((start for start in reversed(starts) if start.step < start.config.num_steps), starts[0])
     changed = [f"{name} was {then!r}, and {CONFIG_FILE} says {now!r}"
@@ -53,7 +61,7 @@ def _configuration(output: Path, starts: Sequence[Start]) -> Iterator[Line]:
 
 
 def _code(output: Path, then: Mapping[str, Any]) -> Iterator[Line]:
-    now, patch = read_object(output / CODE_FILE), output / PATCH_FILE
+    now, patch = _record(output / CODE_FILE), output / PATCH_FILE
     wrong = [f"{name} in {CODE_FILE} is not what {MANIFEST_FILE} says"
              for name in sorted({*then, *now} - {"patch"}) if then.get(name) != now.get(name)]  # fmt: skip
     if bool(then.get("changed")) != patch.exists():

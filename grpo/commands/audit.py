@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.text import Text
 
 from grpo.audit.lines import ALL, ENDS, NONE
-from grpo.commands.words import typed
+from grpo.commands.words import paths_and_settings, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, METRICS_FILE, refuse_several
@@ -50,11 +49,11 @@ _rounds.__name__ = f"{NONE}, {ENDS} or {ALL}"
 
 def run(words: Sequence[str]) -> int:
     """Prints the lines of the audit. Returns the exit code."""
-    folders = [Path(word) for word in words if "=" not in word]
+    folders, settings = paths_and_settings(words)
     if len(folders) != 1:
         raise UserError("grpo audit needs the folder of one run (grpo audit help)")
     [output] = folders
-    settings = typed([word for word in words if "=" in word], recompute=_rounds)
+    settings = typed(settings, recompute=_rounds)
     refuse_several(output)
     for name in (CONFIG_FILE, METRICS_FILE):
         require((output / name).exists(), f"{output} has no {name}: give the folder of a run that has finished a round")

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.commands.words import count, degrees, dial, natural, positive, typed
+from grpo.commands.words import count, degrees, dial, natural, paths_and_settings, positive, typed
 from grpo.config import TrainConfig, UserError
 from grpo.config.complaints import paths
 from grpo.config.errors import require
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
     name, *arguments = words
     if name not in COMMANDS:
         raise UserError(f"grpo dynamics has no {name!r}: choose one of {', '.join(COMMANDS)} (grpo dynamics help)")
-    if not arguments or "=" in arguments[0]:
+    if not paths_and_settings(arguments[:1])[0]:
         raise UserError(f"grpo dynamics {name} needs a path (grpo dynamics help)")
     path = Path(arguments[0])
     for word in arguments[1:]:

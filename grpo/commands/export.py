@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from grpo.commands.words import truth, typed
+from grpo.commands.words import paths_and_settings, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.alive import working
@@ -35,10 +34,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 def run(words: Sequence[str]) -> int:
     """Exports the model, and uploads it if asked to. Returns the exit code."""
-    places = [Path(word) for word in words if "=" not in word]
+    places, settings = paths_and_settings(words)
     if len(places) != 2:
         raise UserError("grpo export needs a checkpoint or a run's folder, and a folder to write (grpo export help)")
-    settings = [word for word in words if "=" in word]
     kinds = {"dtype": _dtype, "adapter": truth, "upload": str, "public": truth, "despite_gates": truth, TRUST: truth}
     options = typed(settings, **kinds)
     require(

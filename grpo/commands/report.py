@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.commands.words import seconds, typed
+from grpo.commands.words import paths_and_settings, seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE, MODEL_FOLDER, refuse_several
@@ -48,14 +48,14 @@ _NAMED_SEED = re.compile(r"seed\d+$")
 
 def run(words: Sequence[str]) -> int:
     """Writes the report of one run, or the comparison of a sweep or of several runs. Returns the exit code."""
-    paths = [Path(word) for word in words if "=" not in word]
+    paths, settings = paths_and_settings(words)
     if not paths:
         raise UserError("grpo report needs the folder of a sweep, or of one or more runs (grpo report help)")
     if len(paths) == 1 and paths[0].is_file():
-        return _of_log(paths[0], [word for word in words if "=" in word])
+        return _of_log(paths[0], settings)
     for path in paths:
         require(path.is_dir(), f"there is no folder {path}")
-    settings = typed([word for word in words if "=" in word], output=Path, watch=seconds, also=formats)
+    settings = typed(settings, output=Path, watch=seconds, also=formats)
     also = settings.pop("also", ())
     twice = [path for index, path in enumerate(paths) if path.resolve() in map(Path.resolve, paths[:index])]
     require(not twice, f"{', '.join(map(str, twice))} is given twice: name each run once")

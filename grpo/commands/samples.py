@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from grpo.commands.words import count, span, truth, typed
+from grpo.commands.words import count, paths_and_settings, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
@@ -47,11 +46,11 @@ OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised
 
 def run(words: Sequence[str]) -> int:
     """Prints the chosen groups. Returns the exit code."""
-    folders = [word for word in words if "=" not in word]
+    folders, words = paths_and_settings(words)
     if len(folders) != 1:
         raise UserError("grpo samples needs the folder of one run (grpo samples help)")
     settings = typed(
-        [word for word in words if "=" in word],
+        words,
         **{"step": span, "source": str, "prompt": str, "problem": str, "group": str, "contains": str, "limit": count},
         **{"correct": truth, "truncated": truth, "outcome": str},
     )
@@ -59,7 +58,7 @@ def run(words: Sequence[str]) -> int:
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
     outcome = settings.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
-    console, num_shown, rows = Terminal(), 0, whole_completions(Path(folders[0]))
+    console, num_shown, rows = Terminal(), 0, whole_completions(folders[0])
     for group, matching_rows in islice(chosen_groups(rows, settings), limit or None):
         _show(console, group, matching_rows)
         num_shown += 1

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
 
 KINDS = {int: "a whole number", float: "a number"}
+
+
+def paths_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Returns the words that name files or folders, and those of the form `key=value`. A word of that form is a path
+    where such a file or folder exists.
+
+    >>> paths_and_settings(["runs/a", "limit=3"])
+    ([PosixPath('runs/a')], ['limit=3'])
+    """
+    settings = [word for word in words if "=" in word and not os.path.exists(word)]
+    return [Path(word) for word in words if word not in settings], settings
 
 
 def typed(settings: Sequence[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:

@@ -172,6 +172,13 @@ def test_a_damaged_checkpoint_and_another_configuration_are_named(run, capsys):
     assert "step-00000002/state.json is damaged" in found["checkpoints"]
 
 
+def test_records_of_how_the_run_began_that_cannot_be_read_differ(run, capsys):
+    for name in ("config.json", "code.json"):
+        (run / name).write_text("{")
+    found = audit(capsys, "recompute=false")
+    assert "config.json is damaged" in found["configuration"] and "code.json is damaged" in found["code"]
+
+
 def forged(run, name, change):
     """Changes a file of JSON lines, or a JSON file."""
     file = run / name

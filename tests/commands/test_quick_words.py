@@ -21,6 +21,11 @@ for words in json.load(sys.stdin):
 WRONG = [
     ("report {} watch=abc", "watch='abc' is not valid: it must be a number of seconds above 0"),
     ("report {}/nowhere", "there is no folder {}/nowhere"),
+    ("report {}/a=1", "{}/a=1 is the folder of no sweep, and of no run that has finished a round"),
+    ("samples {}/a=1", "{}/a=1 has no samples.jsonl: give the folder of a run"),
+    ("audit {}/a=1", "{}/a=1 has no config.json: give the folder of a run"),
+    ("dynamics diagnose {}/a=1 depth=1", "unknown key 'depth'; choose one of: column, scale"),
+    ("export {}/a=1 {}/x", "{}/a=1 has no checkpoint in checkpoints/: give a run's folder"),
     ("samples {} limit=abc", "limit='abc' is not valid: it must be a whole number of at least 0"),
     ("samples {}/nowhere", "{}/nowhere has no samples.jsonl: give the folder of a run"),
     ("export {} {}/x dtype=int4", "dtype='int4' is not valid: it must be bfloat16, float16 or float32"),
@@ -88,6 +93,7 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("words")
     (folder / "log.json").write_text("{}")
     (folder / "step").mkdir()
+    (folder / "a=1").mkdir()
     (folder / "step" / "state.json").write_text("{}")
     (folder / "sums.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
     (folder / "torn.py").write_text("import torch\ndef f(:\n")
