@@ -8,12 +8,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 stop() { echo "setup: $1" >&2; exit 2; }
 
-# Says whether a Python is new enough and makes environments. On GPUs kernels are compiled against its headers. Debian
-# packages both apart, and pyenv has commands of versions that it does not run.
+# Says whether a Python is new enough, makes environments, and has the headers that a package (pycosat), and kernels on
+# GPUs, are compiled against. Debian packages all three apart, and pyenv has commands of versions that it does not run.
 fits() {
   "$1" -c 'import ensurepip, os, sys, sysconfig
 headers = os.path.join(sysconfig.get_path("include", "posix_prefix"), "Python.h")
-sys.exit(sys.version_info < (3, 11) or (sys.argv[1] == "gpu" and not os.path.exists(headers)))' "$kind" 2>/dev/null
+sys.exit(sys.version_info < (3, 11) or not os.path.exists(headers))' 2>/dev/null
 }
 
 make_environment() {
@@ -46,15 +46,15 @@ fi
 wanted=$(cat "$requirements" launch/setup.sh pyproject.toml | sha256sum | cut -d' ' -f1)
 if [[ -f $venv/.installed && $(cat "$venv/.installed") == "$wanted" ]]; then exit 0; fi
 
-needed="Python 3.11 or newer with venv"
+needed="Python 3.11 or newer with venv and Python.h"
 if [[ $kind == gpu ]]; then
-  needed+=" and Python.h"
   newest=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -V | tail -n 1) || newest=
   if [[ $newest =~ ^([0-9]+)\.([0-9])$ && ${BASH_REMATCH[1]}${BASH_REMATCH[2]} -lt 75 ]]; then
     stop "the GPU has compute capability $newest, and CUDA 13 and vLLM need 7.5 (Turing) or newer: use a newer GPU, or set GRPO_KIND=cpu"
   fi
-  [[ ${CC:-} ]] || command -v gcc clang >/dev/null || stop "no C compiler is here, and vLLM's kernels are compiled with one: install gcc, or set CC"
 fi
+[[ ${CC:-} ]] || command -v gcc clang >/dev/null || stop "no C compiler is here, and some packages and kernels are compiled: install gcc, or set CC"
+command -v gcc >/dev/null || export CC="${CC:-clang}"
 
 # Measured for CPUs (3.1 GiB, and the wheels while they are unpacked), a guess for GPUs.
 room=$([[ $kind == gpu ]] && echo 14 || echo 4)
@@ -66,11 +66,21 @@ fi
 echo "setup: installing $requirements into $venv (some minutes the first time)"
 [[ -x $venv/bin/python ]] || make_environment
 fits "$venv/bin/python" || stop "$venv/bin/python is no $needed: install what it lacks, or remove $venv"
+[[ $kind == gpu ]] || "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+  stop "vLLM's kernels on CPUs need libnuma.so.1: install libnuma1 (Debian, Ubuntu) or numactl-libs (Fedora)"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps)
 "${pip[@]}" "$uv_pin" "$(grep '^setuptools==' "$requirements")"
 # pip fetches torch, because only pip reads every place that a machine may keep wheels in; uv, ten times
 # as quick, the rest. The list is a full closure, so nothing is resolved.
-"${pip[@]}" "$(grep '^torch==' "$requirements")"
+torch=$(grep '^torch==' "$requirements")
+if [[ $kind == gpu ]]; then
+  "${pip[@]}" "$torch"
+else
+  # The index's own torch is built for GPUs, and does not start without CUDA's libraries. uv knows where builds for CPUs are.
+  "${pip[@]}" "$torch+cpu" 2>/dev/null ||
+    "$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" --no-deps --torch-backend cpu "$torch" ||
+    stop "no build of $torch for CPUs and this Python was found, where pip looks or in PyTorch's own index: let this machine reach that index, or set PIP_FIND_LINKS to a folder with the wheel, or GRPO_PYTHON to the Python that a wheel here is for"
+fi
 rest=$(mktemp)
 trap 'rm -f "$rest"' EXIT
 grep -v '^torch==' "$requirements" >"$rest"

@@ -8,11 +8,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("bash", "cat", "chmod", "cut", "dirname", "env", "mkdir", "mktemp", "rm", "sha256sum", "sleep", "sort", "tail")
-# A Python that fits and makes no environment, one that does not fit, and one of GPUs that lacks Python.h.
+TOOLS = (
+    "bash",
+    "cat",
+    "chmod",
+    "cut",
+    "dirname",
+    "env",
+    "grep",
+    "mkdir",
+    "mktemp",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "sort",
+    "tail",
+)
+# A Python that fits and makes no environment, and one that does not fit.
 SHELL, FAILS = "#!/usr/bin/env bash\n", 'echo "${0##*/} $*" >> "$CALLS"; exit 7'
-FITS, OLD, NO_HEADERS = (
-    f"{SHELL}[[ $1 == -c ]] || {{ {FAILS}; }}\n{answer}\n" for answer in ("exit 0", "exit 1", "[[ $3 != gpu ]]")
+FITS, OLD = (f"{SHELL}[[ $1 == -c ]] || {{ {FAILS}; }}\n{answer}\n" for answer in ("exit 0", "exit 1"))
+# A Python that makes an environment, whose own Python loads no library named LACKING and finds no torch by pip.
+MAKES = (
+    SHELL
+    + """[[ $1 == -m ]] || exit 0
+mkdir -p $3/bin
+printf '#!/usr/bin/env bash\necho "uv $*" >> "$CALLS"; exit 1\n' > $3/bin/uv
+printf '#!/usr/bin/env bash\n[[ $* != *${LACKING:-torch==}* ]]\n' > $3/bin/python
+chmod +x $3/bin/uv $3/bin/python
+"""
 )
 H100 = (["580.65.06"], ["9.0"])
 
@@ -33,9 +56,11 @@ def machine(tmp_path):
             if lines
         ]
         smi = SHELL + "\n".join([*answers, "echo it has failed; exit 9"])
-        for name, script in {"nvidia-smi": smi, **dict(scripts)}.items():
-            (programs / name).write_text(script)
-            (programs / name).chmod(0o755)
+        for name, script in {"nvidia-smi": smi, "gcc": OLD, **dict(scripts)}.items():
+            (programs / name).unlink(missing_ok=True)
+            if script:
+                (programs / name).write_text(script)
+                (programs / name).chmod(0o755)
         calls = tmp_path / "calls"
         calls.write_text("")
         environment = {"PATH": str(programs), "GRPO_VENV": str(tmp_path / "made"), "CALLS": str(calls)}
@@ -100,7 +125,7 @@ def test_the_first_python_that_makes_environments_is_taken(found, taken, machine
 )
 def test_a_full_disk_is_reported_before_anything_is_installed(free, kind, needed, machine, tmp_path):
     disk = f"{SHELL}echo Filesystem 1024-blocks Used Available Capacity Mounted\necho /dev/vda 9 9 {free} 64% /"
-    done, calls = machine(scripts={"python3.11": FITS, "df": disk, "gcc": FITS}, GRPO_KIND=kind)
+    done, calls = machine(scripts={"python3.11": FITS, "df": disk}, GRPO_KIND=kind)
     if needed is None:
         assert done.returncode == 7 and calls
         return
@@ -115,7 +140,9 @@ def test_a_python_that_is_named_wins_and_is_refused_if_it_is_none(machine):
     done, calls = machine(scripts={"python3.11": FITS, "other": FITS}, GRPO_PYTHON="other")
     assert done.returncode == 7 and calls[0].startswith("other -m venv")
     done, _ = machine(scripts={"other": OLD}, GRPO_PYTHON="other")
-    assert refused(done) == ("GRPO_PYTHON=other is no Python 3.11 or newer with venv: install it, or unset GRPO_PYTHON")
+    assert refused(done) == (
+        "GRPO_PYTHON=other is no Python 3.11 or newer with venv and Python.h: install it, or unset GRPO_PYTHON"
+    )
 
 
 UV = f"{SHELL}{FAILS}\n"
@@ -127,7 +154,9 @@ PIP = f"{SHELL}[[ $1 == -m ]] || exit 1\nmkdir -p $6/bin\ncat > $6/bin/uv <<'END
 def test_uv_gets_a_python_where_none_is_here(there, machine, tmp_path):
     program = {"uv": UV} if there else {"python3": PIP}
     done, calls = machine(scripts={"python3.12": OLD, **program})
-    assert refused(done).startswith("no Python 3.11 or newer with venv is here, and uv got none: install python3.12")
+    assert refused(done).startswith(
+        "no Python 3.11 or newer with venv and Python.h is here, and uv got none: install python3.12"
+    )
     assert calls == [f"uv venv --quiet --managed-python --python 3.12 --seed --allow-existing {tmp_path}/made"]
 
 
@@ -135,23 +164,31 @@ def test_a_machine_without_a_python_and_without_uv_is_one_line(machine):
     assert "uv got none: install python3.12, python3.12-venv and python3.12-dev" in refused(machine()[0])
 
 
-def test_on_gpus_a_python_without_its_headers_is_passed_over(machine):
-    scripts = {"gcc": OLD, "python3.11": NO_HEADERS, "python3.12": FITS}
-    done, calls = machine(*H100, scripts)
-    assert done.returncode == 7 and calls[0].startswith("python3.12 -m venv")
-    assert machine(scripts=scripts)[1][0].startswith("python3.11 -m venv")
-    done, _ = machine(*H100, scripts, GRPO_PYTHON="python3.11")
-    assert "GRPO_PYTHON=python3.11 is no Python 3.11 or newer with venv and Python.h" in refused(done)
-
-
-def test_a_missing_compiler_is_one_line_on_gpus(machine):
-    done, calls = machine(*H100, {"python3.11": FITS})
+@pytest.mark.parametrize("graphics", [(), H100])
+def test_a_missing_compiler_is_one_line(graphics, machine):
+    done, calls = machine(*graphics, scripts={"python3.11": FITS, "gcc": None})
     assert (refused(done), calls) == (
-        "no C compiler is here, and vLLM's kernels are compiled with one: install gcc, or set CC",
+        "no C compiler is here, and some packages and kernels are compiled: install gcc, or set CC",
         [],
     )
-    assert machine(*H100, {"python3.11": FITS}, CC="/opt/cc")[0].returncode == 7
-    assert machine(*H100, {"python3.11": FITS, "clang": OLD})[0].returncode == 7
+    assert machine(*graphics, scripts={"python3.11": FITS, "gcc": None}, CC="/opt/cc")[0].returncode == 7
+    assert machine(*graphics, scripts={"python3.11": FITS, "gcc": None, "clang": OLD})[0].returncode == 7
+
+
+def test_a_library_that_kernels_on_cpus_need_is_named_before_anything_is_installed(machine):
+    done, calls = machine(scripts={"python3.11": MAKES}, LACKING="libnuma.so.1")
+    assert refused(done).startswith("vLLM's kernels on CPUs need libnuma.so.1: install libnuma1 (Debian, Ubuntu)")
+    assert calls == []
+
+
+def test_a_torch_for_cpus_comes_from_where_uv_knows_it_and_is_never_one_for_gpus(machine, tmp_path):
+    done, calls = machine(scripts={"python3.11": MAKES})
+    [torch] = [
+        line for line in (ROOT / "launch/requirements-cpu.txt").read_text().split() if line.startswith("torch==")
+    ]
+    python = f"--quiet --system-certs --python {tmp_path}/made/bin/python --no-deps"
+    assert calls == [f"uv pip install {python} --torch-backend cpu {torch}"]
+    assert refused(done).startswith(f"no build of {torch} for CPUs and this Python was found, where pip looks or in")
 
 
 @pytest.mark.parametrize(
