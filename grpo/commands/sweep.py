@@ -12,6 +12,7 @@ from rich.table import Table
 from grpo.config import UserError
 from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import require
+from grpo.config.flags import read_words
 from grpo.config.hydra import compose_sweep
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import gpus_here, run_cells, side_by_side
@@ -20,11 +21,11 @@ from grpo.sweep.ledger import DONE, FAILED, RUNNING, SWEEP_FILE, Ledger, begin_l
 from grpo.sweep.short_names import short_names
 
 USAGE = """usage: grpo sweep sweep=NAME [seeds=N] [budget=steps|samples|tokens|seconds amount=N] [output_dir=DIR]
-                  [jobs=N] [command="srun grpo"] [key=value ...]
+                  [jobs=N] [command="srun grpo"] [--config-dir DIR] [key=value ...]
 
 Runs every variant of configs/sweep/NAME.yaml (or of a file of your own), with seeds 0 to N−1. key=value overrides a key
 of every run, and key=1,2 multiplies the variants. The same command again continues with the runs that are not done,
-so the name of its folder (runs/sweep by default) holds no time.
+so the name of its folder (runs/sweep by default) holds no time. --config-dir DIR adds DIR/experiment/mine.yaml.
   grpo sweep sweep=normalization experiment=tiny seeds=5 output_dir=runs/dial
   grpo sweep sweep=papers experiment=tiny dynamics.refresh_interval=4 seeds=5 output_dir=runs/papers
   grpo sweep sweep=seeds experiment=tiny learner.learning_rate=1e-4,3e-4 jobs=2
@@ -38,11 +39,7 @@ OWN_KEYS = ("seeds", "budget", "amount", "jobs", "command", "output_dir")
 
 def run(words: Sequence[str]) -> int:
     """Runs a sweep, and prints the state of all its runs. Returns 0 when every run is done, and 1 otherwise."""
-    for word in words:
-        require(
-            word.startswith("~") or ("=" in word and not word.startswith("-")),
-            f"grpo sweep cannot read {word!r}: it takes KEY=VALUE words, and neither flags nor configuration files",
-        )
+    words = _without_flags(words)
     preset = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if len(preset) != 1:
         raise UserError("grpo sweep needs one sweep=NAME (grpo sweep help)")
@@ -70,6 +67,18 @@ def run(words: Sequence[str]) -> int:
     print(f"grpo report {ledger.folder} compares the variants", flush=True)
     states = [ledger.state(cell) for cell in ledger.cells]
     return 0 if all(state.state == DONE for state in states) else 1
+
+
+def _without_flags(words: Sequence[str]) -> list[str]:
+    """Returns the words with the folder of --config-dir as one that every run reads."""
+    request = read_words(words)
+    require(
+        request.name == "train" and not request.show,
+        "grpo sweep takes no configuration file and no --cfg: put your keys into DIR/experiment/mine.yaml, and write "
+        "--config-dir DIR experiment=mine",
+    )
+    folders = [f"hydra.searchpath=[file://{request.directory}]"] if request.directory else []
+    return [*request.overrides, *folders]
 
 
 def _refuse_others(folder: Path, cells: Sequence[Cell]) -> None:

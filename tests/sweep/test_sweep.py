@@ -19,7 +19,7 @@ from benchmarks.runs import command
 from grpo.cli import main
 from grpo.commands.sweep import ledger_table
 from grpo.config import UserError
-from grpo.config.hydra import compose_sweep
+from grpo.config.hydra import compose_config, compose_sweep
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import gpus_here, run_cells, side_by_side
 from grpo.sweep.cells import Cell, cells_of
@@ -128,12 +128,23 @@ def test_a_word_that_is_nearly_one_of_a_commands_own_leads_to_it(capsys):
     assert capsys.readouterr().err == "grpo: unknown key parts; did you mean part?\n"
 
 
-@pytest.mark.parametrize("word", ["--config-dir=mine", "--cfg", "mine.yaml"])
-def test_flags_and_files_are_refused_as_such(word, capsys):
-    assert main(["sweep", "sweep=seeds", word]) == 2
-    assert (
-        f"grpo sweep cannot read {word!r}: it takes KEY=VALUE words, and neither flags nor" in capsys.readouterr().err
-    )
+def test_flags_and_files_that_a_sweep_does_not_read_are_refused_as_such(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]")
+    for word in (f"{tmp_path}/mine.yaml", "--cfg=job", "--config-name=mine"):
+        assert main(["sweep", "sweep=seeds", word]) == 2
+        assert "grpo: grpo sweep takes no configuration file and no --cfg: put your keys" in capsys.readouterr().err
+    assert main(["sweep", "sweep=seeds", "--config-dir=nowhere"]) == 2
+    assert "--config-dir: there is no folder" in capsys.readouterr().err
+
+
+def test_every_run_of_a_sweep_reads_the_folder_of_config_dir(words, tmp_path):
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [tiny, _self_]\nnum_steps: 7\n"
+    (tmp_path / "mine/experiment/sums.yaml").write_text(text)
+    words[2] = "experiment=sums"
+    assert main(["sweep", "--config-dir", str(tmp_path / "mine"), *words]) == 0
+    cells = open_ledger(tmp_path / "sweep").cells
+    assert [compose_config([*cell.overrides]).num_steps for cell in cells] == [7, 7, 7, 7]
 
 
 @pytest.mark.slow
