@@ -256,7 +256,8 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
 
     A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
     to the model as those of the run are, with or without a chat template and with the same options of the template.
-    A file of the user's own, which has a dot in its name, is read and asked as the run's own task is.
+    A file of the user's own is a task where its name ends in .yaml. Any other name with a dot is a file of problems,
+    which are read and asked as the run's own task is.
     """
     tasks, folder = [], config.evaluation.suite_folder
     require(not folder or Path(folder).is_dir(), f"evaluation.suite_folder={folder}: there is no such folder")
@@ -265,11 +266,12 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
         key for key in ("chat", "chat_template_kwargs") if all(vars(p)[key] == vars(prompts[0])[key] for p in prompts)
     ]
     for name in config.evaluation.suite:
-        if "." in name:
+        own = Path(name) if name.endswith(".yaml") else None
+        if "." in name and not own:
             tasks.append(_task_of_file(config.task, name))
             continue
         try:
-            task = compose_config([f"task={name}"]).task
+            task = compose_config([f"task={name}"] if not own else _words_of_task(own)).task
         except UserError as error:
             raise UserError(f"evaluation.suite: {error}") from error
         local = Path(folder) / f"{name}.jsonl"
@@ -289,13 +291,19 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     return tasks
 
 
+def _words_of_task(file: Path) -> list[str]:
+    """Returns the words that choose a task in a file of the user's own."""
+    require(file.is_file() and file.parent.name == "task", f"there is no file {file} in a folder that is named task")
+    return [f"--config-dir={file.parent.parent}", f"task={file.stem}"]
+
+
 def _task_of_file(own: TaskConfig, path: str) -> TaskConfig:
     """Returns the task of all problems in a file that is written as the data of the run's own task are."""
     require(Path(path).is_file(), f"evaluation.suite: there is no file {path}")
     require(
         not own.sets,
         f"evaluation.suite: {path} would be read as the run's own problems are, and they come from several sets: give "
-        "the file a task of its own in a folder of --config-dir, and its name here",
+        "the file a task of its own, and write evaluation.suite=[DIR/task/NAME.yaml]",
     )
     data = replace(
         own.data, source="file", path=path, limit=0, held_out_fraction=0.0, selection=SelectionConfig(), split="train"

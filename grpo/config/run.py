@@ -103,9 +103,9 @@ class EvaluationConfig:
     pass_at: list[int] = field(default_factory=lambda: [1])
     # These problem sets are asked whole, one after another, e.g. [math500, aime24] (files of configs/task). In training
     # they come besides the held-out problems, and the best checkpoint is the best by the mean of their pass@1. A set
-    # that the run trains on is refused. A file of your own, e.g. [test.parquet], is read as the run's own problems are.
-    # `grpo eval` asks them instead. They have the run's task.prompt.chat and chat_template_kwargs, and else their own
-    # prompt.
+    # that the run trains on is refused. A file of your own, e.g. [test.parquet], is read as the run's own problems are,
+    # and [DIR/task/mine.yaml] is a task of your own. `grpo eval` asks them instead. They have the run's
+    # task.prompt.chat and chat_template_kwargs, and else their own prompt.
     suite: list[str] = field(default_factory=list)
     # A file NAME.jsonl in this folder, in Big-Math's row schema, is read instead of the hub. "" reads the hub.
     suite_folder: str = ""

@@ -203,7 +203,7 @@ class LimitsConfig:
     observed_tokens: int = 1024
     # The episode's own code may take this many seconds in all, while it waits for no turn of the model.
     seconds: float = 60.0
-    # Its process may take this many GiB of memory.
+    # The episode's process may take this many GiB of memory.
     memory_gib: float = 4.0
     # One program that the model runs by the tool `python` may take this many seconds.
     program_seconds: float = 10.0

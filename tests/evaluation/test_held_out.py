@@ -102,7 +102,7 @@ def test_a_file_in_the_suite_is_read_and_asked_as_the_runs_own_problems_are(tmp_
         (["evaluation.suite=[{}/a.jsonl,{}/b/a.csv]"], "two sets of one name (a, a): rename a file"),
         (
             ["task=gsm8k_and_math", "evaluation.suite=[{}/a.jsonl]"],
-            "a.jsonl would be read as the run's own problems are",
+            "several sets: give the file a task of its own, and write evaluation.suite=[DIR/task/NAME.yaml]",
         ),
     ],
 )
@@ -112,6 +112,21 @@ def test_a_file_in_the_suite_that_cannot_be_a_set_is_one_line(words, message, tm
         (tmp_path / name).touch()
     with pytest.raises(UserError, match=re.escape(message)):
         compose_suite(compose_config([word.format(tmp_path, tmp_path) for word in words]))
+
+
+def test_a_suite_has_a_task_of_ones_own_beside_several_sets(tmp_path):
+    (tmp_path / "task").mkdir()
+    file = tmp_path / "task/mine.yaml"
+    text = "defaults: [file, _self_]\nname: mine\ndata: {path: mine.jsonl, held_out_fraction: 0.5}\n"
+    file.write_text(text + "reward: {parts: [{name: number}]}\n")
+    [asked] = compose_suite(compose_config(["task=gsm8k_and_math", f"evaluation.suite=[{file}]"]))
+    assert (asked.name, asked.data.path, asked.data.held_out_fraction) == ("mine", "mine.jsonl", 0.0)
+    assert [part.name for part in asked.reward.parts] == ["number"]
+    file.rename(tmp_path / "mine.yaml")
+    with pytest.raises(
+        UserError, match=r"evaluation.suite: there is no file .*mine.yaml in a folder that is named task"
+    ):
+        compose_suite(compose_config([f"evaluation.suite=[{tmp_path}/mine.yaml]"]))
 
 
 def test_a_suite_is_put_to_the_model_as_the_runs_own_prompts_are():
