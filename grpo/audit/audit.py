@@ -91,7 +91,8 @@ def _compared(output: Path, manifest: Mapping[str, Any], starts: Sequence[Start]
     metrics, prompts = rows.by_file[METRICS_FILE], rows.by_file[PROMPTS_FILE]
     ending, samples = read_ending(output), rows.by_file[SAMPLES_FILE]
     finished = ending is not None and ending.state == FINISHED
-    whole = rows.completions if rows.whole else []
+    # A round without a file of its own has rows of samples.jsonl among the completions. These lack tokens.
+    whole = [row for row in rows.completions if "token_ids" in row]
     yield from tried("course", lambda: check_course(output, manifest, starts, rows.by_file))
     yield from tried("checkpoints", lambda: check_checkpoints(output, starts, prompts))
     yield from tried("metrics of prompts", lambda: check_metrics(starts, metrics, prompts, judged(rows.completions)))

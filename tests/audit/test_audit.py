@@ -299,6 +299,15 @@ def test_a_run_of_a_version_without_a_manifest_is_checked_as_far_as_it_goes(run,
     assert "not checked  steps: recompute=false" in said and "same         grades: 32 completions" in said
 
 
+def test_a_round_whose_completions_are_gone_is_named_beside_one_that_has_them(run, capsys):
+    [gone] = (run / "completions").glob("step-00000001-*")
+    gone.unlink()
+    assert main(["audit", "run", "recompute=false"]) == 1
+    said = capsys.readouterr().out
+    assert "differs      metrics of completions: step 1 has no completions in completions/\n" in said
+    assert "same         samples: 8 completions in samples.jsonl" in said
+
+
 def test_a_run_whose_completions_are_gone_is_checked_as_far_as_it_goes(run, capsys):
     shutil.rmtree(run / "completions")
     (run / "samples.jsonl").unlink()
