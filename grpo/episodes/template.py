@@ -192,7 +192,8 @@ class ChatTemplate:
         asked = [{"role": "user", "content": "."}]
         require(
             self._text(asked, tools) != self._text(asked, None),
-            f"the chat template of {self._tokenizer.name_or_path} shows no tools to the model: {_WAY_OUT}",
+            f"the chat template of {self._tokenizer.name_or_path} shows no tools to the model: {_WAY_OUT}; for models "
+            "that read <|im_start|>, task.prompt.chat_template=chatml_tools comes with grpo",
         )
         if self._reader(tools) is None:
             named = self._parsers_that_read(tools)

@@ -46,6 +46,21 @@ def test_episodes_on_a_server_that_works_ahead_have_the_learners_log_probabiliti
     assert max(of_episodes(tmp_path / "run", "failed_fraction")) == 0
 
 
+def test_a_dry_run_shows_how_an_episode_of_each_set_opens(tmp_path):
+    sets = [f"+task@task.sets.{name}=tiny_arithmetic" for name in "ab"]
+    words = [
+        *SMALL,
+        *QUIET,
+        "model.max_length=128",
+        "task=mixed",
+        *sets,
+        "task.sets.b.episode=tests.episodes.acts:three_turns",
+    ]
+    done = grpo("train", *words, "rollout=transformers", "dry_run=true", f"output_dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "An episode of b opens with the tools:\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

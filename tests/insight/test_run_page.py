@@ -307,7 +307,7 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path):
     facts = {"messages": json.dumps(EPISODE), "turns": 2, "calls": 1, "ended": "turns", "error": ""}
     [group] = shown_groups([row(2, "a@0", True, **facts)])
     [shown] = group["rows"]
-    assert shown["facts"] == "reward 1 · 2 tokens · 2 turns, 1 calls · at the limit of turns"
+    assert shown["facts"] == "reward 1 · 2 tokens · turns 2, calls 1 · at the limit of turns"
     assert shown["conversation"] == [
         ("user", "3 + 4 =", True),
         ("assistant", "→ add(a=3, b=4)", False),
@@ -317,6 +317,20 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path):
     page = Page("Run", "x", ["It learned."], "good", [Block(Kind.COMPLETIONS, [group], "Completions")])
     write_html(page, tmp_path / "report.html")
     assert '<div class="said read"><b>add</b><pre>7\\x1b[2J</pre></div>' in (tmp_path / "report.html").read_text()
+
+
+def test_an_episode_that_ends_at_a_limit_is_cut_off_by_that_limit_alone():
+    facts = {"truncated": True, "turns": 4, "calls": 4, "ended": "turns", "error": ""}
+    [group] = shown_groups([row(2, "a@0", True, **facts)])
+    assert group["rows"][0]["facts"] == "reward 1 · 2 tokens · cut off · turns 4, calls 4 · at the limit of turns"
+
+
+def test_the_model_has_read_the_examples_in_its_prompt():
+    examples = [{"role": "user", "content": "1 + 1 ="}, {"role": "assistant", "content": "2"}]
+    messages = json.dumps([*examples, *EPISODE])
+    [group] = shown_groups([row(2, "a@0", True, messages=messages, turns=2, calls=1, ended="", error="")])
+    said = [(name, read) for name, _, read in group["rows"][0]["conversation"] if name == "assistant"]
+    assert said == [("assistant", True), ("assistant", False), ("assistant", False)]
 
 
 @pytest.mark.parametrize("messages", ["", "{", "[1]", "[[]]", '{"role": "user"}', '[{"content": "x"}]'])

@@ -20,11 +20,18 @@ class Said(NamedTuple):
 
 
 def conversation(row: Row) -> list[Said]:
-    """Returns the messages of a completion's row. Returns [] for a single turn, and for messages that are damaged."""
+    """Returns the messages of a completion's row. Returns [] for a single turn, and for messages that are damaged.
+
+    The model wrote the last `turns` of the assistant's messages. It read those before, such as the prompt's examples.
+    """
     try:
-        return said_in(parse_json(row.get("messages") or "[]"))
+        said = said_in(parse_json(row.get("messages") or "[]"))
     except (ValueError, TypeError, AttributeError, KeyError):
         return []
+    of_assistant = [index for index, one in enumerate(said) if not one.read]
+    for index in of_assistant[: max(0, len(of_assistant) - int(row.get("turns", len(said))))]:
+        said[index] = said[index]._replace(read=True)
+    return said
 
 
 def said_in(messages: Sequence[Mapping[str, Any]]) -> list[Said]:

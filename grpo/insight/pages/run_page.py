@@ -43,7 +43,8 @@ ABOUT_GROUPS = (
     "more of them."
 )
 ABOUT_EPISODES = (
-    " Shaded messages were written by tools or the environment. The model read them, and nothing is learned from them."
+    " Shaded messages come from the prompt, a tool or the environment. The model read them, and nothing is learned "
+    "from them."
 )
 ABOUT_SETTINGS = "These settings differ from the defaults. config.json holds all of them."
 NO_COMPLETIONS = "The run kept no completions."
@@ -178,8 +179,8 @@ def _conversation(row: Row) -> list[Said]:
 def _facts(row: Row) -> str:
     facts = [f"reward {row['reward']:g}"] if is_graded(row) else []
     facts += [f"{row['tokens']} tokens"]
-    facts += ["cut off at the token limit"] if row.get("truncated") else []
-    facts += [f"{row['turns']} turns, {row['calls']} calls"] if {"turns", "calls"} <= row.keys() else []
+    facts += ["cut off" if ending(row) else "cut off at the token limit"] if row.get("truncated") else []
+    facts += [f"turns {row['turns']}, calls {row['calls']}"] if {"turns", "calls"} <= row.keys() else []
     facts += [ending(row)] if ending(row) else []
     facts += [row["outcome"].replace("_", " ") + " in grading"] if row["outcome"] != "graded" else []
     return " · ".join(facts)
