@@ -144,7 +144,7 @@ class RunDisplay:
         if new and not self._explained:
             self.note("Each line is a round: the model writes completions, they are graded, and it learns from them.")
         for field in new:
-            self.note(f"  {field.label:<8}{field.meaning}")
+            self.note(f"  {field.label:<7} {field.meaning}")
         if more and MORE not in self._explained:
             self.note(f"  {MORE:<8}there are more numbers, for which this terminal is too narrow: see metrics.jsonl")
         self._explained |= {field.label for field in new} | ({MORE} if more else set())
@@ -186,13 +186,16 @@ def _fitting(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _of_price(metrics: Mapping[str, float]) -> str:
-    """Returns what an hour and a unit of money are expected to gain, in points of the pass rate.
+    """Returns what an hour and a unit of money are expected to gain, in points of the pass rate. Leaves out a gain of
+    more than all points.
 
     >>> _of_price({"forecast/gain_per_hour": 0.1234, "forecast/gain_per_money": 0.01})
     ' (an hour +12.3 %, a unit of money +1 %)'
     """
     of = {"an hour": m.GAIN_PER_HOUR, "a unit of money": m.GAIN_PER_MONEY}
-    texts = [f"{name} {100 * metrics[metric]:+.3g} %" for name, metric in of.items() if metric in metrics]
+    texts = [
+        f"{name} {100 * metrics[metric]:+.3g} %" for name, metric in of.items() if abs(metrics.get(metric, 2.0)) <= 1
+    ]
     return f" ({', '.join(texts)})" if texts else ""
 
 

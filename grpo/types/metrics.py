@@ -157,8 +157,8 @@ BRANCHES = _metric("episodes/branches_mean", "histories", "mean number of histor
 NUM_COMPLETIONS = _metric("completions/num_sampled", "completions", "number of completions sampled, graded or not")
 PROMPT_LENGTH = _metric("prompts/length_mean", TOKENS, "mean length of a prompt, in tokens")
 
-LOSS = _metric("policy/loss", "loss", "what a step lowers; about 0 unless a penalty or an old policy adds to it",
-    panel="Loss: loss")
+LOSS = _metric("policy/loss", "loss",
+    "what a step lowers; about 0 unless lengths, a penalty or an old policy add to it", panel="Loss: loss")
 REFERENCE_KL = _metric("policy/reference_kl", NATS,
     "distance from the reference model, in nats per token; 0: it still writes alike",
     "a KL to the reference", "KL to the reference: KL", "trl:kl verl:actor/kl_loss slime:kl_loss rlprobe:kl_mean")

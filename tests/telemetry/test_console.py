@@ -56,6 +56,18 @@ def test_tokens_to_go_are_those_of_the_rounds_before_and_the_expected_gain_has_i
     assert "3,000 tokens to go  gain to go +3.21 % (an hour +25 %, a unit of money +12.5 %)" in line
 
 
+def test_a_gain_an_hour_of_more_than_all_points_is_left_out():
+    gains = {"forecast/gain": 0.0469, "forecast/gain_per_hour": 234.0}
+    *_, line = logged(lambda display: display.round(5, METRICS | gains)).splitlines()
+    assert "gain to go +4.69 %  round 8.3 s" in line
+
+
+def test_a_blank_divides_a_long_label_from_its_meaning():
+    lines = logged(lambda display: display.round(5, METRICS | {"episodes/failed_calls_fraction": 0.25})).splitlines()
+    assert "  failed calls share of calls that raised an exception" in lines
+    assert "  reward  mean reward of the round's completions" in lines
+
+
 def test_money_and_energy_are_counted_and_extrapolated_like_time_where_they_are_known():
     output, clock = io.StringIO(), Clock()
     display = RunDisplay(80, Console(file=output, width=400), clock=clock, per_hour=36.0)
