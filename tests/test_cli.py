@@ -87,6 +87,7 @@ def test_help_lists_groups_and_keys_with_a_sentence_each(words, capsys):
     command = "train" if words[0] == "help" else words[0]
     assert printed.startswith(f"usage: grpo {command} [GROUP=CHOICE ...] [KEY=VALUE ...]\nflags: --help, --cfg job")
     assert "normalization: dapo, dial, dr_grpo, gdpo, grpo, maxrl, pass_at_k, reinforce_plus_plus" in printed
+    assert "groups:\n  dynamics: adaptive, fixed\n" in printed
     assert "  task.data.limit=0  Only this many first rows of a file or a hub's data set are read.\n" in printed
     assert "`grpo config WORD` searches them" in printed.splitlines()[-1]
 

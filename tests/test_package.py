@@ -96,7 +96,7 @@ def test_the_wheel_studies_the_log_of_another_framework_without_torch(site, tmp_
 def test_a_command_that_needs_the_trainer_names_its_extra(site, tmp_path):
     done = grpo(linked(site, tmp_path / "light"), ["train", "experiment=tiny"], tmp_path)
     assert done.returncode == 2
-    assert "which is not installed here: pip install 'grpo-dynamics[train]'" in done.stderr
+    assert "which is not installed here: in a clone of grpo: pip install '.[train]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -190,7 +190,7 @@ def _first_line(file: Path) -> str:
 
 def help_text(command: str, words: Sequence[str]) -> str:
     """Returns the choices of every group, and every key with the value that it has with the given words."""
-    groups = sorted(path for path in config_directory().iterdir() if path.is_dir() and path.name != "sweep")
+    groups = sorted({file.parent for file in config_directory().glob("*/*.yaml") if file.parent.name != "sweep"})
     return "\n".join([
         f"usage: grpo {command} [GROUP=CHOICE ...] [KEY=VALUE ...]\nflags: {FLAGS}\n\ngroups:",
         *(f"  {group.name}: {', '.join(sorted(file.stem for file in group.glob('*.yaml')))}" for group in groups),

@@ -61,10 +61,10 @@ def importing() -> Iterator[None]:
 
 
 def how_to_install(module: str) -> str | None:
-    """Returns the pip command that installs a missing module with one of grpo's extras, or None if none of them has it.
+    """Returns how a missing module is installed with one of grpo's extras, or None if none of them has it.
 
     >>> how_to_install("torch.nn"), how_to_install("rewards")
-    ("pip install 'grpo-dynamics[train]'", None)
+    ("in a clone of grpo: pip install '.[train]'", None)
     """
     wanted = module.partition(".")[0].replace("_", "-")
     try:
@@ -74,5 +74,5 @@ def how_to_install(module: str) -> str | None:
     for line in needed:
         requirement, _, extra = line.partition("; extra == ")
         if extra and re.match(r"[\w-]+", requirement)[0] == wanted:
-            return f"pip install '{DISTRIBUTION}[{extra[1:-1]}]'"
+            return f"in a clone of grpo: pip install '.[{extra[1:-1]}]'"
     return None

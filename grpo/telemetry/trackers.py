@@ -297,7 +297,7 @@ def _package(name: str, without: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"{name} is not installed ({error}): pip install 'grpo-dynamics[trackers]', or set {without}"
+            f"{name} is not installed ({error}); in a clone of grpo: pip install '.[trackers]', or set {without}"
         ) from error
 
 

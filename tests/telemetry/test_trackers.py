@@ -366,7 +366,7 @@ def test_services_are_those_that_are_asked_for(tmp_path):
 
 def test_a_package_that_is_missing_is_named_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UserError, match=r"mlflow is not installed .* pip install 'grpo-dynamics\[trackers\]'"):
+    with pytest.raises(UserError, match=r"mlflow is not installed .* in a clone of grpo: pip install '\.\[trackers\]'"):
         MlflowTracker({}, sums("file:mlruns"), tmp_path)
 
 

@@ -23,7 +23,9 @@ def read_event_files(path: Path) -> list[dict[str, Any]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise UserError(f"tensorboard is not installed ({error}): pip install 'grpo-dynamics[trackers]'") from error
+        raise UserError(
+            f"tensorboard is not installed ({error}); in a clone of grpo: pip install '.[trackers]'"
+        ) from error
     # Hyperparameters are written into a folder of their own, as one point each.
     places = sorted({file.parent for file in path.rglob(EVENT_FILES)}) if path.is_dir() else [path]
     runs: dict[Path, dict[int, dict[str, Any]]] = {}

@@ -26,6 +26,8 @@ from grpo.types import metrics as m
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
+# A note names at most this many columns.
+NAMED = 12
 
 
 def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
@@ -33,7 +35,10 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     log = read_rows(path, column)
     steps, own_columns = np.array(log.columns.steps), log.columns.named()
     if not len(steps):
-        raise UserError(f'{path} has no rows with a step: give a log whose rows have a "step" of 0 or more')
+        raise UserError(
+            f'{path} has no rows with a step: give a log whose rows have a "step" of 0 or more (or a "global_step", '
+            '"_step" or "iteration")'
+        )
     own_series = series_of(steps, own_columns)
     series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
@@ -105,7 +110,8 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
     if rate_name in own_series and rate_name == m.PASS_RATE:
         return ""
     if not rate_name:
-        return "no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one"
+        names = ", ".join([*sorted(own_series)[:NAMED], *["…"][: len(own_series) > NAMED]])
+        return f"no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one of {names}"
     known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
     formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
     return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"
