@@ -85,6 +85,9 @@ def prepare() -> None:
     if not any(Path(device).exists() for device in GPU_DEVICES):
         # Otherwise DeepSpeed warns on every start that it found no GPU.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        if not os.environ.get("CXX") and not shutil.which("g++"):
+            # vLLM compiles one function, which counts ranks of tokens, and is right without.
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         _keep_memory()
     elif not any(name in os.environ for name in ALLOCATOR):
         # Rows differ in length, so every one asks for blocks of other sizes, and memory would be cut into pieces that

@@ -68,6 +68,21 @@ def test_deepspeed_is_kept_from_gpus_only_where_there_is_none(device, accelerato
 
 
 @pytest.mark.parametrize(
+    ("device", "compiler", "disabled"),
+    [("/dev/null", None, "1"), ("/dev/null", "/usr/bin/g++", None), ("/dev/nvidiactl", None, None)],
+)
+def test_nothing_is_compiled_on_a_cpu_without_a_compiler(device, compiler, disabled, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == device)
+    monkeypatch.setattr(environment, "_keep_memory", lambda: None)
+    monkeypatch.setattr("shutil.which", lambda name: compiler)
+    with patch.dict(os.environ):
+        for name in ("CXX", "TORCHDYNAMO_DISABLE"):
+            os.environ.pop(name, None)
+        environment.prepare()
+        assert os.environ.get("TORCHDYNAMO_DISABLE") == disabled
+
+
+@pytest.mark.parametrize(
     ("device", "given", "expected"),
     [
         ("/dev/nvidiactl", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
