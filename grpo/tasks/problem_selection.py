@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,12 @@ def _checks(
         )
     if config.sources:
         _require_column(problems, "source", "sources")
-        _require_available(config.sources, (problem.metadata.get("source") for problem in problems), "sources")
-        yield "from other sources", lambda problem: problem.metadata.get("source") in config.sources
+        there = chain.from_iterable(_names(problem, "source") for problem in problems)
+        _require_available(config.sources, there, "sources")
+        yield "from other sources", lambda problem: not {*config.sources}.isdisjoint(_names(problem, "source"))
     if config.domains:
         _require_column(problems, "domain", "domains")
-        yield "from other domains", lambda problem: any(map(_within(config.domains), _domains(problem)))
+        yield "from other domains", lambda problem: any(map(_within(config.domains), _names(problem, "domain")))
     if config.answer_types:
         _require_available(config.answer_types, ANSWER_TYPES, "answer_types")
         yield "with other kinds of answers", lambda problem: answer_type(problem.answer) in config.answer_types
@@ -195,9 +197,11 @@ def _require_available(values: Iterable[str], available: Iterable[Any], key: str
         raise UserError(f"task.data.selection.{key}: {unknown[0]!r} is unknown; choose from {listed}.")
 
 
-def _domains(problem: Problem) -> list[str]:
-    domain = problem.metadata.get("domain") or []
-    return [domain] if isinstance(domain, str) else list(domain)
+def _names(problem: Problem, column: str) -> list[str]:
+    """Returns the names in a column, which holds one or several. Whatever is no text, such as a number, is read so."""
+    value = problem.metadata.get(column)
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return [str(name) for name in (value if several else [value]) if name is not None]
 
 
 def _within(names: Sequence[str]) -> Callable[[str], bool]:

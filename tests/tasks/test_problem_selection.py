@@ -48,6 +48,13 @@ def test_sources_and_domains_are_kept_by_name():
     assert taken(problems, domains=["Prealgebra"], sources=["gsm8k"])[0] == ["p-0"]
 
 
+@pytest.mark.parametrize(("key", "column"), [("sources", "source"), ("domains", "domain")])
+def test_names_may_be_numbers_or_several(key, column):
+    problems = [problem(place, **{column: name}) for place, name in enumerate([3, None, ["3", "4"], "4", [4]])]
+    assert taken(problems, **{key: ["3"]})[0] == ["p-0", "p-2"]
+    assert taken(problems, **{key: ["4"]})[0] == ["p-2", "p-3", "p-4"]
+
+
 MEASURED = [problem(index, solve_rate=rate) for index, rate in enumerate([0.0, 0.5, 1.0])]
 
 
