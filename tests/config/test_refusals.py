@@ -50,6 +50,8 @@ task.reward.parts=[{fn: number}] → task.reward.parts has no key fn
 +num_steps=5 → num_steps is there already: leave out the + before it
 +experiment=tiny → experiment is chosen twice: leave out the + before it
 ++experiment=tiny → a group takes no ++ before it: write experiment=tiny
+task=mixed  task@task.sets.a=arithmetic → a set is added by a + before it: write +task@task.sets.a=arithmetic
+task=mixed  +task@task.sets.a=arithmetic  +task@task.sets.a=gsm8k → two sets have the name a: give each a name of its
 ~num_steps → ~num_steps: every run has num_steps, so it cannot be removed; num_steps=VALUE changes it
 ~objective → ~objective: every run has objective, so it cannot be removed
 ~num_stesp → unknown config key num_stesp; did you mean num_steps?
