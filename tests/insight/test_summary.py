@@ -5,7 +5,7 @@ from rich.console import Console
 
 from grpo.config import UserError
 from grpo.host.terminal import facts_table
-from grpo.insight.pages.summary import conditions, samples_rows, summary_rows
+from grpo.insight.pages.summary import before_and_after, conditions, samples_rows, summary_rows
 
 
 def evaluation(step: int, correct: list[int], completion: str = "so 42", **changes) -> dict:
@@ -78,6 +78,14 @@ def test_unlike_evaluations_are_not_compared():
         summary_rows(BEFORE, AFTER | {"per_problem": others})
 
 
+def test_each_set_of_a_suite_that_was_asked_before_and_after_has_a_table():
+    other = evaluation(9, [1] * 4, temperature=0.5)
+    old, new = ({"math500": one, "aime24": one} for one in (BEFORE, AFTER))
+    blocks = before_and_after([BEFORE | {"suite": old}, AFTER | {"suite": new | {"aime24": other, "amc23": AFTER}}])
+    assert [block.title for block in blocks[1:]] == ["Held-out problems", "math500, of evaluation.suite"]
+    assert row_of(blocks[2].content, "pass@1")[1:] == ["25.0% [15.0%, 35.0%]", "75.0% [65.0%, 85.0%]", "+50.0 points"]
+
+
 def test_a_completion_is_shown_as_text_whatever_it_contains():
     hostile = evaluation(0, [0], completion="[/b] [red]x \x1b[31m \x07")
     [_, (_, before, _)] = samples_rows(hostile["per_problem"], hostile["per_problem"])
@@ -137,10 +145,10 @@ def test_problems_that_one_evaluation_could_not_grade_are_left_out_of_the_change
     assert row_of(table, "problems not graded")[1:] == ["0", "2", "+2"]
     assert (
         conditions(BEFORE, without(AFTER, "p0", "p1"))
-        == "18 graded of 20 held-out problems × 2 samples, temperature 1; 95 % intervals"
+        == "18 graded of 20 problems × 2 samples, temperature 1; 95 % intervals"
     )
     one = {"samples_per_problem": 1}
-    assert conditions(BEFORE | one, AFTER | one) == ("20 held-out problems × 1 sample, temperature 1; 95 % intervals")
-    assert conditions(BEFORE, AFTER) == "20 held-out problems × 2 samples, temperature 1; 95 % intervals"
+    assert conditions(BEFORE | one, AFTER | one) == ("20 problems × 1 sample, temperature 1; 95 % intervals")
+    assert conditions(BEFORE, AFTER) == "20 problems × 2 samples, temperature 1; 95 % intervals"
     with pytest.raises(UserError, match="no problem was graded in both evaluations"):
         summary_rows(without(BEFORE, *(f"p{i}" for i in range(10))), without(AFTER, *(f"p{i}" for i in range(10, 20))))

@@ -6,6 +6,7 @@ An evaluation is one row of evaluations.jsonl: its step, and the result of `grpo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -38,7 +39,16 @@ def before_and_after(evaluations: Sequence[Evaluation]) -> list[Block]:
     return [
         Block(Kind.TABLE, samples, "Completions before and after", texts=range(3)),
         Block(Kind.TABLE, summary_rows(before, after), "Held-out problems", f"{conditions(before, after)}."),
+        *_of_suite(before.get("suite", {}), after.get("suite", {})),
     ]
+
+
+def _of_suite(before: Mapping[str, Evaluation], after: Mapping[str, Evaluation]) -> Iterator[Block]:
+    """Yields a table of each set of the suite. Leaves out sets whose evaluations are not comparable."""
+    for name in (name for name in after if name in before):
+        with suppress(UserError):
+            of_set = summary_rows(before[name], after[name])
+            yield Block(Kind.TABLE, of_set, f"{name}, of evaluation.suite", f"{conditions(before[name], after[name])}.")
 
 
 def samples_rows(
@@ -181,7 +191,7 @@ def conditions(before: Evaluation, after: Evaluation) -> str:
     problems = f"{num_asked}" if num_graded == num_asked else f"{num_graded} graded of {num_asked}"
     samples = after["samples_per_problem"]
     return (
-        f"{problems} held-out problem{'s' * (num_asked != 1)} × {samples} sample{'s' * (samples != 1)}, "
+        f"{problems} problem{'s' * (num_asked != 1)} × {samples} sample{'s' * (samples != 1)}, "
         f"temperature {after['temperature']:g}; 95 % intervals"
     )
 
