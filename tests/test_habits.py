@@ -23,6 +23,6 @@ def test_a_check_has_nothing_to_say(check):
 def test_the_top_level_holds_what_belongs_there_and_nothing_that_a_program_has_left():
     kept = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {name.partition("/")[0] for name in kept.splitlines()} <= {
-        *(".ci", ".gitignore", "LICENSE", "README.md", "pyproject.toml"),
+        *(".ci", ".github", ".gitignore", "LICENSE", "README.md", "pyproject.toml"),
         *("grpo", "configs", "launch", "tests", "benchmarks"),
     }
