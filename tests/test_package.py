@@ -89,7 +89,7 @@ def test_the_wheel_studies_the_log_of_another_framework_without_torch(site, tmp_
     assert "verdict: much of what the model could do i" in done.stdout
     done = grpo(light, ["report", "trainer_state.json"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "dynamics.html").exists()
+    assert (tmp_path / "trainer_state_dynamics.html").exists()
 
 
 @pytest.mark.slow

@@ -52,14 +52,13 @@ def write_fit(
 ) -> None:
     """Reports the forecast and the diagnosis of the log at `path`.
 
-    The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written beside the
-    log as a page and in the formats of `also`, with the fits of each `law`. `column` and `scale` are explained at
-    `logs.read_log`.
+    The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written as a page and
+    in the formats of `also`, with the fits of each `law`: into the run's folder, or beside a log that is a file, under
+    its name. `column` and `scale` are explained at `logs.read_log`.
     """
     analysis = analysed(read_log(path, column, scale), path, last_step, law)
-    folder = path if path.is_dir() else path.parent
-    fit = dynamics_page(analysis, advised(analysis.log), folder)
-    publish(fit, folder / DYNAMICS_PAGE_FILE, Terminal(), also)
+    page = path / DYNAMICS_PAGE_FILE if path.is_dir() else path.with_name(f"{path.stem}_{DYNAMICS_PAGE_FILE}")
+    publish(dynamics_page(analysis, advised(analysis.log), path), page, Terminal(), also)
 
 
 def write_forecast(
@@ -168,14 +167,14 @@ def advised(log: RunLog) -> list[Finding]:
     return [translated(finding) for finding in diagnose(log)]
 
 
-def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], folder: Path) -> Page:
-    """Returns the page of a log's forecast and diagnosis. `folder` is that of the log."""
+def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], path: Path) -> Page:
+    """Returns the page of a log's forecast and diagnosis. `path` is the log's file, or the run's folder."""
     log, held_out = analysis.log, held_out_lines(analysis.log, analysis.ahead.steps[-1])
     lines, mood = verdict_lines(log)
     planned = f" of a run of {log.num_steps:,} optimizer steps" if log.num_steps else ""
     decisions = [("after step", "why"), *log.decisions]
     return Page(
-        *("Training dynamics", run_name(folder), lines, mood),
+        *("Training dynamics", run_name(path), lines, mood),
         blocks=[
             Block(Kind.LINES, log.notes, "How the log was read"),
             Block(Kind.LINES, [forecast_line(analysis.ahead)], only=TERMINAL),
