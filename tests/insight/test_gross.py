@@ -36,6 +36,13 @@ def test_nearly_all_cut_off_is_found_in_a_run_of_any_length(rounds):
     assert seen(short(rounds, completions__truncated_fraction=0.94, pass_rate=0.5))["truncated"] == "warning"
 
 
+@pytest.mark.parametrize("rounds", [1, 5, 30])
+def test_episodes_that_end_at_the_limit_of_turns_need_more_turns_and_not_longer_completions(rounds):
+    found = diagnose(short(rounds, completions__truncated_fraction=0.94, episodes__out_of_turns_fraction=0.9))
+    [remedy] = [finding.remedy for finding in found if finding.name in ("truncated", "out of turns")]
+    assert remedy.startswith("a larger task.limits.turns")
+
+
 @pytest.mark.parametrize("rounds", [1, 12])
 def test_missing_answers_are_found_in_a_run_of_any_length(rounds):
     shares = {"completions__no_answer_fraction": 0.95, "groups__all_wrong_fraction": 0.95}

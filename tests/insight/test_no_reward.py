@@ -35,6 +35,11 @@ def test_the_first_round_without_reward_names_the_reason_and_the_remedy(share, r
     assert reason in warned["no reward"] and f"⇒ {remedy}" in warned["no reward"]
 
 
+def test_the_limit_of_turns_is_named_before_that_of_tokens():
+    cut = {"completions/truncated_fraction": 0.75, "episodes/out_of_turns_fraction": 0.6}
+    assert "60% of the episodes ended at the limit of turns ⇒ raise task" in warnings(NOTHING | cut)["no reward"]
+
+
 def test_wrong_answers_alone_are_a_matter_of_difficulty():
     warned = warnings(NOTHING | {"completions/no_answer_fraction": 0.1})["no reward"]
     assert "answers are found and graded, and none is right" in warned and "easier problems" in warned

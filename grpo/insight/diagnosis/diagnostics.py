@@ -87,6 +87,7 @@ EXCLUDED = {
         "on the plateau",
     ),
     "no answers found": ("prompts too hard",),
+    "out of turns": ("truncated",),
     "unstable": ("setback", "nothing learned", "no gain lately", "on the plateau", "prompts too hard"),
     "setback": ("nothing learned", "on the plateau"),
     "nothing learned": ("on the plateau",),

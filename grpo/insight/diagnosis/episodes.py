@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from grpo.insight.diagnosis.evidence import change, level
 from grpo.insight.diagnosis.findings import NOTE, WARNING, DiagnosisRule, Finding
+from grpo.insight.diagnosis.symptoms import throughout
 from grpo.insight.logs.run_log import RunLog
 from grpo.types import metrics as m
 
@@ -57,7 +58,9 @@ def failing_tools(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def out_of_turns(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    if (share := _surely_above(log, m.OUT_OF_TURNS, rule.out_of_turns)) is None:
+    share = throughout(log, m.OUT_OF_TURNS, rule.out_of_turns)
+    share = _surely_above(log, m.OUT_OF_TURNS, rule.out_of_turns) if share is None else share
+    if share is None:
         return None
     evidence = f"{share:.0%} of episodes end at the limit of turns"
     return Finding("out of turns", WARNING, evidence, "a larger task.limits.turns; read samples.jsonl for calls that "

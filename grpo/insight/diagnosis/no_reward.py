@@ -49,6 +49,11 @@ _CAUSES = (
         "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]",
     ),
     (
+        m.OUT_OF_TURNS,
+        "of the episodes ended at the limit of turns",
+        "raise task.limits.turns, or read samples.jsonl for calls that come again and again",
+    ),
+    (
         m.TRUNCATED,
         "of the completions were cut off before they ended",
         "raise rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template",
