@@ -14,6 +14,7 @@ from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE, MANIFEST_FILE, METRICS_FILE
 from grpo.config.plain_json import read_object
 from grpo.evaluation.held_out import is_unjudged, points_gained
+from grpo.insight.pages.glossary import duration
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import metrics as m
 
@@ -242,10 +243,10 @@ def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
 
 
 def _spent(rounds: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yields the hours of the rounds, and their energy where the learner's machines count it."""
-    hours = sum(row.get(m.ROUND_SECONDS, 0.0) for row in rounds) / 3600
-    if hours:
-        yield "time of all rounds", f"{hours:.3g} h"
+    """Yields the time of the rounds, and their energy where the learner's machines count it."""
+    seconds = sum(row.get(m.ROUND_SECONDS, 0.0) for row in rounds)
+    if seconds:
+        yield "time of all rounds", duration(seconds)
     counted = [row[m.ROUND_ENERGY] for row in rounds if m.ROUND_ENERGY in row]
     if kwh := sum(counted) / 3.6e6:
         of = "all" if len(counted) == len(rounds) else f"{len(counted)} of {len(rounds)}"

@@ -101,7 +101,7 @@ def test_a_card_says_what_training_has_cost_in_hours_and_energy_and_by_the_point
     evaluations = [evaluation(0, 0.2), evaluation(6, 0.45)]
     rounds = [{"step": step, "time/round_seconds": 600.0, "energy/round_joules": 900_000.0} for step in range(1, 7)]
     text = card(compose_config([]), 6, evaluations, {}, rounds=rounds)
-    assert "| time of all rounds | 1 h |" in text
+    assert "| time of all rounds | 60 min |" in text
     each = "1.5 kWh by the counters of GPUs and processors, 0.06 kWh for each point of pass@1 gained"
     assert f"| energy of all rounds | {each} |" in text
     rounds[0].pop("energy/round_joules")
@@ -109,5 +109,5 @@ def test_a_card_says_what_training_has_cost_in_hours_and_energy_and_by_the_point
     assert "| energy of 5 of 6 rounds | 1.25 kWh by the counters of GPUs and processors |" in text
     uncounted = [{"step": 1, "time/round_seconds": 1800.0}]
     text = card(compose_config([]), 6, evaluations[:1], {}, rounds=uncounted)
-    assert "| time of all rounds | 0.5 h |" in text and "energy" not in text
+    assert "| time of all rounds | 30 min |" in text and "energy" not in text
     assert "time of all rounds" not in card(compose_config([]), 6, evaluations, {})

@@ -52,9 +52,9 @@ def write_fit(
 ) -> None:
     """Reports the forecast and the diagnosis of the log at `path`.
 
-    The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written as a page and
-    in the formats of `also`, with the fits of each `law`: into the run's folder, or beside a log that is a file, under
-    its name. `column` and `scale` are explained at `logs.read_log`.
+    The forecast goes to `last_step`, by default to the log's `horizon`. The report is printed, and written as a page
+    and in the formats of `also`, with the fits of each `law`: into the run's folder, or beside a log that is a file,
+    under its name. `column` and `scale` are explained at `logs.read_log`.
     """
     analysis = analysed(read_log(path, column, scale), path, last_step, law)
     page = path / DYNAMICS_PAGE_FILE if path.is_dir() else path.with_name(f"{path.stem}_{DYNAMICS_PAGE_FILE}")
