@@ -12,7 +12,7 @@ from grpo.commands.words import count, paths_and_settings, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.insight.pages.conversation import as_text, conversation, ending
+from grpo.insight.pages.conversation import as_text, conversation, ending, opening
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.json_lines import Row
 
@@ -105,7 +105,11 @@ def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> N
     console.rule(Text(" · ".join(facts), style="bold"), align="left")
     expected = f"\nexpected answer: {first['answer']}" if first["answer"] else ""
     console.print(Text(f"{first['question']}{expected}", style="dim"), soft_wrap=True)
-    for row in matching:
+    spoken = [conversation(row) for row in matching]
+    shared = opening(spoken)
+    if shared:
+        console.print(Text("\neach conversation begins so:"), as_text(spoken[0][:shared], ""), sep="\n", soft_wrap=True)
+    for row, messages in zip(matching, spoken, strict=True):
         if not is_graded(row):
             style, facts = "yellow", ["– not graded", f"{row['tokens']} tokens"]
         elif is_unjudged(group):
@@ -116,8 +120,8 @@ def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> N
         facts += [row["outcome"]] if row["outcome"] != "graded" else []
         facts += ["cut off"] if row.get("truncated") else []
         console.print(Text(f"\n{' · '.join(facts)}", style=style), soft_wrap=True)
-        if spoken := conversation(row):
-            console.print(as_text(spoken, ending(row)), soft_wrap=True)
+        if messages:
+            console.print(as_text(messages[shared:], ending(row)), soft_wrap=True)
         else:
             console.print(Text(row["completion"] or "(empty)"), soft_wrap=True)
     console.print()

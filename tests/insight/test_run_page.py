@@ -333,6 +333,18 @@ def test_the_model_has_read_the_examples_in_its_prompt():
     assert said == [("assistant", True), ("assistant", False), ("assistant", False)]
 
 
+def test_the_opening_that_all_conversations_of_a_group_share_is_shown_once(tmp_path):
+    examples = [{"role": "user", "content": "1 + 1 ="}, {"role": "assistant", "content": "2"}]
+    facts = {"turns": 2, "calls": 1, "ended": "", "error": ""}
+    ends = [EPISODE, [*EPISODE[:-1], {"role": "assistant", "content": "8"}]]
+    [group] = shown_groups([row(2, "a@0", True, messages=json.dumps([*examples, *end]), **facts) for end in ends])
+    assert [said.text for said in group["opening"]] == ["1 + 1 =", "2", "3 + 4 ="]
+    assert [[said.text for said in one["conversation"]][-1] for one in group["rows"]] == ["7", "8"]
+    page = Page("Run", "x", ["It learned."], "good", [Block(Kind.COMPLETIONS, [group], "Completions")])
+    write_html(page, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().count("<pre>1 + 1 =</pre>") == 1
+
+
 @pytest.mark.parametrize("messages", ["", "{", "[1]", "[[]]", '{"role": "user"}', '[{"content": "x"}]'])
 def test_a_conversation_that_is_damaged_is_shown_by_its_last_turn(messages):
     [group] = shown_groups([row(2, "a@0", True, messages=messages)])

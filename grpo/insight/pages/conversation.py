@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from rich.text import Text
@@ -32,6 +33,19 @@ def conversation(row: Row) -> list[Said]:
     for index in of_assistant[: max(0, len(of_assistant) - int(row.get("turns", len(said))))]:
         said[index] = said[index]._replace(read=True)
     return said
+
+
+def opening(conversations: Sequence[Sequence[Said]]) -> int:
+    """Returns the number of messages with which all conversations of a group begin, and which the model has read.
+
+    >>> asked, answered = Said("user", "2 + 3 =", True), Said("assistant", "5", False)
+    >>> opening([[asked, answered], [asked, answered]]), opening([[asked, answered], []]), opening([[asked, answered]])
+    (1, 0, 0)
+    """
+    if len(conversations) < 2:
+        return 0
+    alike = takewhile(lambda said: said[0].read and len({*said}) == 1, zip(*conversations, strict=False))
+    return sum(1 for _ in alike)
 
 
 def said_in(messages: Sequence[Mapping[str, Any]]) -> list[Said]:

@@ -232,6 +232,8 @@ def _markdown(page: Page, picture: str) -> Iterator[str]:
         elif block.kind == Kind.COMPLETIONS:
             for group in block.content:
                 yield f"### {' '.join(group['question'].split())}"
+                if said := group.get("opening"):
+                    yield f"Each conversation begins so:\n\n{_indented(_said({'conversation': said}))}"
                 yield from (f"{row['facts']}:\n\n{_indented(_said(row))}" for row in group["rows"])
         elif block.kind in (Kind.LINES, Kind.COMMAND):
             yield from map(sentence if block.kind == Kind.LINES else _indented, block.content)

@@ -21,7 +21,7 @@ from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_evaluations, read_log, run_config
 from grpo.insight.logs.run_log import RunLog
-from grpo.insight.pages.conversation import Said, conversation, ending
+from grpo.insight.pages.conversation import Said, conversation, ending, opening
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table, unfinished
 from grpo.insight.pages.curves import Curves, panels_of
 from grpo.insight.pages.dynamics import analysed, dynamics_page
@@ -156,18 +156,21 @@ def _group(rows: Sequence[Row]) -> dict[str, Any]:
     shown_rows = [row for side in (True, False) for row in [row for row in rows if row["correct"] is side][:EACH_SIDE]]
     first, unjudged = rows[0], is_unjudged(rows)
     source = f" Source: {first['source']}." if first.get("source") else ""
+    spoken = [_conversation(row) for row in shown_rows]
+    shared = opening(spoken)
     how_many_shown = f" {len(shown_rows)} of {len(rows)} completions are shown." if len(shown_rows) < len(rows) else ""
     return {
         "score": score_of(rows),
         "question": clean(first["question"]),
         "answer": clean(str(first["answer"])),
         "about": f"Step {first['step']:,}, prompt {first['prompt_id']}.{source}{how_many_shown}",
+        "opening": spoken[0][:shared],
         "rows": [
             {
                 **{"graded": is_graded(row), "judged": not unjudged, "correct": row["correct"]},
-                **{"facts": _facts(row), "text": clean(_cut(row["completion"])), "conversation": _conversation(row)},
+                **{"facts": _facts(row), "text": clean(_cut(row["completion"])), "conversation": said[shared:]},
             }
-            for row in shown_rows
+            for row, said in zip(shown_rows, spoken, strict=True)
         ],
     }
 
