@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo.dynamics import guard
-from grpo.dynamics.adaptive_state import AdaptiveState, afresh, curve_of, lag_of, remember, state_of
+from grpo.dynamics.adaptive_state import AdaptiveState, afresh, lag_of, remember, state_of
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.gain import Gain, Products
@@ -135,7 +135,7 @@ class AdaptiveScheduler:
         """Forecasts the run's curve to the last step, if it has enough rounds."""
         if len(state.rounds) < FEWEST_POINTS:
             return None
-        return forecast(curve_of(state.rounds), self._setting.num_steps)
+        return forecast(state.curve, self._setting.num_steps)
 
     def _stopped(self, verdict: Verdict, ahead: Forecast) -> Verdict:
         """Returns `verdict`, changed to stop the run because little is left to gain."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
-from grpo.dynamics.history import History, lag, num_tried, pass_rate, pooled_errors
+from grpo.dynamics.history import History, curve_of, lag, num_tried, pass_rate
 from grpo.types import RoundStatistics
 from grpo.types import metrics as m
 from grpo.types.plain import rebuilt
@@ -71,6 +69,11 @@ class AdaptiveState:
     told: bool = False
     fewest: int = 0
 
+    @property
+    def curve(self) -> History:
+        """Returns the reward curve of the rounds."""
+        return curve_of((p.step, p.value, p.error, p.tried, p.interval, p.delay - p.interval) for p in self.rounds)
+
 
 def state_of(values: Mapping[str, Any]) -> AdaptiveState:
     """Rebuilds the state from its JSON values. Raises ValueError for values of another kind."""
@@ -108,15 +111,6 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
 def sampled_tokens(statistics: RoundStatistics) -> float:
     """Returns the prompt and completion tokens of a round. A prompt counts once for its whole group."""
     return sum(statistics.means[name].total for name in (m.PROMPT_LENGTH, m.LENGTH))
-
-
-def curve_of(rounds: Sequence[PastRound]) -> History:
-    """Returns the reward curve of these rounds."""
-    names = ("step", "value", "error", "tried", "interval", "delay")
-    columns = (np.array([getattr(past, name) for past in rounds], float) for name in names)
-    steps, values, errors, tried, intervals, delays = columns
-    errors = pooled_errors(values, errors, tried)
-    return History(np.maximum.accumulate(steps), values, errors, intervals, delays - intervals)
 
 
 def lag_of(statistics: RoundStatistics) -> int:

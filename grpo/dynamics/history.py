@@ -152,8 +152,11 @@ def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
         for step, interval, steps_ahead, counts in rounds
         if sum(counts.values())
     ]
-    if not points:
-        return NO_HISTORY
+    return curve_of(points) if points else NO_HISTORY
+
+
+def curve_of(points: Iterable[tuple[float, float, float, int, int, int]]) -> History:
+    """Returns the curve of points (step, pass rate, its standard error, completions, refresh interval, lag)."""
     steps, values, errors, tried, intervals, lags = (np.array(column, float) for column in zip(*points, strict=True))
     # The running maximum keeps the steps in order: a lag that grows by more than a round would put a point before the
     # last one.
