@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,24 +77,15 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _fit(path: Path, settings: list[str]) -> Analysis:
+def _on_curve(name: str, path: Path, settings: list[str]) -> Analysis:
+    """Returns the analysis `fit` or `forecast`."""
     options = typed(settings, last_step=count, column=str, scale=positive, law=str)
 
     def analysis() -> None:
-        from grpo.insight.pages.dynamics import write_fit
+        from grpo.insight.pages import dynamics
 
-        write_fit(path, **_with_laws(options))
-
-    return analysis
-
-
-def _forecast(path: Path, settings: list[str]) -> Analysis:
-    options = typed(settings, last_step=count, column=str, scale=positive, law=str)
-
-    def analysis() -> None:
-        from grpo.insight.pages.dynamics import write_forecast
-
-        write_forecast(path, **_with_laws(options))
+        write = dynamics.write_fit if name == "fit" else dynamics.write_forecast
+        write(path, **_with_laws(options))
 
     return analysis
 
@@ -217,8 +209,8 @@ def _pass_rates(path: Path, column: str) -> PassRates:
 
 # Reads the words of an analysis, and returns what does it.
 COMMANDS: dict[str, Callable[[Path, list[str]], Analysis]] = {
-    "fit": _fit,
-    "forecast": _forecast,
+    "fit": partial(_on_curve, "fit"),
+    "forecast": partial(_on_curve, "forecast"),
     "diagnose": _diagnose,
     "replay": _replay,
     "whatif": _whatif,
