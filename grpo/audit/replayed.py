@@ -12,8 +12,7 @@ from grpo.audit.lines import UNCHECKED, Line, compared
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError
 from grpo.config.folder import PROMPTS_FILE
-from grpo.measure import by_problem, problem_id
-from grpo.run.resume import Asked
+from grpo.run.resume import Asked, record
 from grpo.tasks.rewards import of_episode
 from grpo.tasks.task import VerifiableTask
 from grpo.telemetry.completions import encodable
@@ -37,9 +36,7 @@ def check_prompts(
         into |= {prompt.prompt_id: prompt for prompt in promised}
         wrong += _other_prompts(asked, Counter(prompt.prompt_id for prompt in promised))
         seen.update(asked.prompt_ids)
-        task.record_outcomes(by_problem(zip(asked.prompt_ids, asked.correct, strict=True)), asked.cursor)
-        if asked.lengths:
-            task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
+        record(task, asked)
     wrong += [f"{prompt_id} was asked {count} times" for prompt_id, count in seen.items() if count > 1]
     yield from compared(
         "prompts", wrong, f"{sum(seen.values())} prompts of {len(rounds)} rounds, in the order of the stream"

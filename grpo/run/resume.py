@@ -199,9 +199,14 @@ def relearn(task: Task, rounds: Iterable[Asked], step: int) -> None:
     have been. The later rounds of a run that was killed are taken again, so they do not count.
     """
     for asked in takewhile(lambda asked: asked.step <= step, rounds):
-        task.record_outcomes(by_problem(zip(asked.prompt_ids, asked.correct, strict=True)), asked.cursor)
-        if asked.lengths:
-            task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
+        record(task, asked)
+
+
+def record(task: Task, asked: Asked) -> None:
+    """Passes the outcomes and lengths of a round to the task."""
+    task.record_outcomes(by_problem(zip(asked.prompt_ids, asked.correct, strict=True)), asked.cursor)
+    if asked.lengths:
+        task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
 
 
 def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:
