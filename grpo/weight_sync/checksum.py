@@ -46,24 +46,16 @@ def group_of(name: str) -> str:
     return "head" if "lm_head" in name else "rest"
 
 
-def bit_sum(tensor: Tensor) -> int:
-    """Sums the bit patterns of a floating-point tensor, read as integers of the same width."""
-    return both_sums(tensor)[0]
-
-
-def placed_sum(tensor: Tensor) -> int:
-    """Sums the bit patterns, each weighted by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
+def both_sums(tensor: Tensor) -> tuple[int, int]:
+    """Sums the bit patterns of a floating-point tensor, read as integers of the same width, and sums them once more,
+    each weighted by its row and by its column, modulo 2⁶⁴: Σ_r v(r) Σ_c w(c)·bits[r, c].
 
     A vector counts as one row. With more than two dimensions, the last one is the columns and all others the rows.
-    No two of 65,535 columns have one weight, so two of their numbers in a row that change places always change the sum.
+    No two of 65,535 columns have one weight, so two of their numbers in a row that change places always change the
+    second sum.
     """
-    return both_sums(tensor)[1]
-
-
-def both_sums(tensor: Tensor) -> tuple[int, int]:
-    """Computes `bit_sum` and `placed_sum` from one reading of the tensor."""
-    plain_sum, placed_sum = _sums_on_device(tensor).tolist()
-    return plain_sum, placed_sum
+    plain, placed = _sums_on_device(tensor).tolist()
+    return plain, placed
 
 
 def _sums_on_device(tensor: Tensor) -> Tensor:
