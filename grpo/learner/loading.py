@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
 from copy import deepcopy
@@ -140,13 +141,9 @@ def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
     function, not two dropout masks."""
     settings = config.to_dict()
     for part in (settings, settings.get("text_config") or {}):
-        random = [name for name, value in part.items() if _is_random(name) and isinstance(value, float)]
+        random = [name for name, value in part.items() if isinstance(value, float) and re.search("drop|jitter", name)]
         part.update(dict.fromkeys(random, 0.0))
     return type(config).from_dict(settings)
-
-
-def _is_random(name: str) -> bool:
-    return "drop" in name or "jitter" in name
 
 
 def longest_length(files: ModelFiles) -> float:

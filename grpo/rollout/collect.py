@@ -74,7 +74,7 @@ class RefillingCollector:
             missing = plan.prompts_per_round - sum(not silence for silence in silent.values())
             if not missing:
                 break
-            wave = self._wave(missing)
+            wave = {scored.group.prompt.position: scored for scored in self._source.take(missing)}
             sampled |= wave
             own_silent = {place: self._is_silent(scored) for place, scored in wave.items()}
             for rank, share in enumerate(self._collective.gather(own_silent)):
@@ -88,10 +88,6 @@ class RefillingCollector:
 
     def forget(self) -> None:
         self._source.forget()
-
-    def _wave(self, num_prompts: int) -> dict[int, ScoredGroup]:
-        """Samples the next prompts of all ranks, and returns this rank's groups by position in the stream."""
-        return {scored.group.prompt.position: scored for scored in self._source.take(num_prompts)}
 
     def _kept(self, silent: Mapping[int, bool], num_groups: int) -> list[int]:
         """Returns the stream positions of the groups to learn from, in the order of the optimizer steps."""

@@ -30,7 +30,10 @@ class FileForm:
             for change in reversed(changes)
             if isinstance(change, WeightRenaming) and not isinstance(change, PrefixChange)
         ]
-        self._splits = any(isinstance(change, WeightConverter) and _of_experts(change) for change in changes)
+        self._splits = any(
+            isinstance(change, WeightConverter) and any(".experts.*." in name for name in change.source_patterns)
+            for change in changes
+        )
 
     def of(self, bucket: Bucket) -> list[tuple[str, Tensor]]:
         """Returns the weights under the names of the model's files. Experts become separate tensors if the files have
@@ -58,8 +61,3 @@ class FileForm:
         for change in self._renamings:
             name, _ = change.rename_source_key(name)
         return name + suffix
-
-
-def _of_experts(change: WeightConverter) -> bool:
-    """Returns whether a conversion puts the experts of a layer into one tensor."""
-    return any(".experts.*." in name for name in change.source_patterns)

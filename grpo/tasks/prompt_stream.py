@@ -146,7 +146,7 @@ class Mixture:
         self._weights = np.array(weights, float)
         self._seed = seed
         self._counts = [np.zeros(len(orders), int)]  # positions of each set before each block
-        self._draw = functools.lru_cache(maxsize=4)(self._drawn)
+        self._draw = functools.lru_cache(maxsize=4)(lambda block: resampled(self._weights, BLOCK, (self._seed, block)))
 
     def indices(self, start: int, count: int) -> Indices:
         import numpy as np
@@ -182,6 +182,3 @@ class Mixture:
             number = len(self._counts) - 1
             self._counts.append(self._counts[-1] + np.bincount(self._draw(number), minlength=len(self._orders)))
         return self._counts[block] + np.bincount(self._draw(block)[:place], minlength=len(self._orders))
-
-    def _drawn(self, block: int) -> Indices:
-        return resampled(self._weights, BLOCK, (self._seed, block))

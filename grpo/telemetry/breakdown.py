@@ -82,7 +82,8 @@ def breakdown(facts: Sequence[CompletionFacts]) -> dict[str, float]:
     graded = [fact for fact in facts if fact.band]
     for band, subset in _divided(graded, lambda fact: fact.band).items():
         prefix = f"{m.BY_PASS_RATE}{band}"
-        numbers |= _mean_length(prefix, subset) | _truncated(prefix, subset)
+        numbers |= _mean_length(prefix, subset)
+        numbers[f"{prefix}/truncated_fraction"] = sum(fact.truncated for fact in subset) / len(subset)
         numbers[f"{prefix}/share"] = len(subset) / len(graded)
     return {name: float(value) for name, value in numbers.items()}
 
@@ -103,7 +104,3 @@ def _percentiles(prefix: str, facts: Sequence[CompletionFacts]) -> dict[str, flo
 
 def _mean_length(prefix: str, facts: Sequence[CompletionFacts]) -> dict[str, float]:
     return {f"{prefix}/length_mean": sum(fact.length for fact in facts) / len(facts)} if facts else {}
-
-
-def _truncated(prefix: str, facts: Sequence[CompletionFacts]) -> dict[str, float]:
-    return {f"{prefix}/truncated_fraction": sum(fact.truncated for fact in facts) / len(facts)}

@@ -299,7 +299,7 @@ def _against(
         p=p,
         higher=sum(sum(row) > 0 for row in _last_differences(pairs, problems)),
         seeds=len(pairs),
-        tokens=geometric_ratio(*spent) if costs_known else _unknown(),
+        tokens=geometric_ratio(*spent) if costs_known else Interval(*[float("nan")] * 3),
         tokens_p=ratio_p_value(*spent) if costs_known else 1.0,
         quarters=by_quarter,
     )
@@ -334,7 +334,3 @@ def _corrected(
 
 def _level(p: float, corrected_p: float) -> float:
     return 1 - SURE * p / corrected_p if corrected_p else 1 - SURE
-
-
-def _unknown() -> Interval:
-    return Interval(float("nan"), float("nan"), float("nan"))

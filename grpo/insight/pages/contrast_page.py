@@ -57,7 +57,7 @@ def contrast_page(contrast: Contrast, folder: Path, notes: Sequence[str] = ()) -
     ]
     return Page(
         *("Variants compared", run_name(folder), lines[:1]),
-        mood=GOOD if not unlike_asked and any(_is_clear(variant) for variant in contrast.variants) else UNSURE,
+        mood=GOOD if not unlike_asked and any(v.against and v.against.clear for v in contrast.variants) else UNSURE,
         blocks=[
             Block(Kind.TABLE, [[row[at] for at in NARROW] for row in outcome], only=TERMINAL, texts=range(len(NARROW))),
             Block(Kind.LINES, lines[1:], "What to know first"),
@@ -74,10 +74,6 @@ def contrast_page(contrast: Contrast, folder: Path, notes: Sequence[str] = ()) -
             *("held-out problems", "seed", "95 % interval", "p", "group", "silent group", "entropy"),
         ),
     )
-
-
-def _is_clear(variant: Variant) -> bool:
-    return bool(variant.against and variant.against.clear)
 
 
 def _listed(names: Sequence[str]) -> str:
