@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ DEEPEST = 40
 """Values are nested at most this deep. No file of a run reaches a quarter of it, and OmegaConf follows it there."""
 
 
-def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parses JSON as `json.loads` does, with `pairs` as its `object_pairs_hook`.
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON as `json.loads` does.
 
     Raises ValueError, and never RecursionError, for text that is no JSON and for values nested deeper than `DEEPEST`:
     whoever walks through a value later could not follow it there.
@@ -23,12 +22,12 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     {'step': [1, 2]}
     """
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
     brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
     # Few brackets, as in most lines of a log, cannot nest that deep.
-    if sum(map(text.count, brackets)) > DEEPEST and _reaches(value, DEEPEST):
+    if sum(map(text.count, brackets)) > DEEPEST and _is_too_deep(value):
         raise _too_deep()
     return value
 
@@ -45,10 +44,10 @@ def read_object(file: Path, remedy: str = "") -> dict[str, Any]:
     return value
 
 
-def _reaches(value: Any, depth: int) -> bool:
-    """Tells whether lists and mappings are nested in `value` deeper than `depth`."""
+def _is_too_deep(value: Any) -> bool:
+    """Tells whether lists and mappings are nested in `value` deeper than `DEEPEST`."""
     parents = [value]
-    for _ in range(depth):
+    for _ in range(DEEPEST):
         families = (parent.values() if isinstance(parent, dict) else parent for parent in parents)
         parents = [child for family in families for child in family if isinstance(child, (list, dict))]
     return bool(parents)

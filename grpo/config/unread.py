@@ -98,9 +98,7 @@ RULES = (
         "set objective.correction.level=token and objective.old_logprobs=learner",
     ),
     Rule(
-        ("objective.selection.share",),
-        lambda c: c.objective.selection.name != "none",
-        "set objective.selection.name",
+        ("objective.selection.share",), lambda c: c.objective.selection.name != "none", "set objective.selection.name"
     ),
     Rule(
         _under("objective.selection", "low high"),
@@ -118,9 +116,7 @@ RULES = (
         "set rollout.refill.enabled=true",
     ),
     Rule(
-        _under("rollout.budget", "pilot largest"),
-        lambda c: c.rollout.budget.enabled,
-        "set rollout.budget.enabled=true",
+        _under("rollout.budget", "pilot largest"), lambda c: c.rollout.budget.enabled, "set rollout.budget.enabled=true"
     ),
     Rule(
         _under("rollout.servers", "replicas tensor_parallel urls host port first_gpu gpu_memory_fraction"),
@@ -205,11 +201,7 @@ RULES = (
         lambda c: any("format" in reward.weights for reward in c.task.rewards),
         "add the part format, e.g. task.reward.parts=[{name: math}, {name: format, weight: 0.1}]",
     ),
-    Rule(
-        ("task.reward.overlong_buffer",),
-        lambda c: c.task.reward.overlong == "soft",
-        "set task.reward.overlong=soft",
-    ),
+    Rule(("task.reward.overlong_buffer",), lambda c: c.task.reward.overlong == "soft", "set task.reward.overlong=soft"),
     Rule(
         _under("task.curriculum", "solve_rate_column without_solve_rate"),
         lambda c: c.task.curriculum.name != "uniform",

@@ -78,7 +78,6 @@ def gradient_mass(
     edges: ArrayLike,
     exponent: float,
     group_size: int | None = None,
-    ddof: int = 0,
     mean_exponent: float = 0.0,
 ) -> Array:
     """Returns the share of the batch's drift that comes from prompts in each bin of pass rates.
@@ -90,7 +89,7 @@ def gradient_mass(
     if group_size is None:
         drifts = asymptotic_drift(p, exponent, mean_exponent)
     else:
-        drifts = drift(p, group_size, exponent, ddof, mean_exponent)
+        drifts = drift(p, group_size, exponent, mean_exponent=mean_exponent)
     total = shares @ drifts
     if not total:
         return np.full(len(np.asarray(edges)) - 1, np.nan)

@@ -45,9 +45,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
 
 
-def mean_interval(correct_counts: Sequence[int], totals: Sequence[int], level: float = 0.95) -> Interval:
+def mean_interval(correct_counts: Sequence[int], totals: Sequence[int]) -> Interval:
     """Returns pass@1, the mean over problems of the share of correct samples: `pass_at_k_interval` with k = 1."""
-    return pass_at_k_interval(correct_counts, totals, 1, level)
+    return pass_at_k_interval(correct_counts, totals, 1)
 
 
 def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: int, level: float = 0.95) -> Interval:

@@ -76,7 +76,7 @@ class DeepSpeedLearner:
             print(f"{files.path} is computed one completion a row: over packed trees its layers are not exact")
         policy.train()
         if checkpoint:
-            saved_layout(checkpoint, SHARDS, self._layout(policy))
+            saved_layout(checkpoint, self._layout(policy))
         self._flops = flop_count(policy.language_model, policy.head.weight)
         self.engine = start_engine(policy, learner)
         self._products = StepProducts(self.engine.optimizer.optimizer)
@@ -186,7 +186,7 @@ class DeepSpeedLearner:
         self.engine.step()
         products = self._products.take(settings, self._device)
         self.num_steps += 1
-        applied = not self._overflowed()
+        applied = not self.engine.optimizer.overflow
         self._count_skipped(applied)
         if isinstance(self.reference, CopyReference) and self.reference.due(self.num_steps):
             self.reference.refresh(self._buckets(MERGED, self._settings.learner.precision))
@@ -226,9 +226,6 @@ class DeepSpeedLearner:
         for group in self.engine.optimizer.param_groups:
             group |= settings
         return settings
-
-    def _overflowed(self) -> bool:
-        return bool(self.engine.optimizer.overflow)
 
     def _count_skipped(self, applied: bool) -> None:
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
@@ -289,13 +286,13 @@ class DeepSpeedLearner:
         """Restores weights and optimizer state that `save` wrote, also with another number of ranks or in another
         precision. Raises UserError where they do not fit."""
         own_layout = self._layout(self.policy)
-        saved_shards = saved_layout(directory, SHARDS, own_layout)
+        saved_shards = saved_layout(directory, own_layout)
         try:
             with only_plain_data(), quiet():
                 if saved_shards == own_layout:
                     _, own_state = self.engine.load_checkpoint(directory, tag=SHARDS)
                 else:
-                    own_state = load_resharded(self.engine, directory, SHARDS, self.collective)
+                    own_state = load_resharded(self.engine, directory, self.collective)
         except (UserError, torch.OutOfMemoryError):
             raise
         except Exception as error:

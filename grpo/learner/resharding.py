@@ -58,12 +58,10 @@ Attempt = Callable[..., None]
 """Calls a function with the given arguments, unless an earlier call has failed."""
 
 
-def load_resharded(
-    engine: DeepSpeedEngine, directory: str | Path, tag: str, collective: TorchCollective
-) -> dict[str, Any]:
+def load_resharded(engine: DeepSpeedEngine, directory: str | Path, collective: TorchCollective) -> dict[str, Any]:
     """Loads weights and optimizer state by way of DeepSpeed's universal checkpoint, which the first rank makes of the
     shards and removes afterwards. Returns the learner's own entries. Call it within `only_plain_data`. Collective."""
-    universal = from_first(collective, lambda: _universal(Path(directory), tag))
+    universal = from_first(collective, lambda: _universal(Path(directory)))
     engine._config.load_universal_checkpoint = True
     try:
         _, own_state = engine.load_checkpoint(universal, tag=WHOLE)
@@ -75,14 +73,14 @@ def load_resharded(
     return own_state
 
 
-def _universal(directory: Path, tag: str) -> str:
+def _universal(directory: Path) -> str:
     """Converts the shards of one checkpoint and returns the folder of the result, which nobody else reads."""
     universal = ""
     try:
         # Each process uses a new folder, because others may be reading the same checkpoint now.
         universal = tempfile.mkdtemp(prefix=".universal-", dir=directory)
-        _check_names(directory / tag)
-        _convert(directory / tag, Path(universal, WHOLE))
+        _check_names(directory / SHARDS)
+        _convert(directory / SHARDS, Path(universal, WHOLE))
     except Exception as error:
         shutil.rmtree(universal, ignore_errors=True)
         why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -163,10 +161,10 @@ class Layout:
         Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
 
 
-def saved_layout(directory: str | Path, tag: str, own_layout: Layout) -> Layout:
-    """Returns the layout of a checkpoint whose shards are in its folder `tag`. Raises UserError where a learner of
-    layout `own_layout` cannot read the checkpoint, even after conversion."""
-    file, shards = Path(directory, LAYOUT_FILE), Path(directory, tag)
+def saved_layout(directory: str | Path, own_layout: Layout) -> Layout:
+    """Returns the layout of a checkpoint. Raises UserError where a learner of layout `own_layout` cannot read it, even
+    after conversion."""
+    file, shards = Path(directory, LAYOUT_FILE), Path(directory, SHARDS)
     if not shards.is_dir():
         raise UserError(
             f"{directory} holds no learner checkpoint: give a folder such as runs/x/checkpoints/step-00000050"

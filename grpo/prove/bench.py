@@ -252,12 +252,12 @@ class Room:
     free_gib: float
 
 
-def refreshing_gib(config: TrainConfig, shape: ModelShape, num_ranks: int, gpu_gib: float) -> float:
-    """Returns the GiB of a rank that samples and sends weights but takes no step. Before the first step AdamW lacks its
-    two moments, of four bytes a parameter each."""
-    sampling = memory_estimate(config, shape, num_ranks, gpu_gib)[-1][1]
+def refreshing_gib(config: TrainConfig, shape: ModelShape, gpu_gib: float) -> float:
+    """Returns the GiB of a lone rank that samples and sends weights but takes no step. Before the first step AdamW
+    lacks its two moments, of four bytes a parameter each."""
+    sampling = memory_estimate(config, shape, 1, gpu_gib)[-1][1]
     is_offloaded = config.learner.offload_optimizer or config.learner.offload_states
-    return sampling - (0.0 if is_offloaded else 8 * shape.parameters / num_ranks / GIB)
+    return sampling - (0.0 if is_offloaded else 8 * shape.parameters / GIB)
 
 
 def fitting_rows(config: TrainConfig, shape: ModelShape, num_ranks: int, room: Room) -> int | None:
@@ -278,7 +278,7 @@ def lacking(config: TrainConfig, shape: ModelShape, room: Room, steps: bool) -> 
 
     def needed(chosen: TrainConfig) -> float:
         if not steps:
-            return refreshing_gib(chosen, shape, 1, room.gpu_gib)
+            return refreshing_gib(chosen, shape, room.gpu_gib)
         return max(memory_estimate(chosen, shape, 1, room.gpu_gib)[-1][1:])
 
     if needed(config) <= room.free_gib:

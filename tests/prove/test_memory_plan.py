@@ -33,13 +33,13 @@ def test_the_memory_of_a_model_of_7b_is_counted_by_hand(on):
     assert ModelShape(7_615_616_512, 28, 3584, 18_944, 152_064, 3584, 512) == SEVEN_B
     # Weights 14.2, gradients 28.4, masters 28.4, of the sampler 0.4 of the GPU, and 1.5 of runtime.
     config = on(H100, "7b").config
-    assert refreshing_gib(config, SEVEN_B, 1, 79.6) == pytest.approx(14.2 + 28.4 + 28.4 + 31.8 + 1.5, abs=0.2)
-    assert refreshing_gib(config, SEVEN_B, 1, 139.8) == pytest.approx(14.2 + 28.4 + 28.4 + 55.9 + 1.5, abs=0.2)
+    assert refreshing_gib(config, SEVEN_B, 79.6) == pytest.approx(14.2 + 28.4 + 28.4 + 31.8 + 1.5, abs=0.2)
+    assert refreshing_gib(config, SEVEN_B, 139.8) == pytest.approx(14.2 + 28.4 + 28.4 + 55.9 + 1.5, abs=0.2)
     config.learner.offload_optimizer = True
-    assert refreshing_gib(config, SEVEN_B, 1, 79.6) == pytest.approx(14.2 + 28.4 + 31.8 + 1.5, abs=0.2)
+    assert refreshing_gib(config, SEVEN_B, 79.6) == pytest.approx(14.2 + 28.4 + 31.8 + 1.5, abs=0.2)
     # Moments that wait in main memory while the sampler works are not there to be subtracted.
     config.learner.offload_optimizer, config.learner.offload_states = False, True
-    assert refreshing_gib(config, SEVEN_B, 1, 79.6) >= 31.8 + 1.5
+    assert refreshing_gib(config, SEVEN_B, 79.6) >= 31.8 + 1.5
 
 
 def test_a_refresh_that_does_not_fit_is_skipped_and_says_what_to_try(on):

@@ -147,7 +147,7 @@ def setbacks(series: Series) -> Iterator[Setback]:
     number = len(series)
     if number < 2 * FEWEST_ROUNDS:
         return
-    lengths = doubled(FEWEST_ROUNDS, window_length(number))
+    lengths = doubled(window_length(number))
     means = {length: _means(series.values, length) for length in lengths}
     error = window_error(series.values) * FEWEST_ROUNDS**0.5
     for early, late in product(lengths, lengths):
@@ -183,13 +183,13 @@ def step_at(values: Array, before: int, after: int) -> Interval | None:
     return min(changes, key=lambda change: change.high)
 
 
-def doubled(shortest: int, longest: float) -> list[int]:
-    """Returns `shortest`, twice as many, four times as many and so on, up to `longest`.
+def doubled(longest: float) -> list[int]:
+    """Returns `FEWEST_ROUNDS`, twice as many, four times as many and so on, up to `longest`.
 
-    >>> doubled(10, 45)
+    >>> doubled(45)
     [10, 20, 40]
     """
-    lengths = [shortest]
+    lengths = [FEWEST_ROUNDS]
     while 2 * lengths[-1] <= longest:
         lengths.append(2 * lengths[-1])
     return lengths
@@ -231,7 +231,7 @@ def difference_of_evaluations(values: Array, length: int, error: float) -> Inter
     scatter = max(float(np.sqrt(np.mean(distances**2) / 1.5)), error)
     freedom = len(distances) / (1 + 2 * ((2 / 3) ** 2 + (1 / 6) ** 2))
     change = float(values[-length:].mean() - values[:length].mean())
-    half = _half_width(scatter * (2 / length) ** 0.5, freedom)
+    half = float(scatter * (2 / length) ** 0.5 * stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
     return Interval(change, change - half, change + half)
 
 
@@ -248,7 +248,3 @@ def paired(series: Series, steps: Array) -> Series:
     nearest = np.abs(series.steps[:, None] - steps).argmin(axis=1)
     indices = np.unique(nearest)
     return Series(steps[indices], np.array([series.values[nearest == index].mean() for index in indices]))
-
-
-def _half_width(error: float, freedom: float) -> float:
-    return float(error * stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))

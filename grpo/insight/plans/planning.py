@@ -133,17 +133,17 @@ def _overhead(request: PlanRequest, machine: MachineConstants, size: int, interv
     return 1 - _sampled_and_learned(request, machine, size, interval) / seconds
 
 
-def speaking_band(size: int, most_silent: float = 0.5) -> tuple[float, float]:
-    """Returns the lowest and highest pass rate at which at most `most_silent` of the groups are silent.
+def speaking_band(size: int) -> tuple[float, float]:
+    """Returns the lowest and highest pass rate at which at most half of the groups are silent.
 
-    Groups have `size` completions, so the condition is p^G + (1 − p)^G ≤ `most_silent` with G = `size`.
+    Groups have `size` completions, so the condition is p^G + (1 − p)^G ≤ ½ with G = `size`.
     """
     rates = np.linspace(0, 0.5, 1001)
-    low = float(rates[np.argmax(silent_rate(rates, size) <= most_silent)])
+    low = float(rates[np.argmax(silent_rate(rates, size) <= 0.5)])
     return low, 1 - low
 
 
-def balanced_exponent(difficulty: Difficulty, size: int, ddof: int = 0) -> float:
+def balanced_exponent(difficulty: Difficulty, size: int) -> float:
     """Returns the smallest of `EXPONENTS` that gives the harder half of the prompts at least `FAIR_SHARE` of the
     gradient.
 
@@ -155,7 +155,7 @@ def balanced_exponent(difficulty: Difficulty, size: int, ddof: int = 0) -> float
     below = np.cumsum(shares) - shares
     harder = np.clip((0.5 - below) / shares, 0, 1)
     for exponent in EXPONENTS:
-        contributions = shares * drift(rates, size, exponent, ddof)
+        contributions = shares * drift(rates, size, exponent)
         if harder @ contributions >= FAIR_SHARE * contributions.sum():
             return exponent
     return 1.0
