@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,8 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     A task's problems come from its file in `evaluation.suite_folder`, where that folder has one. Its prompts are put
     to the model as those of the run are, with or without a chat template and with the same options of the template.
     A file of the user's own is a task where its name ends in .yaml. Any other name with a dot is a file of problems,
-    which are read and asked as the run's own task is.
+    which are read and asked as the run's own task is. Where something is asked in episodes, each task consists of sets,
+    since a problem's set tells its episode.
     """
     tasks, folder = [], config.evaluation.suite_folder
     require(not folder or Path(folder).is_dir(), f"evaluation.suite_folder={folder}: there is no such folder")
@@ -288,6 +290,13 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
     require(
         len({*names}) == len(names), f"evaluation.suite has two sets of one name ({', '.join(names)}): rename a file"
     )
+    if any(of_set.episode for task in (config.task, *tasks) for of_set in task.all_sets.values()):
+        tasks = [task if task.sets else TaskConfig(name=task.name, sets={task.name: task}) for task in tasks]
+        sets = [*config.task.sets, *chain.from_iterable(task.sets for task in tasks)]
+        require(
+            len({*sets}) == len(sets),
+            f"evaluation.suite and task.sets have two sets of one name ({', '.join(sets)}): rename one",
+        )
     return tasks
 
 

@@ -53,15 +53,15 @@ class Stage:
 class EpisodeSampler(CheckedSampler):
     """Implements `interfaces.AskableSampler`: a completion of a problem whose source has a stage is an episode.
 
-    `stages` has them by the problems' sources; "" stands for all sources. A group that takes longer than
-    `group_seconds` is given up (0: none is).
+    `stages` has them by the problems' sources, None for single turns; "" stands for all other sources. A group that
+    takes longer than `group_seconds` is given up (0: none is).
     """
 
     def __init__(
         self,
         sampler: Any,
         vocabulary: int,
-        stages: Mapping[str, Stage],
+        stages: Mapping[str, Stage | None],
         sampling: SamplingConfig,
         seed: int,
         group_seconds: float = 0.0,
@@ -71,9 +71,9 @@ class EpisodeSampler(CheckedSampler):
         self._asks = hasattr(sampler, "ask")
         self._warned: set[str] = set()
         self._loop = asyncio.new_event_loop()
-        self._places = {source: asyncio.Semaphore(stage.limits.at_once) for source, stage in stages.items()}
+        self._places = {source: asyncio.Semaphore(stage.limits.at_once) for source, stage in stages.items() if stage}
         threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
-        for stage in stages.values():
+        for stage in filter(None, stages.values()):
             if stage.gateway:
                 self._start(stage.gateway.start()).result()
 
@@ -115,7 +115,7 @@ class EpisodeSampler(CheckedSampler):
 
     def close_episodes(self) -> None:
         """Ends all episodes, and leaves the engine as it is."""
-        for stage in self._stages.values():
+        for stage in filter(None, self._stages.values()):
             if stage.gateway:
                 self._start(stage.gateway.stop()).result()
             stage.processes.close()

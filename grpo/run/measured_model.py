@@ -74,8 +74,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         preflight.check_vocabulary(files, unfitted_tasks)
         config, fitted_tasks = fit_lengths(config, unfitted_tasks, files)
     with working("trying the episodes"):
-        for task in fitted_tasks[:1]:
-            tried_episodes(config, files, task.problems)
+        tried_episodes(config, files, {name: asked for task in fitted_tasks for name, asked in task.problems.items()})
     loaded_tasks = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)

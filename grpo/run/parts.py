@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TaskConfig, TrainConfig, UserError
-from grpo.config.errors import require
 from grpo.config.hydra import compose_suite
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import beside_learner
@@ -66,15 +66,10 @@ def load_suite(config: TrainConfig) -> list[TaskConfig]:
     Raises `UserError` for a task whose data cannot be loaded or whose settings do not fit an evaluation.
     """
     suite = compose_suite(config)
-    for task in (config.task, *suite) if suite else ():
-        require(
-            not any(of_set.episode for of_set in task.all_sets.values()),
-            f"evaluation.suite asks single turns so far, and task={task.name} has task.episode: leave out "
-            "evaluation.suite, and evaluate each set by grpo eval",
-        )
     for task in suite:
         validate_evaluation(replace(config, task=task))
-        load_problems(task.data, task.reward)
+        for of_set in task.all_sets.values():
+            load_problems(of_set.data, of_set.reward)
     return suite
 
 
@@ -120,7 +115,7 @@ def build_sampler(
     starting = f"starting the sampler ({config.rollout.engine})"
     with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
         engine = build_engine(SamplerSettings.of(config), files, device, collective)
-        if not stages:
+        if not any(stages.values()):
             return CheckedSampler(engine, files.text.vocab_size)
         rollout = config.rollout
         return EpisodeSampler(
@@ -128,13 +123,15 @@ def build_sampler(
         )
 
 
-def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage]:
-    """Starts the processes of the task's episodes. Returns where they run, by sources of problems.
+def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage | None]:
+    """Starts the processes of episodes, those of `evaluation.suite` included. Returns where they run, by sources of
+    problems, and None for problems of single turns.
 
     Raises UserError if the code of an episode cannot be imported.
     """
-    stages: dict[str, Stage] = {}
-    for name, of_set in config.task.all_sets.items():
+    stages: dict[str, Stage | None] = {}
+    for name, of_set in chain.from_iterable(task.all_sets.items() for task in (config.task, *compose_suite(config))):
+        stages[name] = None
         if of_set.episode:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
             template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids, of_set.prompt.tool_parser)
@@ -154,12 +151,15 @@ def tried_episodes(config: TrainConfig, files: ModelFiles, problems: Mapping[str
     stages, openings = build_stages(config, files), {}
     try:
         for name, stage in stages.items():
+            # Sets of `evaluation.suite` stand in place of the task in `grpo eval`.
+            if not stage or name not in problems:
+                continue
             tools = stage.processes.tools
             if (kept := stage.template.prove(tools)) and not ranks.rank():
                 say(f"grpo: a conversation keeps the {kept} of earlier turns, where the chat template would not")
             openings[name] = files.tokenizer.decode(stage.template.opening(stage.messages(problems[name][0]), tools))
     finally:
-        for stage in stages.values():
+        for stage in filter(None, stages.values()):
             stage.processes.close()
     return openings
 

@@ -15,6 +15,7 @@ import torch
 
 from grpo.config import TaskConfig, TrainConfig
 from grpo.config.errors import require
+from grpo.config.hydra import compose_suite
 from grpo.config.memory_estimate import at_its_largest, least_sleep
 from grpo.config.placement import uses_running_servers
 from grpo.host import ranks
@@ -88,7 +89,8 @@ def prepared(config: TrainConfig) -> Prepared:
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)
     with working("trying the episodes"):
-        openings = tried_episodes(config, files, own_task.problems)
+        problems = {name: asked for task in (*suite, own_task) for name, asked in task.problems.items()}
+        openings = tried_episodes(config, files, problems)
     with working("proving that the model is computed as it computes itself"):
         layout = proven_layout(files, config.learner.layout)
     num_problems, prompts = sum(map(len, own_task.problems.values())), config.dynamics.prompts_per_step
@@ -168,7 +170,8 @@ def _observed(config: TrainConfig) -> int:
     `model.max_length` leaves it open."""
     if config.model.max_length:
         return 0
-    return max((of_set.limits.observed_tokens for of_set in config.task.all_sets.values() if of_set.episode), default=0)
+    sets = chain.from_iterable(task.all_sets.values() for task in (config.task, *compose_suite(config)))
+    return max((of_set.limits.observed_tokens for of_set in sets if of_set.episode), default=0)
 
 
 def fit_lengths(

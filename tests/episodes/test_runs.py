@@ -1,5 +1,7 @@
 """These tests train on episodes from the command line: in one process, resumed, and on a server that works ahead."""
 
+import json
+
 import pytest
 
 from benchmarks.runs import QUIET, SMALL, facts, free_ports, rows
@@ -16,6 +18,7 @@ EPISODES = [
         "learner.learning_rate=1e-3",
     ),
 ]
+OF_TRAINING, NAMES = ("learner.", "dynamics.", "checkpoint."), ("played", "plain")
 
 
 def of_episodes(output, name):
@@ -40,10 +43,33 @@ def test_a_resumed_run_of_episodes_equals_one_that_never_stopped(tmp_path):
 
 def test_episodes_on_a_server_that_works_ahead_have_the_learners_log_probabilities(tmp_path):
     words = ["rollout=vllm_server", "pipeline=continuous", f"rollout.servers.port={free_ports(1)}", "num_steps=4"]
+    words += ["evaluation.num_problems=4", f"evaluation.suite=[{','.join(suite(tmp_path))}]"]
     done = forked_servers.grpo(tmp_path, "train", *EPISODES, *words, f"output_dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr[-3000:]
     assert min(of_episodes(tmp_path / "run", "turns_mean")) > 1
     assert max(of_episodes(tmp_path / "run", "failed_fraction")) == 0
+    # A file of problems is played as the run's own task is, whose episodes end at the limit of turns.
+    for row in rows(tmp_path / "run" / "evaluations.jsonl"):
+        assert (row["truncated_fraction"], row["suite"]["played"]["truncated_fraction"]) == (1.0, 1.0)
+        assert row["suite"]["plain"]["truncated_fraction"] < 1.0
+
+
+def suite(folder):
+    """Returns two sets for `evaluation.suite`: a file of problems, and a task of single turns."""
+    (folder / "played.jsonl").write_text('{"problem": "40 + 60 =", "answer": "100"}\n' * 3)
+    (folder / "task").mkdir()
+    data = f"data: {{source: file, path: {folder}/played.jsonl}}"
+    (folder / "task" / "plain.yaml").write_text(f"name: plain\n{data}\nreward: {{parts: [{{name: number}}]}}\n")
+    return [str(folder / "played.jsonl"), str(folder / "task" / "plain.yaml")]
+
+
+def test_episodes_and_single_turns_of_a_suite_are_evaluated_without_a_run(tmp_path):
+    words = ["rollout=transformers", f"evaluation.suite=[{','.join(suite(tmp_path))}]", f"output_dir={tmp_path}/out"]
+    done = grpo("eval", *(word for word in EPISODES if not word.startswith(OF_TRAINING)), *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    played, plain = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in NAMES)
+    assert (played["problems"], played["truncated_fraction"]) == (3, 1.0)
+    assert plain["problems"] == 3 and plain["truncated_fraction"] < 1.0
 
 
 def test_a_dry_run_shows_how_an_episode_of_each_set_opens(tmp_path):
@@ -66,7 +92,6 @@ def test_a_dry_run_shows_how_an_episode_of_each_set_opens(tmp_path):
     [
         (["task.episode=tests.episodes.acts:nobody"], "task.episode=tests.episodes.acts:nobody cannot be imported"),
         (["task.episode=tests.episodes.acts:add"], "shows no tools to the model"),
-        (["evaluation.num_problems=8", "evaluation.suite=[math500]"], "evaluation.suite asks single turns so far"),
         (["task.prompt.chat=false"], "task.episode is a conversation"),
         (["task.episode=", "task.limits.turns=2"], "task.limits are those of episodes"),
         (["task.episode=", "task.limits.turns=8", "task.reward.parts=[{name: episode}]"], "which an episode returns"),
