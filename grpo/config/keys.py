@@ -26,6 +26,7 @@ from grpo.config.ranges import CHOICES, IMPORTED, POSITIVE, as_typed
 from grpo.config.run import TrainConfig
 from grpo.config.sweep import SweepConfig
 
+LIST, BY_NAME = "list of ", "NAME: "
 SWEEP = "grpo sweep"
 """This section holds the keys of a sweep, which no run reads."""
 
@@ -104,10 +105,9 @@ def comments(config_class: type) -> dict[str, str]:
 
 def _sections(default: Any, train: Any, prefix: str = "") -> Iterator[Section]:
     yield Section(prefix.rstrip("."), _docstring(type(default)), _keys(default, train, prefix))
-    for name, item in _items(type(default)).items():
-        yield from _sections(item(), item(), f"{prefix}{name}[].")
-    for name, item in _optional(type(default)).items():
-        yield from _sections(item(), item(), f"{prefix}{name}.")
+    for name, (form, item) in _within(type(default)).items():
+        if form != BY_NAME:
+            yield from _sections(item(), item(), f"{prefix}{name}{'[]' if form == LIST else ''}.")
     for name in _nested(default):
         yield from _sections(getattr(default, name), getattr(train, name), f"{prefix}{name}.")
 
@@ -128,14 +128,9 @@ def _keys(default: Any, train: Any, prefix: str) -> tuple[Key, ...]:
 def _values(config_class: type, field: str, name: str) -> str:
     if name in CHOICES:
         return as_typed([*CHOICES[name], *(["package.module:function"] if name in IMPORTED else [])])
-    if field in _items(config_class):
-        part_names = ", ".join(part.name for part in fields(_items(config_class)[field]))
-        return f"list of {{{part_names}}}"
-    if field in _by_name(config_class):
-        part_names = ", ".join(part.name for part in fields(_by_name(config_class)[field]))
-        return f"NAME: {{{part_names}}}"
-    if field in _optional(config_class):
-        return f"null | {{{', '.join(part.name for part in fields(_optional(config_class)[field]))}}}"
+    form, item = _within(config_class).get(field, ("", None))
+    if item:
+        return f"{form}{{{', '.join(part.name for part in fields(item))}}}"
     hint = get_type_hints(config_class)[field]
     if hint is bool:
         return "true | false"
@@ -143,23 +138,13 @@ def _values(config_class: type, field: str, name: str) -> str:
     return words + (" > 0" if name in POSITIVE else "")
 
 
-def _items(config_class: type) -> dict[str, type]:
-    """Returns the dataclass in the list of each field that holds a list of dataclasses, by the field's name."""
-    hints = get_type_hints(config_class).items()
-    item_types = {name: get_args(hint)[:1] for name, hint in hints if get_origin(hint) is list}
-    return {name: item[0] for name, item in item_types.items() if item and is_dataclass(item[0])}
-
-
-def _by_name(config_class: type) -> dict[str, type]:
-    """Returns the dataclass of each field that maps a user's names to dataclasses, by the field's name."""
-    item_types = {name: get_args(hint)[1:] for name, hint in get_type_hints(config_class).items()}
-    return {name: item[0] for name, item in item_types.items() if item and is_dataclass(item[0])}
-
-
-def _optional(config_class: type) -> dict[str, type]:
-    """Returns the dataclass of each field that holds a dataclass or None, by the field's name."""
-    item_types = {name: get_args(hint) for name, hint in get_type_hints(config_class).items()}
-    return {name: item[0] for name, item in item_types.items() if item[1:] == (type(None),) and is_dataclass(item[0])}
+def _within(config_class: type) -> dict[str, tuple[str, type]]:
+    """Returns the form and the dataclass of each field that holds dataclasses, by the field's name."""
+    found = {}
+    for name, hint in get_type_hints(config_class).items():
+        if item := next(filter(is_dataclass, get_args(hint)), None):
+            found[name] = {list: LIST, dict: BY_NAME}.get(get_origin(hint), "null | "), item
+    return found
 
 
 def _nested(config: Any) -> list[str]:
