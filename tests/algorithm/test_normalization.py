@@ -1,7 +1,6 @@
 """These tests compare the dial with other frameworks' printed numbers, closed forms and exact enumeration
 (arXiv:2607.00152)."""
 
-import itertools
 import math
 
 import pytest
@@ -108,21 +107,6 @@ def test_fidelity_equals_the_printed_values():
 def test_smallest_groups_for_a_fidelity_equal_the_printed_table(p, smallest):
     for wanted, group_size in zip((0.90, 0.95, 0.99), smallest, strict=True):
         assert fidelity(group_size, p) >= wanted > fidelity(group_size - 1, p)
-
-
-@pytest.mark.parametrize("p", [0.5, 0.1])
-@pytest.mark.parametrize("group_size", [2, 8])
-def test_without_division_the_drift_is_exactly_the_unbiased_one(p, group_size):
-    assert drift(group_size, p, exponent=0.0) == pytest.approx((1 - 1 / group_size) * p * (1 - p))
-
-
-@pytest.mark.parametrize(("group_size", "p"), [(4, 0.5), (4, 0.9), (6, 0.2)])
-def test_silent_rate_by_enumeration_of_every_outcome(group_size, p):
-    silent = 0.0
-    for outcome in itertools.product((0.0, 1.0), repeat=group_size):
-        if not one(torch.tensor(outcome, dtype=torch.float64)).any():
-            silent += p ** sum(outcome) * (1 - p) ** (group_size - sum(outcome))
-    assert silent == pytest.approx(p**group_size + (1 - p) ** group_size)
 
 
 def test_signed_rewards_double_dr_grpo_and_leave_grpo():
