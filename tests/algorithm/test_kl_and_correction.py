@@ -57,10 +57,6 @@ def test_expected_gradients_of_kl_estimators_are_what_the_docstring_says():
 def test_importance_weights_equal_those_of_peers():
     old = flat(OLD)
     sampler = old - flat(OLD_MINUS_SAMPLER)
-    token = corrected(importance_weights(old, sampler, "token", SEQUENCE_INDEX), CorrectionConfig())
-    # verl 0.9.1, TRL 1.16.0, OpenRLHF 0.11.2, cap 2: third completion, first token truncated from 2.4596
-    expected = [2.0, 0.9048374180359596, 1.0, 1.22140275816017]
-    torch.testing.assert_close(token[8:12], torch.tensor(expected, dtype=torch.float64))
     sequence = importance_weights(old, sampler, "sequence", SEQUENCE_INDEX)
     firsts = [0, 5, 8, 12]
     expected = [1.2840254166877414, 0.9048374180359595, math.e, 0.4965853037914095]
