@@ -140,6 +140,7 @@ WORDS = {
         "algorithm.filter_groups.enable=True in the DAPO recipe",
     ),
     "normalization=dapo": Words("other prompts in place of silent groups, as DAPO does"),
+    "task.limits.turns": Words("limit of turns", "max_tool_calling_iterations", "multi_turn.max_assistant_turns"),
     "rollout.sampling.max_tokens": Words("limit of tokens", "max_completion_length", "data.max_response_length"),
     "rollout.group_deadline_seconds": Words("time limit of a group"),
     "rollout.precision=float32": Words("a sampler in float32"),
