@@ -30,10 +30,6 @@ def checkpoint(tmp_path):
     return tmp_path
 
 
-def test_a_directory_is_used_as_it_is(checkpoint):
-    assert resolve(ModelConfig(path=str(checkpoint)), no_examples) == checkpoint
-
-
 def test_a_relative_directory_becomes_absolute(checkpoint, monkeypatch):
     monkeypatch.chdir(checkpoint.parent)
     assert resolve(ModelConfig(path=checkpoint.name), no_examples) == checkpoint
