@@ -33,8 +33,8 @@ def log_of(process):
         return ""
 
 
-def gone(processes, seconds=30):
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
+def gone(processes):
+    return not psutil.wait_procs(processes, timeout=30)[1]
 
 
 class Launched:

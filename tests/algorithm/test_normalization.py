@@ -77,22 +77,19 @@ def test_group_gradient_is_sigma_to_the_two_minus_alpha_times_the_score_differen
     torch.testing.assert_close(gradient, sigma**power * difference)
 
 
-def group_gain(correct, group_size, exponent):
+def group_gain(correct, group_size):
     """Returns (1/G) Σ Â_i r_i. This is the group gradient when every score is its reward, so that s̄₊ − s̄₋ = 1."""
     rewards = torch.tensor([1.0] * correct + [0.0] * (group_size - correct), dtype=torch.float64)
-    return float((one(rewards, exponent=exponent) * rewards).sum()) / group_size
-
-
-def drift(group_size, p, exponent=1.0):
-    """Returns E[g] over the outcomes of G draws with pass rate p. Each outcome is passed through the code."""
-    return sum(
-        math.comb(group_size, k) * p**k * (1 - p) ** (group_size - k) * group_gain(k, group_size, exponent)
-        for k in range(group_size + 1)
-    )
+    return float((one(rewards) * rewards).sum()) / group_size
 
 
 def fidelity(group_size, p):
-    return drift(group_size, p) / math.sqrt(p * (1 - p))
+    """Returns E[g]/√pq over the outcomes of G draws with pass rate p. Each outcome is passed through the code."""
+    drift = sum(
+        math.comb(group_size, k) * p**k * (1 - p) ** (group_size - k) * group_gain(k, group_size)
+        for k in range(group_size + 1)
+    )
+    return drift / math.sqrt(p * (1 - p))
 
 
 def test_fidelity_equals_the_printed_values():

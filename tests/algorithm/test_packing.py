@@ -18,8 +18,8 @@ from grpo.types import (
 from tests.fakes import SingleRank, on_ranks
 
 
-def branch(*tokens, advantage=0.0, weight=1.0):
-    return Branch(Completion(tokens, tuple(-0.1 * token for token in tokens), "", False), advantage, weight)
+def branch(*tokens):
+    return Branch(Completion(tokens, tuple(-0.1 * token for token in tokens), "", False), 0.0, 1.0)
 
 
 def test_a_shared_prompt_is_laid_out_once_and_positions_restart_after_it():

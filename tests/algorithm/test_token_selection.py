@@ -17,8 +17,8 @@ from .peer_inputs import ADVANTAGES, NEW, OLD, SEQUENCE_INDEX, flat
 from .test_loss import micro_batch, objective
 
 
-def settings(choice, share=0.2, low=0.1, **other):
-    return objective(selection=TokenSelectionConfig(name=choice, share=share, low=low), **other)
+def settings(choice, share=0.2, **other):
+    return objective(selection=TokenSelectionConfig(name=choice, share=share, low=0.1), **other)
 
 
 def loss_and_gradient(chosen, entropies=None):

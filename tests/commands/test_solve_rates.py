@@ -148,8 +148,8 @@ def test_rates_are_written_row_by_row_and_a_stopped_run_goes_on(tmp_path):
     assert path.read_text() == whole, "the same samples in the same order, whether stopped or not, on one rank or two"
 
 
-def two_kinds(hard, easy, share=0.5):
-    return Difficulty(np.array([hard, easy]), np.array([share, 1 - share]))
+def hard_and_even(hard):
+    return Difficulty(np.array([hard, 0.5]), np.array([0.5, 0.5]))
 
 
 def test_the_band_is_where_half_of_the_groups_speak():
@@ -161,9 +161,9 @@ def test_the_band_is_where_half_of_the_groups_speak():
 
 def test_the_exponent_rises_until_hard_problems_get_their_share():
     # α = 0: .1·.9 = .09 against .25: 26 % for the hard half. α = 1: .3 against .5: 37.5 %, at G = 64 nearly so.
-    assert balanced_exponent(two_kinds(0.1, 0.5), 64) == 1.5
-    assert balanced_exponent(two_kinds(0.3, 0.5), 64) == 0.0
-    assert balanced_exponent(two_kinds(0.5, 0.5), 64) == 0.0
+    assert balanced_exponent(hard_and_even(0.1), 64) == 1.5
+    assert balanced_exponent(hard_and_even(0.3), 64) == 0.0
+    assert balanced_exponent(hard_and_even(0.5), 64) == 0.0
 
 
 def test_silence_and_gradient_are_those_of_the_difficulties_behind_the_counts():

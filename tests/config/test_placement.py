@@ -4,11 +4,11 @@ from grpo.config import TrainConfig, UserError
 from grpo.config.placement import placement_table
 
 
-def config(engine="vllm_server", replicas=2, tensor_parallel=2, first_gpu=4):
+def config(engine="vllm_server", replicas=2, first_gpu=4):
     made = TrainConfig()
     made.rollout.engine = engine
     servers = made.rollout.servers
-    servers.replicas, servers.tensor_parallel, servers.first_gpu = replicas, tensor_parallel, first_gpu
+    servers.replicas, servers.tensor_parallel, servers.first_gpu = replicas, 2, first_gpu
     return made
 
 

@@ -10,14 +10,14 @@ from tests.dynamics.synthetic import products_of
 MOMENTUM = 0.9
 
 
-def responses(curvature, number, momentum=MOMENTUM):
+def responses(curvature, number):
     """Returns how far a unit of gradient has moved a weight after 0, 1, 2, … steps, where the slope falls with the
     weight. The learning rate is 1."""
-    weight, mean, moved = 0.0, 1 - momentum, [0.0]
+    weight, mean, moved = 0.0, 1 - MOMENTUM, [0.0]
     for _ in range(number):
         weight += mean
         moved.append(weight)
-        mean = momentum * mean - (1 - momentum) * curvature * weight
+        mean = MOMENTUM * mean - (1 - MOMENTUM) * curvature * weight
     return np.array(moved)
 
 

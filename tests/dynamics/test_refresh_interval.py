@@ -21,8 +21,8 @@ CALM = OffPolicyness(interval=16, ess=0.99, clipped=0.001)
 SLOW_ROUNDS = StepTime(per_step=1.0, per_round=10.0)
 
 
-def choose(measured=CALM, time=SLOW_ROUNDS, current=1, rule=RULE, gains=True):
-    return choose_refresh_interval(rule, measured, time, current, gains)
+def choose(measured=CALM, time=SLOW_ROUNDS, current=1, gains=True):
+    return choose_refresh_interval(RULE, measured, time, current, gains)
 
 
 def test_an_interval_grows_by_one_rung_and_never_on_what_one_step_a_round_says():

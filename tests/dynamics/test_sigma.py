@@ -58,9 +58,9 @@ def test_gradient_mass_moves_to_the_extremes_with_the_exponent():
     assert sigma.gradient_mass(rates, weights, [0, 1], 1.0, group_size=4).sum() == pytest.approx(1)
 
 
-def drawn(rates, sizes, seed=0):
+def drawn(rates, sizes):
     """Draws counts of (correct, tried) for prompts with these pass rates and group sizes."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     return Counter((int(generator.binomial(size, rate)), int(size)) for rate, size in zip(rates, sizes, strict=True))
 
 

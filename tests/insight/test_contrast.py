@@ -44,7 +44,7 @@ NUM_PROBLEMS, TRIES = 40, 8
 STEPS = (0, 10, 20, 30)
 
 
-def write_run(folder, final, seed, exponent=1.0, tokens=100.0):
+def write_run(folder, final, seed, exponent=1.0):
     """Writes a run of 30 steps of 8 × 4 completions, whose held-out pass rate goes in a straight line from .2 to
     `final`."""
     random = np.random.default_rng((seed, int(1000 * final), int(10 * exponent)))
@@ -57,7 +57,7 @@ def write_run(folder, final, seed, exponent=1.0, tokens=100.0):
         for step, rate in enumerate(rates, start=1):
             correct, groups = np.unique(random.binomial(4, rate, 8), return_counts=True)
             counts = [[int(k), 4, int(n)] for k, n in zip(correct, groups, strict=True)]
-            row = {"step": step, "groups/counts": counts, "completions/length_mean": tokens, "pass_rate": rate}
+            row = {"step": step, "groups/counts": counts, "completions/length_mean": 100.0, "pass_rate": rate}
             row |= {"plan/refresh_interval": 1.0, "plan/group_size": 4.0, "time/sample_seconds": 2.0}
             file.write(json.dumps(row | {"policy/entropy": 0.5}) + "\n")
     with (folder / "evaluations.jsonl").open("w") as file:

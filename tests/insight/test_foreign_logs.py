@@ -294,16 +294,16 @@ def test_a_gradient_norm_that_is_not_a_number_is_a_skipped_step(tmp_path):
     assert evidence["gradients not finite"] == "gradients were NaN or Inf in 20% of the last 10 rounds"
 
 
-def evaluated(rates, norms, runtime=1.0):
+def evaluated(rates, norms):
     """Returns the rows of a run's history as pandas writes them: columns of an evaluation are NaN in rows of training,
     and columns of training are NaN in rows of an evaluation, one after every second step."""
     trained = {"train/loss": 0.1, "train/learning_rate": 1e-6, "train/completions/mean_length": 80.0}
     for step, (rate, norm) in enumerate(zip(rates, norms, strict=True)):
-        row = {"step": step, "_runtime": runtime * step, **trained, "train/reward": rate, "train/grad_norm": norm}
+        row = {"step": step, "_runtime": 1.0 * step, **trained, "train/reward": rate, "train/grad_norm": norm}
         yield {**row, "eval/accuracy": float("nan")}
         if step % 2:
             training = dict.fromkeys([*trained, "train/reward", "train/grad_norm"], float("nan"))
-            yield {"step": step, "_runtime": runtime * step, **training, "eval/accuracy": rate}
+            yield {"step": step, "_runtime": 1.0 * step, **training, "eval/accuracy": rate}
 
 
 def printed_on_gradients(path):

@@ -18,9 +18,9 @@ def test_a_plan_goes_by_both_dials():
         assert option.fidelity == pytest.approx(fidelity)
 
 
-def aim_by_hand(size, rate=0.5):
+def aim_by_hand(size):
     """Dr. GRPO has the signal (1 − 1/G)·pq, noise of completions that over G, and noise of prompts E[σ⁴]."""
-    shares = stats.binom.pmf(np.arange(size + 1), size, rate)
+    shares = stats.binom.pmf(np.arange(size + 1), size, 0.5)
     squares = np.arange(size + 1) * (size - np.arange(size + 1)) / size**2
     return shares @ squares / (shares @ squares / size + shares @ squares**2) ** 0.5
 

@@ -39,9 +39,9 @@ def scored(values, spread=None):
     return RunLog(history_of([]), series)
 
 
-def rising_and_falling(first, best, last, scatter, rounds=200):
-    curve = np.interp(np.arange(rounds), [0, rounds // 2, rounds // 2 + 20, rounds - 1], [first, best, last, last])
-    return curve + scatter * np.random.default_rng(0).standard_normal(rounds)
+def rising_and_falling(first, best, last, scatter):
+    curve = np.interp(np.arange(200), [0, 100, 120, 199], [first, best, last, last])
+    return curve + scatter * np.random.default_rng(0).standard_normal(200)
 
 
 @pytest.mark.parametrize("spread", [True, False], ids=["with a standard deviation", "with the scatter alone"])
@@ -62,12 +62,12 @@ def test_a_reward_that_rises_or_stands_still_has_lost_nothing():
         assert not names & {"unstable", "setback", "underdamped", "wandering"}
 
 
-def wandering(seed, rounds=300, memory=0.95, first=0.45, last=0.65, prompts=32):
+def wandering(seed, first=0.45, last=0.65):
     """Returns the log of a run that learns, on data whose topics wander by .5 logits."""
     generator = np.random.default_rng(seed)
-    own = noise(generator, rounds, 0.5, memory)
-    rates = expit(logit(np.linspace(first, last, rounds)) + own)
-    return steady(generator.binomial(prompts * 8, rates) / (prompts * 8))
+    own = noise(generator, 300, 0.5, memory=0.95)
+    rates = expit(logit(np.linspace(first, last, 300)) + own)
+    return steady(generator.binomial(256, rates) / 256)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 7])

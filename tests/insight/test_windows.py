@@ -6,9 +6,9 @@ from grpo.insight.diagnosis.evidence import change, level, start
 from grpo.insight.logs.run_log import Series
 
 
-def noises(rounds, memory, seeds=200):
+def noises(rounds, memory):
     """Returns AR(1) series of mean 0 and variance 1."""
-    drawn = np.random.default_rng(0).standard_normal((seeds, 100 + rounds))
+    drawn = np.random.default_rng(0).standard_normal((200, 100 + rounds))
     own = lfilter([np.sqrt(1 - memory**2)], [1, -memory], drawn, axis=1)
     return [Series(np.arange(rounds), values[-rounds:]) for values in own]
 

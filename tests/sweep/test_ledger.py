@@ -10,8 +10,8 @@ from grpo.sweep.ledger import open_ledger
 CELL = {"name": "a-seed0", "variant": "a", "seed": 0, "overrides": ["seed=0"], "verb": "train"}
 
 
-def ledger_of(folder, *cells, command=("grpo",)):
-    (folder / "sweep.json").write_text(json.dumps({"command": command, "cells": cells}))
+def ledger_of(folder, *cells):
+    (folder / "sweep.json").write_text(json.dumps({"command": ["grpo"], "cells": cells}))
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", ".", "", "a/b"])

@@ -27,11 +27,11 @@ class Clock:
         return self.now
 
 
-def logged(action, first_step: int = 0, elapsed: float = 10.0) -> str:
+def logged(action, first_step: int = 0) -> str:
     output = io.StringIO()
     clock = Clock()
     display = RunDisplay(80, Console(file=output), first_step, clock)
-    clock.now += elapsed
+    clock.now += 10.0
     action(display)
     display.close()
     return output.getvalue()
