@@ -22,24 +22,6 @@ COLLECTED = PlainCollector(asking(ScriptedTask([(1, 0)] * 4), ScriptedSampler())
 REPORTS = [StepReport(step, True, 2.0, 1e-3, 1e12, {}) for step in (7, 8)]
 
 
-class BesideNothing(SingleRank):
-    """This is the collective of the first of two ranks; the other rank has no groups."""
-
-    world_size = 2
-
-    def gather(self, value):
-        other = sampling_means(Collected((), (), PLAN, 0)) if "reward/mean" in value else type(value)()
-        return [value, other]
-
-    def sum(self, values):
-        raise AssertionError("ranks would reduce vectors of different lengths")
-
-
-def test_a_rank_without_groups_leaves_the_means_as_they_are():
-    alone, beside = (measure_round(3, COLLECTED, REPORTS, {}, ranks) for ranks in (SingleRank(), BesideNothing()))
-    assert beside.means == alone.means and alone.means["reward/part/exact"] == Mean(4.0, 8.0)
-
-
 @pytest.mark.parametrize("busy", [0, 1])
 def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
     nothing = Collected(((), ()), (), PLAN, COLLECTED.cursor)
@@ -48,6 +30,7 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
         return measure_round(3, COLLECTED if ranks.rank == busy else nothing, REPORTS, {}, ranks)
 
     alone = measure_round(3, COLLECTED, REPORTS, {}, SingleRank())
+    assert alone.means["reward/part/exact"] == Mean(4.0, 8.0)
     assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
 
 

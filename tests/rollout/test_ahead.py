@@ -40,16 +40,7 @@ def test_the_next_round_is_sampled_while_this_one_is_learned_from():
     assert ids(second.groups) == ["p2", "p3"] and second.cursor == 4
 
 
-def test_a_new_plan_takes_effect_one_round_later():
-    inner = Watched()
-    ahead = AheadCollector(inner, inner.task)
-    ahead.collect(PLAN, 10)
-    larger = replace(PLAN, group_size=3)
-    assert ahead.collect(larger, 8).plan == PLAN
-    assert ahead.collect(larger, 6).plan == larger
-
-
-def test_a_lower_learning_rate_takes_effect_at_once():
+def test_a_new_plan_takes_effect_one_round_later_and_its_learning_rate_at_once():
     inner = Watched()
     ahead = AheadCollector(inner, inner.task)
     ahead.collect(PLAN, 10)

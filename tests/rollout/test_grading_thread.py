@@ -115,11 +115,12 @@ def test_a_reward_of_all_groups_waits_for_the_last_one_and_gets_the_whole_round_
     assert sampled_and_graded(TellingEach(), GradingThread(task), Draw([], 2)) == []
 
 
-def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
-    class Failing(ScriptedTask):
-        def grade(self, groups):
-            raise ValueError("no grade")
+class Failing(ScriptedTask):
+    def grade(self, groups):
+        raise ValueError("no grade")
 
+
+def test_an_error_of_grading_is_raised_where_the_results_are_awaited():
     task = Failing([(1, 0)] * 2)
     with pytest.raises(ValueError, match="no grade"):
         sampled_and_graded(ScriptedSampler(), GradingThread(task), Draw(task.next_prompts(2), 2))
@@ -149,10 +150,6 @@ def test_the_thread_of_a_context_ends_with_it_whatever_waits():
 
 
 def test_the_thread_ends_when_nobody_refers_to_it_any_more_also_after_an_error():
-    class Failing(ScriptedTask):
-        def grade(self, groups):
-            raise ValueError("no grade")
-
     before = set(threading.enumerate())
     task = Failing([(1, 0)])
     grading = GradingThread(task)
