@@ -111,37 +111,36 @@ def test_completions_that_are_left_out_are_reported_in_the_rounds_that_have_some
     assert "left out since the reward function raised an exception" in lines[7]
 
 
-def test_a_line_fits_a_terminal_of_a_hundred_columns():
+MORE = {"completions/truncated_fraction": 0.25, "learner/gradient_norm": 1.4, "learner/learning_rate": 3e-4}
+EVERY = METRICS | MORE
+
+
+def on_terminal(num_steps: int, width: int, *rounds) -> str:
+    """Returns what a terminal of this width shows of rounds, (step, metrics) each, without its control sequences."""
     output = io.StringIO()
-    display = RunDisplay(100, Console(file=output, force_terminal=True, width=100))
-    every = {"completions/truncated_fraction": 0.25, "learner/gradient_norm": 1.4, "learner/learning_rate": 3e-4}
-    display.round(100, METRICS | every)
-    display.round(100, METRICS | every | {"policy/reference_kl": 0.25, "policy/loss": -0.5, "mismatch/mean_abs": 0.1})
+    display = RunDisplay(num_steps, Console(file=output, force_terminal=True, width=width))
+    for step, metrics in rounds:
+        display.round(step, metrics)
     display.close()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+
+
+def test_a_line_fits_a_terminal_of_a_hundred_columns():
+    further = {"policy/reference_kl": 0.25, "policy/loss": -0.5, "mismatch/mean_abs": 0.1}
+    plain = on_terminal(100, 100, (100, EVERY), (100, EVERY | further))
     rounds = [line for line in plain.splitlines() if line.startswith("step ")]
     assert len(rounds) == 2 and max(map(len, rounds)) <= 100
     assert rounds[0].endswith("cut 25%  entropy 0.81  grad 1.4  lr 3e-04")
 
 
 def test_a_line_on_eighty_columns_marks_that_numbers_are_left_out():
-    output = io.StringIO()
-    display = RunDisplay(400, Console(file=output, force_terminal=True, width=80))
-    every = {"completions/truncated_fraction": 0.25, "learner/gradient_norm": 1.4, "learner/learning_rate": 3e-4}
-    display.round(100, METRICS | every)
-    display.close()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    plain = on_terminal(400, 80, (100, EVERY))
     [line] = [line for line in plain.splitlines() if line.startswith("step ")]
     assert line == "step 100/400  reward 0.31  right 25%  silent 50%  len 143  cut 25%  …"
 
 
 def test_a_narrow_terminal_explains_only_the_numbers_that_it_shows():
-    output = io.StringIO()
-    display = RunDisplay(80, Console(file=output, force_terminal=True, width=60))
-    display.round(5, METRICS)
-    display.round(6, METRICS | {"completions/length_mean": 4.0, "policy/entropy": 0.5})
-    display.close()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    plain = on_terminal(80, 60, (5, METRICS), (6, METRICS | {"completions/length_mean": 4.0, "policy/entropy": 0.5}))
     assert "step  5/80  reward 0.31  right 25%  silent 50%  len 143  …\n" in plain
     assert plain.count("  …       there are more numbers, for which this terminal is") == 1
     explained = [line.split()[0] for line in plain.splitlines() if re.match(r"  \w+ ", line)]
@@ -149,12 +148,7 @@ def test_a_narrow_terminal_explains_only_the_numbers_that_it_shows():
 
 
 def test_a_number_that_has_not_fitted_once_does_not_come_back():
-    output = io.StringIO()
-    display = RunDisplay(80, Console(file=output, force_terminal=True, width=60))
-    display.round(5, METRICS)
-    display.round(6, {name: METRICS[name] for name in ("reward/mean", "policy/entropy")})
-    display.close()
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    plain = on_terminal(80, 60, (5, METRICS), (6, {name: METRICS[name] for name in ("reward/mean", "policy/entropy")}))
     assert "step  6/80  reward 0.31  …\n" in plain
     assert "entropy" not in plain
 
