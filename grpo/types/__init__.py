@@ -43,31 +43,3 @@ from grpo.types.rounds import (
     Verdict,
 )
 from grpo.types.values import Interval, Mean, alike
-
-__all__ = [
-    "Batch",
-    "Collected",
-    "Completion",
-    "Decision",
-    "EpisodeFacts",
-    "FinishedRound",
-    "Grade",
-    "GroupWithLogprobs",
-    "Interval",
-    "MachineConstants",
-    "Mean",
-    "MicroBatch",
-    "Observed",
-    "Problem",
-    "Progress",
-    "Prompt",
-    "RolloutGroup",
-    "RoundPlan",
-    "RoundStatistics",
-    "ScoredGroup",
-    "State",
-    "StepReport",
-    "Tree",
-    "Verdict",
-    "alike",
-]
