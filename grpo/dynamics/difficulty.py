@@ -24,6 +24,7 @@ Counts = Mapping[tuple[int, int], float]
 GRID = np.sin(np.linspace(0, np.pi / 2, 101)) ** 2
 # A prior that is flat on the grid weighs as much as this many prompts. It keeps every pass rate possible.
 PRIOR_PROMPTS = 1.0
+MOST_ITERATIONS, TOLERANCE = 2000, 1e-7
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,11 @@ class Difficulty:
         return Difficulty(self.pass_rates, evidence / total if total else self.weights)
 
 
-def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float = 1e-7) -> Difficulty:
+def fit_difficulty(counts: Counts) -> Difficulty:
     """Fits the distribution of pass rates to counts by maximum penalized likelihood, or returns a flat one without
     counts.
 
-    The iteration ends when the mean log-likelihood of a prompt gains less than `tolerance`.
+    The iteration ends when the mean log-likelihood of a prompt gains less than `TOLERANCE`.
     """
     pairs = [(pair, number) for pair, number in sorted(counts.items()) if number > 0 and pair[1] > 0]
     weights = np.full(len(GRID), 1 / len(GRID))
@@ -63,10 +64,10 @@ def fit_difficulty(counts: Counts, max_iterations: int = 2000, tolerance: float 
     numbers = np.array([number for _, number in pairs], float)
     likelihood = stats.binom.pmf(correct[:, None], tried[:, None], GRID)
     previous_score, total = -np.inf, numbers.sum()
-    for _ in range(max_iterations):
+    for _ in range(MOST_ITERATIONS):
         evidence = likelihood @ weights
         score = numbers @ np.log(evidence) / total
-        if score - previous_score < tolerance:
+        if score - previous_score < TOLERANCE:
             break
         previous_score = score
         expected_counts = weights * ((numbers / evidence) @ likelihood)

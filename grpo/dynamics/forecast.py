@@ -17,8 +17,8 @@ from grpo.types import Interval
 
 Array = NDArray[np.float64]
 
-# A forecast consists of this many drawn curves.
-NUM_DRAWS = 1000
+# A forecast consists of this many drawn curves, each of this many points, and its interval holds this share of them.
+NUM_DRAWS, NUM_POINTS, COVERAGE = 1000, 50, 0.9
 # A forecast predicts the mean pass rate measured over this share of the whole run's rounds.
 MEASURED_SHARE = 0.2
 # The interval for the present reaches within two standard errors of the means of so many last rounds or evaluations.
@@ -63,37 +63,35 @@ class Forecast:
         return replace(self, steps=self.steps + delay * np.linspace(1, 0, len(self.steps)))
 
 
-def forecast(history: History, last_step: float, coverage: float = 0.9, points: int = 50) -> Forecast:
+def forecast(history: History, last_step: float) -> Forecast:
     """Forecasts from the last measured step to `last_step`. The history needs at least two rounds.
 
     The interval at a step includes the noise with which the pass rate will be measured: the noise of a mean over a
     fifth of all rounds until that step, but over at least one round.
     """
     trend = follow(history)
-    steps = np.linspace(history.steps[-1], max(last_step, float(history.steps[-1]) + 1), points)
+    steps = np.linspace(history.steps[-1], max(last_step, float(history.steps[-1]) + 1), NUM_POINTS)
     rounds = np.maximum(MEASURED_SHARE * (steps - history.steps[0]) / trend.pace, 1.0)
-    return _forecast(trend, history, steps, rounds, coverage)
+    return _forecast(trend, history, steps, rounds)
 
 
-def forecast_held_out(
-    held_out: History, training: History, last_step: float, coverage: float = 0.9, points: int = 50
-) -> Forecast:
+def forecast_held_out(held_out: History, training: History, last_step: float) -> Forecast:
     """Forecasts held-out evaluations by their trend, on the time scale (span) of the `training` curve.
 
     The interval includes the noise of one evaluation. At least three evaluations are needed.
     """
     trend = follow(held_out, follow(training).span)
-    steps = np.linspace(held_out.steps[-1], max(last_step, float(held_out.steps[-1]) + 1), points)
-    return _forecast(trend, held_out, steps, np.ones(points), coverage)
+    steps = np.linspace(held_out.steps[-1], max(last_step, float(held_out.steps[-1]) + 1), NUM_POINTS)
+    return _forecast(trend, held_out, steps, np.ones(NUM_POINTS))
 
 
-def _forecast(trend: Trend, history: History, steps: Array, rounds: Array, coverage: float) -> Forecast:
+def _forecast(trend: Trend, history: History, steps: Array, rounds: Array) -> Forecast:
     """Draws curves at `steps`, and adds the noise of means over `rounds` rounds.
 
     The middle follows the trend alone. The ends know that most runs keep what they have learned: were falls weighed in
     the middle too, it would lie above every curve that stands.
     """
-    candidates, tail = trend.candidates(steps, NUM_DRAWS), (1 - coverage) / 2
+    candidates, tail = trend.candidates(steps, NUM_DRAWS), (1 - COVERAGE) / 2
     noise = np.random.default_rng(1).standard_normal(len(candidates.rates)) * candidates.errors
     measured_rates = np.clip(candidates.rates + noise[:, None] / np.sqrt(rounds), 0.0, 1.0)
     middle = np.median(measured_rates, axis=0)

@@ -16,6 +16,8 @@ from scipy import stats
 from grpo.config import UserError
 from grpo.types import Interval
 
+# Intervals cover this share, unless a caller corrects for several comparisons.
+LEVEL = 0.95
 _NUM_RESAMPLES = 9999
 # With fewer seeds than this, reports draw no conclusion about other seeds from `crossed_difference`.
 FEWEST_SEEDS = 3
@@ -50,8 +52,8 @@ def mean_interval(correct_counts: Sequence[int], totals: Sequence[int]) -> Inter
     return pass_at_k_interval(correct_counts, totals, 1)
 
 
-def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: int, level: float = 0.95) -> Interval:
-    """Returns pass@k, the mean over problems of `pass_at_k`, with a confidence interval of coverage `level`.
+def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: int) -> Interval:
+    """Returns pass@k, the mean over problems of `pass_at_k`, with a confidence interval of coverage `LEVEL`.
 
     `correct_counts[i]` of `totals[i]` samples of problem i are correct. With one sample of each problem, the interval
     is Wilson's. With several, it is the BCa bootstrap over problems, with a fixed seed. When all problems have the same
@@ -62,8 +64,8 @@ def pass_at_k_interval(correct_counts: Sequence[int], totals: Sequence[int], k: 
     if rates.size == 0:
         raise ValueError("no problems were evaluated")
     if np.all(rates == rates[0]) or all(n == 1 for n in totals):
-        return _wilson(rates, level)
-    return _bootstrap(rates, level)
+        return _wilson(rates)
+    return _bootstrap(rates)
 
 
 class PairedChange(NamedTuple):
@@ -78,7 +80,7 @@ class PairedChange(NamedTuple):
     p: float
 
 
-def paired_change(before: Sequence[float], after: Sequence[float], level: float = 0.95) -> PairedChange:
+def paired_change(before: Sequence[float], after: Sequence[float], level: float = LEVEL) -> PairedChange:
     """Tests the mean change of the problems' pass rates, after − before, by the paired randomization test.
 
     `before[i]` and `after[i]` belong to the same problem. Without a true change the two could be exchanged, so every
@@ -122,10 +124,10 @@ def _subset_means(differences: np.ndarray) -> np.ndarray:
     return np.concatenate(means)
 
 
-def _wilson(rates: np.ndarray, level: float) -> Interval:
+def _wilson(rates: np.ndarray) -> Interval:
     """Returns Wilson's score interval for the mean of `rates`, in closed form. Their sum need not be a whole number."""
     rate, count = float(rates.mean()), rates.size
-    z = float(stats.norm.ppf((1 + level) / 2))
+    z = float(stats.norm.ppf((1 + LEVEL) / 2))
     middle = rate + z**2 / (2 * count)
     half = z * math.sqrt(rate * (1 - rate) / count + (z / (2 * count)) ** 2)
     low, high = ((middle + end) / (1 + z**2 / count) for end in (-half, half))
@@ -133,11 +135,11 @@ def _wilson(rates: np.ndarray, level: float) -> Interval:
     return Interval(rate, low if rate else 0.0, high if rate < 1 else 1.0)
 
 
-def _bootstrap(values: np.ndarray, level: float) -> Interval:
+def _bootstrap(values: np.ndarray) -> Interval:
     bounds = stats.bootstrap(
         (values,),
         np.mean,
-        confidence_level=level,
+        confidence_level=LEVEL,
         n_resamples=_NUM_RESAMPLES,
         batch=_RESAMPLE_BATCH,
         method="BCa",
@@ -146,7 +148,7 @@ def _bootstrap(values: np.ndarray, level: float) -> Interval:
     return Interval(float(values.mean()), float(bounds.low), float(bounds.high))
 
 
-def crossed_difference(differences: Sequence[Sequence[float]], level: float = 0.95) -> tuple[Interval, float]:
+def crossed_difference(differences: Sequence[Sequence[float]], level: float = LEVEL) -> tuple[Interval, float]:
     """Returns the mean of paired differences [seeds, problems] with an interval, and the two-sided p-value of no
     difference.
 
@@ -188,7 +190,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in corrected]
 
 
-def geometric_ratio(ours: Sequence[float], base: Sequence[float], level: float = 0.95) -> Interval:
+def geometric_ratio(ours: Sequence[float], base: Sequence[float], level: float = LEVEL) -> Interval:
     """Returns the geometric mean of the ratios `ours` / `base` with its interval (Student's t on the logarithms).
 
     For a single pair the interval has no width.
