@@ -35,7 +35,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engines(model):
-    """Builds each engine once."""
+    """Yields a function that builds each engine once."""
     config = TrainConfig()
     config.rollout.precision, config.model.max_length, config.rollout.kv_cache_gib = "float32", 512, 0.0625
     config.rollout.sampling = SAMPLING
@@ -57,7 +57,10 @@ def engines(model):
             built[name] = {"transformers": transformers, "vllm": vllm}[name]()
         return built[name]
 
-    return engine
+    yield engine
+    for sampler in built.values():
+        # vLLM keeps its groups of ranks until then, and tests after these end torch.distributed.
+        sampler.close()
 
 
 @pytest.fixture
