@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -34,7 +35,10 @@ RATES = {"right": 1.0, "4 × too high": 4.0, "4 × too low": 0.25}
 # Arms are run in this order, each on all tasks and rates, so that a part of the runs makes a table of some arms.
 # The first five are compared.
 ARMS = ("G = 8", "adaptive", "with the rate", "G = 4", "G = 16", "cosine", "G = 2", "G = 32")
+ALL = tuple(f"G = {size}" for size in SIZES)
 COMPARED, SCHEDULES = ("G = 4", "G = 8", "G = 16"), ("adaptive", "with the rate")
+Ends = dict[str, dict[str, dict[int, float]]]
+"""Pass rates at the ends of runs, by row of the table, arm and seed."""
 # Rounds about a point of the smoothed curve are weighed by their tokens, within this many.
 WIDTH = 4000
 
@@ -106,7 +110,7 @@ def shown(root: Path, seeds: int) -> None:
     """Prints the tables of all runs that are done."""
     table = Table("task and rate", "start", *ARMS, title="pass rate at the end (thousands of tokens to the level)")
     books = Table("task and rate", *(f"G = {size}" for size in SIZES), title="rise of the pass rate, sum of gains")
-    ends: dict[str, dict[str, dict[int, float]]] = {}
+    ends: Ends = {}
     for task, rate in product(TASKS, RATES):
         budget, row, cells = TASKS[task].tokens, f"{task}, {rate}", []
         folders = {(arm, seed): folder_of(root, task, rate, arm, seed) for arm in ARMS for seed in range(seeds)}
@@ -130,22 +134,42 @@ def shown(root: Path, seeds: int) -> None:
         books.add_row(
             row, *(f"{np.mean(pairs, 0)[0]:+.2f}, {np.mean(pairs, 0)[1]:+.2f}" if pairs else "" for pairs in sums)
         )
-    Console(width=200).print(table, books, compared(ends))
+    Console(width=200).print(table, books, compared(ends, COMPARED), compared(ends, ALL), from_afar(ends))
 
 
-def compared(ends: dict[str, dict[str, dict[int, float]]]) -> Table:
-    """Returns how many times as high a pass rate the best of `COMPARED` ends at as each arm, over the rows and seeds in
-    which these sizes and the schedules are done. A row's pass rate is the mean of its seeds."""
-    regrets = []
+def compared(ends: Ends, sizes: Sequence[str]) -> Table:
+    """Returns how many times as high a pass rate the best of `sizes` ends at as each arm, over the rows and seeds in
+    which `COMPARED` and the schedules are done. A row's pass rate is the mean of its seeds. A size counts in the rows
+    in which it is done with all these seeds."""
+    arms, regrets = (*COMPARED, *SCHEDULES), []
     for row in ends.values():
-        seeds = set.intersection(*(set(row[arm]) for arm in (*COMPARED, *SCHEDULES)))
-        if seeds:
-            means = {arm: np.mean([row[arm][seed] for seed in seeds]) for arm in (*COMPARED, *SCHEDULES)}
-            regrets.append([max(means[size] for size in COMPARED) / mean for mean in means.values()])
-    title = f"best of {', '.join(COMPARED)} over each arm, {len(regrets)} rows"
-    table = Table("arm", "median", "worst", "rows above 1.1", title=title)
-    for arm, of_arm in zip((*COMPARED, *SCHEDULES), np.transpose(regrets), strict=False):
+        if seeds := set.intersection(*(set(row[arm]) for arm in arms)):
+            means = {arm: np.mean([row[arm][seed] for seed in seeds]) for arm in ARMS if seeds <= set(row[arm])}
+            best = max(means[size] for size in sizes if size in means)
+            regrets.append([best / means[arm] for arm in arms])
+    table = Table(
+        "arm",
+        "median",
+        "worst",
+        "rows above 1.1",
+        title=f"best of {', '.join(sizes)} over each arm, {len(regrets)} rows",
+    )
+    for arm, of_arm in zip(arms, np.transpose(regrets), strict=False):
         table.add_row(arm, f"{np.median(of_arm):.2f}", f"{of_arm.max():.2f}", str(int((of_arm > 1.1).sum())))
+    return table
+
+
+def from_afar(ends: Ends) -> Table:
+    """Returns how many times as high the best cell of a task, of any fixed size and rate, ends as the schedule that may
+    change the rate does from each rate."""
+    table = Table("task", *RATES, title="best cell of the task over the schedule with the rate")
+    for task in TASKS:
+        rows_of_task = [ends[f"{task}, {rate}"] for rate in RATES]
+        fixed = [[*row[arm].values()] for row in rows_of_task for arm in ARMS if arm not in SCHEDULES and row[arm]]
+        changed = [[*row["with the rate"].values()] for row in rows_of_task]
+        if fixed and all(changed):
+            best = max(map(np.mean, fixed))
+            table.add_row(task, *(f"{best / np.mean(of_rate):.2f}" for of_rate in changed))
     return table
 
 

@@ -58,8 +58,8 @@ def failing_tools(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 
 def out_of_turns(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    share = throughout(log, m.OUT_OF_TURNS, rule.out_of_turns)
-    share = _surely_above(log, m.OUT_OF_TURNS, rule.out_of_turns) if share is None else share
+    metric, least = m.OUT_OF_TURNS, rule.out_of_turns
+    share = throughout(log, metric, least) or _surely_above(log, metric, least)
     if share is None:
         return None
     evidence = f"{share:.0%} of episodes end at the limit of turns"

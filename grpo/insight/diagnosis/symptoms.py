@@ -218,7 +218,7 @@ def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     The finding is critical, or a warning where many of the completions that are cut off are right all the same.
     """
     share = throughout(log, m.TRUNCATED, rule.nearly_all)
-    if share is None or throughout(log, m.OUT_OF_TURNS, rule.out_of_turns) is not None:
+    if share is None:
         return None
     severity = WARNING if _right_beyond(log, 1 - share, rule) else CRITICAL
     evidence = f"{share:.0%} of completions are cut off, and more than {rule.nearly_all:.0%} in each of the last rounds"
