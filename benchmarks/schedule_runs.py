@@ -62,6 +62,7 @@ def sums(largest: int, terms: int, operators: str, size: int = 0, *further: str)
 
 PLUS_TO_24, MINUS_TO_24 = ({"max": 24, "operators": [operator]} for operator in "+-")
 TWO_TERMS, THREE_TERMS = {"max": 9}, {"max": 9, "operators": ["+", "-"], "num_terms": 3, "size": 1500}
+THREE_IN_WORDS = ("task.data.options={min_terms: 3, max_terms: 3}",)
 TASKS = {
     "two terms to 9": SumsTask(3e-4),
     "three terms to 6": SumsTask(3e-4, sums(6, 3, "+", 0, "rollout.sampling.temperature=1.3")),
@@ -72,7 +73,7 @@ TASKS = {
     "sums, then differences": SumsTask(3e-4, (), (PLUS_TO_24, MINUS_TO_24)),
     "two terms, then three": SumsTask(3e-4, (), (TWO_TERMS, THREE_TERMS)),
     "SmolLM2, two terms to 9": SumsTask(1e-5, (), (), SMOLLM2, 24_000, 12),
-    "SmolLM2, three terms to 9": SumsTask(1e-5, ("task.data.options={num_terms: 3}",), (), SMOLLM2, 24_000, 12),
+    "SmolLM2, three terms to 9": SumsTask(1e-5, THREE_IN_WORDS, (), SMOLLM2, 24_000, 12),
 }
 
 

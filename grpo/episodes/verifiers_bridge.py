@@ -5,6 +5,8 @@ through the gateway. `bash launch/verifiers.sh ID` makes that Python, and calls 
 environment to ID.jsonl:
 
     python -m grpo.episodes.verifiers_bridge FILE ID [KEY=VALUE …]
+
+Keys that begin with `select.` are those of verifiers' SelectConfig, such as select.limit=2000.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,26 +52,50 @@ def player(words: Sequence[str]) -> Callable[[Any, Problem], Awaitable[dict[str,
     return solve
 
 
-def _environment(words: Sequence[str]) -> Any:
-    name, *settings = words
+def _nested(settings: Mapping[str, str]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for key, value in {**DEFAULTS, "taskset.id": name, **dict(word.split("=", 1) for word in settings)}.items():
+    for key, value in settings.items():
         *folders, last = key.split(".")
         place = nested
         for folder in folders:
             place = place.setdefault(folder, {})
         place[last] = value
+    return nested
+
+
+def _environment(words: Sequence[str]) -> Any:
+    name, *settings = words
+    nested = _nested({**DEFAULTS, "taskset.id": name, **dict(word.split("=", 1) for word in settings)})
     try:
         return vf.load_environment(vf.env_config_type(name)(**nested))
     except ModuleNotFoundError as error:
         raise UserError(f"verifiers finds no environment {name} ({error}): install its package beside it") from error
 
 
+def _tasks(words: Sequence[str]) -> list[Any]:
+    """Returns the tasks of an environment that `select.` keys choose, or all."""
+    selection = {word for word in words if word.startswith("select.")}
+    taskset = _environment([word for word in words if word not in selection]).taskset
+    chosen = _nested(dict(word.split("=", 1) for word in selection)).get("select", {})
+    taskset = taskset.select(vf.SelectConfig(**chosen))
+    if not taskset.bounded:
+        raise UserError(f"{words[0]} makes tasks without end: add select.limit=2000, or another number of them")
+    try:
+        return [*taskset]
+    except Exception as error:
+        raise UserError(f"{words[0]} cannot make its tasks ({type(error).__name__}: {error})") from error
+
+
 def main(arguments: Sequence[str]) -> int:
     """Writes the tasks of an environment as lines of JSON, which `task=verifiers` reads."""
     file, *words = arguments
+    try:
+        tasks = _tasks(words)
+    except UserError as error:
+        print(f"verifiers: {error}", file=sys.stderr)
+        return 2
     rows = []
-    for task in _environment(words).taskset:
+    for task in tasks:
         data = task.data.model_dump(mode="json", exclude_none=True)
         rows.append(json.dumps({"problem": task.data.prompt_text or f"task {len(rows)}", "task": data}))
     Path(file).write_text("\n".join(rows) + "\n")

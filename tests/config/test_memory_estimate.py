@@ -136,7 +136,10 @@ LLAMA = {
     "3b": ModelShape(3_212_749_824, 28, 3072, 8192, 128_256, 3072, 1024),
     "8b": ModelShape(8_030_261_248, 32, 4096, 14_336, 128_256, 4096, 1024),
 }
+QWEN3_4B = ModelShape(4_022_468_096, 36, 2560, 9728, 151_936, 4096, 1024)
 RECIPES = {
+    # By hand: adapters of rank 16 on the seven matrices of each layer have 36 · 16 · 57,344 weights.
+    "alphabet_sort_qwen3_4b": (replace(QWEN3_4B, adapters=33_030_144), 1),
     "bigmath_qwen2_5_1_5b": (QWEN["1_5b"], 1),
     "gsm8k_qwen2_5_1_5b": (QWEN["1_5b"], 1),
     "math_python_qwen2_5_1_5b": (QWEN["1_5b"], 1),
@@ -145,7 +148,7 @@ RECIPES = {
     "bigmath_qwen2_5_7b": (QWEN["7b"], 8),
     "gsm8k_qwen2_5_7b": (QWEN["7b"], 8),
     "code_qwen2_5_7b": (QWEN["7b"], 8),
-    "dapo_math_qwen3_4b": (ModelShape(4_022_468_096, 36, 2560, 9728, 151_936, 4096, 1024), 8),
+    "dapo_math_qwen3_4b": (QWEN3_4B, 8),
     "deepscaler_r1_distill_1_5b": (ModelShape(1_777_088_000, 28, 1536, 8960, 151_936, 1536, 256), 8),
 }
 

@@ -79,7 +79,7 @@ dynamics.group_size =4 → 'dynamics.group_size ' is no key
 output_dir=Übung → in quotes, 'output_dir="Übung"'
 output_dir=runs/G=16 → cannot read 'output_dir=runs/G=16': put a value with special characters in quotes
 learner.learning_rates=1 → unknown config key learner.learning_rates; did you mean
-experiment=nope → there is no experiment=nope: choose one of bigmath_llama3_1_8b, 
+experiment=nope → there is no experiment=nope: choose one of alphabet_sort_qwen3_4b, 
 learner.learning_rate=abc → learner.learning_rate=abc: it takes a number
 task=mawps → task.data.path
 objective.correction.floor=3 → must lie between 0 and objective.correction.cap=2.0

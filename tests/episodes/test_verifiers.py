@@ -12,17 +12,30 @@ from tests.runs import grpo
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("GRPO_VERIFIERS_VENV", ROOT / ".venv-verifiers")) / "bin/python"
 EPISODES = [*SMALL, *QUIET, "task=verifiers", "task.episode=verifiers:sums_for_verifiers", "rollout=transformers"]
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason="run bash launch/verifiers.sh sums_for_verifiers tests/episodes/sums_for_verifiers select.limit=8",
+    ),
+]
 
 
-@pytest.mark.skipif(
-    not PYTHON.exists(),
-    reason="make it by: bash launch/verifiers.sh sums_for_verifiers tests/episodes/sums_for_verifiers",
-)
+def tasks_of(*words):
+    command = [PYTHON, "-m", "grpo.episodes.verifiers_bridge", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_an_environment_whose_tasks_never_end_asks_for_their_number(tmp_path):
+    done = tasks_of(tmp_path / "tasks.jsonl", "sums_for_verifiers")
+    said = "verifiers: sums_for_verifiers makes tasks without end: add select.limit=2000, or another number of them\n"
+    assert (done.returncode, done.stderr, [*tmp_path.iterdir()]) == (2, said, [])
+
+
 def test_a_run_plays_an_environment_of_verifiers(tmp_path):
     tasks = tmp_path / "tasks.jsonl"
-    words_of_tasks = ["-m", "grpo.episodes.verifiers_bridge", tasks, "sums_for_verifiers"]
-    subprocess.run([PYTHON, *words_of_tasks], check=True, timeout=300)
+    assert tasks_of(tasks, "sums_for_verifiers", "select.limit=8").returncode == 0
+    assert len(tasks.read_text().splitlines()) == 8
     words = [f"task.python={PYTHON}", f"task.data.path={tasks}", "model.max_length=128", "num_steps=2"]
     done = grpo("train", *EPISODES, *words, "rollout.sampling.max_tokens=24", f"output_dir={tmp_path}/run", timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -35,6 +35,13 @@ def test_the_first_round_without_reward_names_the_reason_and_the_remedy(share, r
     assert reason in warned["no reward"] and f"⇒ {remedy}" in warned["no reward"]
 
 
+def test_a_limit_of_turns_that_cuts_all_episodes_off_is_one_warning():
+    cut = {"completions/truncated_fraction": 1.0, "episodes/out_of_turns_fraction": 1.0}
+    assert [*warnings({"reward/mean": 0.5} | cut)] == ["episodes/out_of_turns_fraction"]
+    cut["episodes/out_of_turns_fraction"] = 0.9
+    assert [*warnings({"reward/mean": 0.5} | cut)] == ["completions/truncated_fraction"]
+
+
 def test_the_limit_of_turns_is_named_before_that_of_tokens():
     cut = {"completions/truncated_fraction": 0.75, "episodes/out_of_turns_fraction": 0.6}
     assert "60% of the episodes ended at the limit of turns ⇒ raise task" in warnings(NOTHING | cut)["no reward"]

@@ -117,7 +117,9 @@ def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = 
         evidence, remedy = why(metrics)
         lines["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
     for name, meaning, remedy in _CAUSES:
-        if not all_zero and metrics.get(name) == 1.0:
+        # The limit of turns, whose line comes first, cuts completions off too.
+        explained = name == m.TRUNCATED and m.OUT_OF_TURNS in lines
+        if not (all_zero or explained) and metrics.get(name) == 1.0:
             lines[name] = f"100% {meaning} ⇒ {remedy}"
     if metrics.get(m.LENGTH, 2.0) <= 1.0:
         lines["empty"] = (

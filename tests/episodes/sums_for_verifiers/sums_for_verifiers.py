@@ -1,5 +1,7 @@
 """This environment of verifiers asks sums. A test installs it beside verifiers."""
 
+import itertools
+
 import verifiers.v1 as vf
 
 
@@ -18,8 +20,11 @@ class Task(vf.Task[Data]):
 
 
 class Taskset(vf.Taskset[Task, vf.TasksetConfig]):
+    INFINITE = True
+
     def load(self):
-        return [Task(Data(prompt=f"{number} + 1 =", answer=number + 1), self.config.task) for number in range(8)]
+        for number in itertools.count():
+            yield Task(Data(prompt=f"{number} + 1 =", answer=number + 1), self.config.task)
 
 
 __all__ = ["Taskset"]
