@@ -14,7 +14,7 @@ import grpo
 from grpo.config.errors import WRONG_USE, EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
-from grpo.host.alive import working
+from grpo.host.alive import end_in_time, working
 from grpo.host.disk import FULL
 from grpo.host.imports import how_to_install, importing, look_here_last
 from grpo.host.output import open_closed
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not reader_left():
             raise
-        return EXIT_UNREAD
+        code = EXIT_UNREAD
+    if arguments is None:
+        end_in_time(code)
     return code
 
 

@@ -257,3 +257,11 @@ def test_a_working_folder_that_was_deleted_is_one_line(command, tmp_path, monkey
     assert capsys.readouterr().err == (
         "grpo: the working folder has been deleted: change to one that exists, such as with `cd`\n"
     )
+
+
+def test_a_report_of_a_log_takes_the_column_of_the_pass_rate(tmp_path, capsys):
+    rounds = "\n".join(f"{step},{0.4 if step < 20 else 1.2}" for step in range(40))
+    (tmp_path / "mine.csv").write_text(f"step,score\n{rounds}\n")
+    assert main(["report", f"{tmp_path}/mine.csv", "column=score", "scale=2"]) == 0
+    assert "the pass rate went from 20.0% in the first 10 rounds to 60.0%" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "mine_dynamics.html").exists()

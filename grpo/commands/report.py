@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.commands.words import paths_and_settings, seconds, typed
+from grpo.commands.words import paths_and_settings, positive, seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import METRICS_FILE, MODEL_FOLDER, refuse_several
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo.insight.logs.finished_runs import Run
 
 USAGE = """usage: grpo report RUN [also=FORMATS]
-       grpo report LOG [also=FORMATS]
+       grpo report LOG [column=NAME scale=NUMBER] [also=FORMATS]
        grpo report SWEEP | RUN RUN ... [output=DIR] [watch=SECONDS] [also=FORMATS]
 
 With one run, it writes report.html into the run's folder: whether the model learned, charts, a diagnosis and some
@@ -34,7 +34,8 @@ completions. It also prints the verdict, and the comparison of the first evaluat
 interrupted, failed or still going on, and the report says so.
 
 With one log of another framework, such as TRL's trainer_state.json, it writes the page of `grpo dynamics fit`: the
-curve, where it goes, and a diagnosis.
+curve, where it goes, and a diagnosis. column=NAME is its pass rate, and scale=NUMBER what that column holds for a right
+answer.
 
 With a sweep or several runs, it compares the variants of the sweep, or the runs. Runs whose names differ only by -seedN
 are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html
@@ -97,9 +98,7 @@ formats.__name__ = "png, md, or png,md"
 
 def _of_log(log: Path, words: Sequence[str]) -> int:
     """Writes the page of another framework's log beside it."""
-    others = " ".join(word for word in words if not word.startswith("also="))
-    require(not others, f"grpo report takes only also= for a log: grpo dynamics fit {log} {others}")
-    settings = typed(words, also=formats)
+    settings = typed(words, also=formats, column=str, scale=positive)
     with working("analysing the log"):
         from grpo.insight.pages.dynamics import write_fit
 

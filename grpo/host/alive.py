@@ -1,11 +1,13 @@
 """This module says what a command is doing while it takes long, so that nobody believes it hangs. It also finds in a
-process's log why the process ended."""
+process's log why the process ended, and ends one that the user's own threads hold."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count, pairwise
@@ -21,6 +23,7 @@ Result = TypeVar("Result")
 FIRST_MOMENTS = (2.0, *range(10, 60, 10))
 """A sign of life comes after each of these seconds, and from one minute on every `LATER` seconds."""
 LATER = 30.0
+THREADS_SECONDS = 10.0
 A_MINUTE = 60.0
 # Room for a message that says how to mend something.
 LONGEST = 600
@@ -58,6 +61,21 @@ def slow(what: str, function: Callable[Parameters, Result]) -> Callable[Paramete
             return function(*args, **kwargs)
 
     return wrapped
+
+
+def end_in_time(code: int) -> None:
+    """Makes this process end with `code` if threads of a user's code, that are no daemons, still keep it from ending
+    after `THREADS_SECONDS`."""
+
+    def end() -> None:
+        time.sleep(THREADS_SECONDS)
+        others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+        if names := sorted(thread.name for thread in others if not thread.daemon):
+            which = " and ".join(map(repr, names[:2])) + (" and others" if names[2:] else "")
+            say(f"grpo: all is done, but for threads of your own ({which}), which end now: start them with daemon=True")
+            os._exit(code)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _speak(what: str, tell: Callable[[str], None], over: threading.Event, moments: Iterable[float]) -> None:

@@ -1,5 +1,5 @@
-"""This module handles requests to stop: Ctrl-C, SIGTERM from a scheduler, a launcher or a person, and SIGHUP from a
-terminal that is closed."""
+"""This module handles requests to stop: Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 from a scheduler, a launcher or a person,
+and SIGHUP from a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ LOOK_SECONDS = 0.2
 # One request may come as several signals: systemd, Slurm and `kill` on a group signal every process of a run, and the
 # launcher and torchrun pass theirs on. Signals within this many seconds after the first count as one request.
 TOGETHER_SECONDS = 3.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Slurm's --signal=USR1@90 and submitit ask by SIGUSR1 or SIGUSR2, which others may handle in their own way.
+OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *OF_SCHEDULERS)
 END = 0
 """No signal has this number. It ends the thread that reads numbers of signals."""
 HURRY = signal.SIGURG
@@ -34,11 +36,12 @@ those that do not know it, since the kernel ignores it by default."""
 
 
 class StopRequest:
-    """A stop request counts how often this process is asked to stop from now on, by SIGTERM, SIGHUP or Ctrl-C.
+    """A stop request counts how often this process is asked to stop from now on, by Ctrl-C or another of `SIGNALS`.
 
     Signals within `TOGETHER_SECONDS` count as one request. They no longer end the process. A SIGHUP that is ignored, as
-    under nohup, stays ignored. With `messages`, each request prints the next of them, and one after the last ends the
-    process at once. The last message answers a request that is `urgent`, and the signal `HURRY` leads there directly.
+    under nohup, stays ignored, and a SIGUSR1 or SIGUSR2 that the user's code handles stays with it. With `messages`,
+    each request prints the next of them, and one after the last ends the process at once. The last message answers a
+    request that is `urgent`, and the signal `HURRY` leads there directly.
     """
 
     def __init__(self, messages: Sequence[str] = ()):
@@ -128,7 +131,9 @@ class StopRequest:
     @staticmethod
     def _handle(handler) -> None:
         for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            before = signal.getsignal(number)
+            ours = before is signal.SIG_DFL or isinstance(getattr(before, "__self__", None), StopRequest)
+            if (number != signal.SIGHUP or before is not signal.SIG_IGN) and (number not in OF_SCHEDULERS or ours):
                 signal.signal(number, handler)
 
 

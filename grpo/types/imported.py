@@ -46,15 +46,22 @@ def imported(path: str) -> Any:
 
 @contextmanager
 def _staying_here() -> Generator[None]:
-    """Raises ImportError for code that changes the working folder, from which the run's relative paths lead, and
-    instead of a kind of exception that nobody expects."""
-    here = os.getcwd()
+    """Raises ImportError for code that changes the working folder, from which the run's relative paths lead, or ends
+    the process, and instead of a kind of exception that nobody expects."""
+    here, leave = os.getcwd(), os._exit
+
+    def stay(code: int) -> None:
+        raise ImportError(f"it ends the process by os._exit({code})")
+
+    vars(os)["_exit"] = stay
     try:
         yield
     except (Exception, SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # such as those of a test runner, which skips a test
         raise ImportError(f"it raised {type(error).__name__}: {error}") from error
+    finally:
+        vars(os)["_exit"] = leave
     if os.getcwd() != here:
         os.chdir(here)
         raise ImportError("it changes the working folder, from which this run's paths lead: leave os.chdir out there")

@@ -1,6 +1,10 @@
-"""Long waits print that they go on."""
+"""Long waits print that they go on, and a process that is done ends."""
 
+import subprocess
+import sys
 import threading
+
+import pytest
 
 from grpo.host import alive
 from grpo.host.alive import slow, working
@@ -45,3 +49,27 @@ def test_only_the_first_rank_speaks(monkeypatch):
     with working("starting the sampler", lines.append):
         threading.Event().wait(0.05)
     assert lines == []
+
+
+ENDING = """
+import sys, threading, time
+from grpo.host import alive
+alive.THREADS_SECONDS = 0.3
+if {thread}:
+    threading.Thread(target=time.sleep, args=(600,), name="beat").start()
+alive.end_in_time(3)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("thread", "said"),
+    [
+        (False, ""),
+        (True, "grpo: all is done, but for threads of your own ('beat'), which end now: start them with daemon=True\n"),
+    ],
+)
+def test_threads_of_the_users_code_do_not_keep_a_process(thread, said):
+    command = [sys.executable, "-c", ENDING.format(thread=thread)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, said)

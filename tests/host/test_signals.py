@@ -110,6 +110,23 @@ def test_a_closed_terminal_asks_to_stop_unless_that_is_ignored(ignored, count):
     assert (done.returncode, done.stdout) == (0, count), done.stderr
 
 
+OF_A_SCHEDULER = """
+import os, signal
+from grpo.host.signals import StopRequest
+signal.signal(signal.SIGUSR2, lambda *_: print("own"))
+stop = StopRequest()
+os.kill(os.getpid(), signal.SIGUSR2)
+print(stop())
+os.kill(os.getpid(), signal.SIGUSR1)
+print(stop())
+"""
+
+
+def test_a_schedulers_signal_asks_to_stop_unless_the_users_code_handles_it():
+    done = subprocess.run([sys.executable, "-c", OF_A_SCHEDULER], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["own", "False", "True"])
+
+
 def test_signals_are_handled_as_before_once_a_run_from_python_is_over():
     before, threads = [signal.getsignal(number) for number in SIGNALS], set(threading.enumerate())
     files = len(os.listdir("/proc/self/fd"))

@@ -273,6 +273,7 @@ def test_a_reward_in_a_file_that_is_no_python_file_is_one_line(tmp_path):
     ("code", "message"),
     [
         ("import sys; sys.exit(3)", "leaves.py:f': SystemExit: 3"),
+        ("import os; os._exit(0)", "leaves.py:f': ImportError: it ends the process by os._exit\\(0\\)"),
         ("raise BaseException('skipped')", "leaves.py:f': ImportError: it raised BaseException: skipped"),
         ("import os; os.chdir('/')", "leaves.py:f': ImportError: it changes the working folder, from which this run's"),
     ],
