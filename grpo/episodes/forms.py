@@ -15,11 +15,11 @@ import os
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from subprocess import PIPE
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError, first_line
@@ -34,6 +34,7 @@ raises `EpisodeOver` once the episode has reached a limit."""
 
 TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
 RESERVED = ("reset", "get_reward")
+OF_JSON = (str, int, float, bool, list, tuple, dict, object, type(None), Any)
 PROGRAM_WORD, VERIFIERS_WORD = "program:", "verifiers:"
 
 
@@ -77,6 +78,8 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
     if len(found) == 1 and inspect.isclass(found[0]):
         if not callable(getattr(found[0], "reset", None)):
             raise UserError(f"task.episode: {path} is a class without a method reset: an environment needs one")
+        if inspect.isgeneratorfunction(found[0].reset) or inspect.isasyncgenfunction(found[0].reset):
+            raise UserError(f"task.episode: the method reset of {path} yields: write return, with what the model reads")
         _require_takes(found[0], 0, f"{path} is made anew for each episode, so its __init__ takes no argument but self")
         return Form(ENVIRONMENT, (found[0],), tuple(map(_schema, _methods(found[0]).values())))
     if len(found) == 1 and next(iter(inspect.signature(found[0]).parameters), "") == "chat":
@@ -136,6 +139,27 @@ def _require_callable_by_name(function: Callable[..., Any]) -> None:
             f"task.episode: the tool {name} takes {odd[0]}, and a model gives each argument by its name: write them "
             "all as NAME: TYPE, without *, ** and /"
         )
+    for parameter, hint in _hints(function).items():
+        if parameter != "return" and (foreign := _foreign(hint)):
+            raise UserError(
+                f"task.episode: the tool {name} takes {parameter} of type {foreign}, and a model gives values of JSON: "
+                "write str, int, float, bool, list, dict or Literal"
+            )
+
+
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return get_type_hints(function)
+    except Exception:  # names that do not exist; transformers says which
+        return {}
+
+
+def _foreign(hint: Any) -> str | None:
+    """Returns the name of a class in a type that no value of JSON belongs to, such as a dataclass."""
+    if inspect.isclass(hint) and get_origin(hint) is None and hint not in OF_JSON and not is_typeddict(hint):
+        return hint.__name__
+    inner = () if get_origin(hint) is Literal else get_args(hint)
+    return next(filter(None, map(_foreign, inner)), None)
 
 
 def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -251,21 +275,30 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, An
     try:
         if name not in tools:
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
-        content = await _called(tools[name], arguments)
+        content = _shown(await _called(tools[name], arguments))
     except Exception as error:
         counts["failed_calls"] += 1
-        content = {"error": f"{type(error).__name__}: {error}"}
-    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": _shown(content)}
+        content = _shown({"error": f"{type(error).__name__}: {error}"})
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
 
 def _shown(returned: Any) -> str | list[Any]:
-    """Returns what a tool or an environment has returned as the content of a message: text, parts of one, or JSON."""
+    """Returns what a tool or an environment has returned as the content of a message: text, parts of one, or JSON.
+
+    Raises TypeError for bytes and iterators.
+    """
     parts = isinstance(returned, list) and all(isinstance(part, Mapping) and "type" in part for part in returned)
     return (
         returned
         if isinstance(returned, str) or (parts and returned)
-        else json.dumps(returned, default=str, ensure_ascii=False)
+        else json.dumps(returned, default=_text, ensure_ascii=False)
     )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | Iterator | AsyncIterator):
+        raise TypeError(f"it returned {type(value).__name__}, which no model reads: return text, or what JSON can hold")
+    return str(value)
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -6,6 +6,8 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
 
 
 def add(a: int, b: int) -> int:
@@ -37,6 +39,52 @@ add_two = functools.partial(add, 2)
 
 def yielding(a: int):
     yield a
+
+
+def returns_bytes() -> bytes:
+    """Reads."""
+    return b"read"
+
+
+def returns_iterator() -> list:
+    """Reads."""
+    return map(str, [1])
+
+
+@dataclass
+class Place:
+    x: int
+
+
+def placed(where: list[Place]) -> str:
+    """Places.
+
+    Args:
+        where: Where to.
+    """
+    return ""
+
+
+def of_many_types(names: list[str], size: Literal["s", "m"] = "s", other: Any = None, where: int | None = None) -> str:
+    """Takes all.
+
+    Args:
+        names: The names.
+        size: The size.
+        other: Anything.
+        where: Where to.
+    """
+    return ""
+
+
+class BeginsWithBytes:
+    def reset(self):
+        return b"begin"
+
+
+class BeginsByYielding:
+    def reset(self):
+        yield "begin"
 
 
 def summing(*numbers: int) -> int:

@@ -86,6 +86,18 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     assert outcome.rewards == {"reward": 9.0}
 
 
+@pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator"])
+def test_what_no_model_reads_is_a_failed_call(tool):
+    outcome, shown = play(tool, call(tool))
+    assert "which no model reads: return text, or what JSON can hold" in shown[1][-1]["content"]
+    assert outcome.counts == {"calls": 1, "failed_calls": 1}
+
+
+def test_an_environment_that_begins_with_bytes_fails():
+    with pytest.raises(TypeError, match="it returned bytes, which no model reads"):
+        play("BeginsWithBytes")
+
+
 def test_parts_of_messages_stay_and_other_values_are_json():
     _, shown = play(f"{__name__}:InParts", call("look"), call("list_all"))
     assert messages_of(shown[0])[-1]["content"] == "How many? Look."
@@ -102,6 +114,11 @@ def test_an_environment_may_score_itself_and_leaves_what_json_can_hold():
 def test_a_python_without_verifiers_has_none_of_its_environments():
     with pytest.raises(UserError, match="run bash launch/verifiers.sh, and set task.python="):
         form_of("verifiers:wordle")
+
+
+def test_types_of_json_describe_a_tool():
+    [schema] = form_of(f"{ACTS}:of_many_types").schemas
+    assert list(schema["function"]["parameters"]["properties"]) == ["names", "size", "other", "where"]
 
 
 def test_an_environment_describes_its_methods_without_self():
@@ -167,6 +184,8 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:add,Counter", "the tool Counter is no function: write def NAME"),
         (f"{ACTS}:add_two", "the tool partial is no function: write def NAME"),
         (f"{ACTS}:yielding", "the tool yielding yields: write return"),
+        (f"{ACTS}:placed", "the tool placed takes where of type Place, and a model gives values of JSON"),
+        (f"{ACTS}:BeginsByYielding", "BeginsByYielding yields: write return, with what the model reads"),
         (f"{ACTS}:summing", r"the tool summing takes \*numbers: int, and a model gives each argument by its name"),
         (f"{ACTS}:Sized", r"its __init__ takes no argument but self \(missing a required argument: 'size'\)"),
         (f"{ACTS}:without_problem", r"write async def NAME\(chat, problem\) \(too many positional arguments\)"),
