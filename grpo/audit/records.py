@@ -31,7 +31,7 @@ from grpo.config.optimizer import learning_rate_factor
 from grpo.config.plain_json import read_object
 from grpo.config.saved import read_config, read_state
 from grpo.models.cache import sha256
-from grpo.run.checkpoints import damage_of
+from grpo.run.checkpoints import alone, require_whole
 from grpo.run.manifest import left_by
 from grpo.run.resume import OF_ONE_START, PROBLEMS
 from grpo.telemetry.ending import FINISHED, read_ending, read_resumptions
@@ -66,7 +66,7 @@ def check_checkpoints(output: Path, starts: Sequence[Start], prompts: Sequence[R
     cursors |= {row["step"]: row["cursor"] for row in prompts}
     for checkpoint in checkpoints:
         try:
-            wrong += [f"{checkpoint.name} {doubt.fact}" for doubt in [damage_of(checkpoint)] if doubt]
+            require_whole(checkpoint, alone())
             found = _otherwise_saved(checkpoint, start_of(starts, step_of(checkpoint)), cursors)
             wrong += [f"{checkpoint.name}/{STATE_FILE} has {text}" for text in found]
         except UserError as error:

@@ -30,7 +30,7 @@ class PastRound:
     delay           τ plus the lag of sampling ahead
     seconds         wall-clock seconds of the whole round
     fixed_seconds   seconds of the weight sync, which do not grow with τ
-    tokens          prompt and completion tokens that were sampled; 0 in checkpoints of older versions
+    tokens          prompt and completion tokens that were sampled
     """
 
     step: int
@@ -41,7 +41,7 @@ class PastRound:
     delay: int
     seconds: float
     fixed_seconds: float
-    tokens: float = 0.0
+    tokens: float
 
 
 @dataclass(frozen=True, slots=True)

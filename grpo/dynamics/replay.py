@@ -87,7 +87,7 @@ def statistics_of(row: Mapping[str, Any], counts: Counts, first_counts: Counts, 
         StepReport(row["step"] - interval + index + 1, index >= skipped, 0.0, 0.0, 0.0, {}) for index in range(interval)
     )
     means = {name: Mean(value, 1.0) for name, value in row.items() if isinstance(value, float)}
-    # Rows of older versions lack the numbers of what was sampled; there all groups count as graded.
+    # Where a row lacks the numbers of what was sampled, all groups count as graded.
     groups = row.get(m.NUM_GROUPS, sum(counts.values()))
     completions = row.get(m.NUM_COMPLETIONS, num_tried(counts))
     for name, number in ((m.PROMPT_LENGTH, groups), (m.LENGTH, completions)):
@@ -114,7 +114,7 @@ def round_seconds(row: Mapping[str, Any]) -> float:
 def seconds_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the seconds of a round's phases, and of the whole round as `ROUND`.
 
-    In logs of older versions, which lack the total, it is the sum of the phases.
+    Where the total is lacking, it is the sum of the phases.
     """
     phases = {
         name.removeprefix(m.TIME).removesuffix("_seconds"): value

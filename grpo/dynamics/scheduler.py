@@ -301,10 +301,8 @@ class LimitedScheduler(Generic[State]):
         return self._within(self._scheduler.judge(step, state.inner), state.spent)
 
     def restore(self, values: Mapping[str, Any]) -> LimitedState[State]:
-        # In checkpoints of older versions the fields of the inner state stand beside `spent`.
-        inner = values.get("inner", {name: value for name, value in values.items() if name != "spent"})
-        spent = rebuilt(Mapping[str, float], values.get("spent", {}), "scheduler.spent")
-        saved = rebuilt(Mapping[str, Any], inner or {}, "scheduler.inner")
+        spent = rebuilt(Mapping[str, float], values.get("spent"), "scheduler.spent")
+        saved = rebuilt(Mapping[str, Any], values.get("inner") or {}, "scheduler.inner")
         return LimitedState(spent, self._scheduler.restore(saved if self._gated else ungated(saved)))
 
     def _within(self, verdict: Verdict, spent: Mapping[str, float]) -> Verdict:

@@ -147,8 +147,7 @@ def points_gained(evaluations: Sequence[Mapping[str, Any]]) -> float:
 
 def is_unjudged(result: Mapping[str, Any]) -> bool:
     """Tells whether an evaluation measures the mean reward only. That is so where its problems have no answers, no
-    grader judges them, and their mean rewards are no shares of right completions. Evaluations by earlier versions lack
-    the rewards."""
+    grader judges them, and their mean rewards are no shares of right completions."""
     rows = result.get("per_problem", ())
     return (
         "mean_reward" in result

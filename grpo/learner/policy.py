@@ -141,7 +141,7 @@ def _without_frozen(policy: nn.Module, state: dict[str, Tensor], prefix: str, me
 
 
 def _frozen_may_miss(policy: nn.Module, keys: NamedTuple) -> None:
-    """Lets a state without frozen weights be loaded strictly. States of older versions have them: they are loaded."""
+    """Lets a state without frozen weights be loaded strictly."""
     frozen_names = _frozen(policy)
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen_names]
 

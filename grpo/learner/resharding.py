@@ -19,7 +19,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import LAYOUT_FILE
-from grpo.config.optimizer import ADAMW, Optimizer
+from grpo.config.optimizer import Optimizer
 from grpo.config.plain_json import read_object
 from grpo.config.saved import check_stages
 from grpo.host.together import from_first
@@ -51,7 +51,7 @@ WHOLE = "whole"
 RECORDS = [LossScaler, ZeroStageEnum, fragment_address]
 """DeepSpeed's checkpoints contain objects of these classes, which hold numbers and nothing else."""
 # DeepSpeed gives these names to shards of an optimizer for bfloat16, and to weights that are not sharded.
-OF_BFLOAT16, WHOLE_WEIGHTS = "bf16_", "mp_rank_*_model_states.pt"
+WHOLE_WEIGHTS = "mp_rank_*_model_states.pt"
 # The folder of the shards within a checkpoint's folder.
 SHARDS = "learner"
 Attempt = Callable[..., None]
@@ -154,8 +154,7 @@ class Layout:
     zero_stage: int
     precision: str
     parameters: int
-    # Older versions had no other, and did not write it down.
-    optimizer: str = ADAMW
+    optimizer: str
 
     def write(self, directory: str | Path) -> None:
         Path(directory, LAYOUT_FILE).write_text(json.dumps(asdict(self)))
@@ -169,13 +168,11 @@ def saved_layout(directory: str | Path, own_layout: Layout) -> Layout:
         raise UserError(
             f"{directory} holds no learner checkpoint: give a folder such as runs/x/checkpoints/step-00000050"
         )
-    if file.exists():
-        try:
-            saved = rebuilt(Layout, read_object(file), "the layout")
-        except ValueError as error:
-            raise UserError(f"{file} is damaged ({error})") from error
-    else:
-        saved = _layout_by_file_names(shards, own_layout)
+    require(file.exists(), f"{directory} has lost {LAYOUT_FILE}, which says how its shards were made")
+    try:
+        saved = rebuilt(Layout, read_object(file), "the layout")
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error})") from error
     if saved.parameters != own_layout.parameters:
         raise UserError(
             f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
@@ -197,20 +194,6 @@ def _check_optimizer(directory: str | Path, saved: Layout, own_layout: Layout) -
         f"{directory} holds the state of {own_layout.optimizer}, which DeepSpeed does not convert: continue with "
         f"{saved.ranks} ranks, learner.zero_stage={saved.zero_stage} and learner.precision={saved.precision}",
     )
-
-
-def _layout_by_file_names(shards: Path, own_layout: Layout) -> Layout:
-    """Returns the layout of a checkpoint that an older version saved, as far as its files' names show it. The number of
-    parameters comes from `own_layout`, and so does stage 1 or 2, since both read each other's shards."""
-    names = [path.name for path in shards.glob("*optim_states.pt")]
-    if not names:
-        raise UserError(
-            f"{shards} has no shards of an optimizer, as older versions saved them with learner.zero_stage=0: "
-            "continue with the version that saved it"
-        )
-    precision = "bfloat16" if names[0].startswith(OF_BFLOAT16) else "float32"
-    stage = min(own_layout.zero_stage, 2) if any(shards.glob(WHOLE_WEIGHTS)) else 3
-    return replace(own_layout, ranks=len(names), zero_stage=stage, precision=precision, optimizer=ADAMW)
 
 
 @contextmanager

@@ -108,12 +108,9 @@ def _digest(file: Path, changed: int) -> str:
     return stored_file.name if is_named_by_digest else sha256(file)
 
 
-def check_base(saved: WeightsIdentity | None, present: WeightsIdentity, checkpoint: Path) -> None:
-    """Raises UserError when a checkpoint's adapters were trained on other weights than the present ones.
-
-    `saved` is None for checkpoints of older versions, which do not name the base but contain it.
-    """
-    if not saved or sorted(saved.sha256.values()) == sorted(present.sha256.values()):
+def check_base(saved: WeightsIdentity, present: WeightsIdentity, checkpoint: Path) -> None:
+    """Raises UserError when a checkpoint's adapters were trained on other weights than the present ones."""
+    if sorted(saved.sha256.values()) == sorted(present.sha256.values()):
         return
     revision = saved.revision
     settings = f"model and model.revision={revision}" if revision else "model"

@@ -73,7 +73,7 @@ class EngineUse:
 class ServerUse:
     """This class turns servers' pages into the highest peak, and preemptions and prefix hits since the last call.
 
-    A page holds vLLM's cumulative counters, and a line with the peak unless an earlier version's server wrote it.
+    A page holds vLLM's cumulative counters, and a line with the peak.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,8 @@ class ServerUse:
         self._before |= {url: {counter: counted(page, counter) for counter in COUNTERS} for url, page in pages.items()}
         if not queries:
             return {}
-        peaks = [counted(page, m.CACHE_PEAK) for page in pages.values() if f"\n{m.CACHE_PEAK} " in page]
-        use = {m.CACHE_PEAK: max(peaks)} if peaks else {}
-        return use | {m.PREEMPTIONS: preemptions, m.PREFIX_HITS: hits / queries}
+        peak = max(counted(page, m.CACHE_PEAK) for page in pages.values())
+        return {m.CACHE_PEAK: peak, m.PREEMPTIONS: preemptions, m.PREFIX_HITS: hits / queries}
 
     def _grown(self, url: str, counter: str, page: str) -> float:
         now, before = counted(page, counter), self._before.get(url, {}).get(counter, 0.0)

@@ -36,13 +36,12 @@ from grpo.host.together import fail_together, on_all
 from grpo.interfaces import Collective
 from grpo.learner.collective import TorchCollective
 from grpo.learner.resharding import SHARDS, only_plain_data, raising_os_errors
-from grpo.run.checksums import Doubt, compare_checksums, write_checksums
+from grpo.run.checksums import compare_checksums, write_checksums
 from grpo.types import Progress
 from grpo.types.plain import rebuilt
 
 Check = Callable[[Path], object]
 """This function raises UserError for a checkpoint that it finds at fault."""
-OLDER_VERDICT = ("stop", "rollback", "good_step", "reason")
 
 
 class CheckpointStore:
@@ -106,27 +105,19 @@ class CheckpointStore:
     def whole(self, up_to: float = float("inf"), check: Check = read_state) -> Path | None:
         """Returns the newest undamaged checkpoint of a step up to `up_to`, or None if there is none. Collective.
 
-        Skips damaged checkpoints, and those of which `check` raises UserError, with a message for each. A checkpoint
-        that may have lost files unnoticed is taken only if none is beyond doubt.
+        Skips damaged checkpoints, and those of which `check` raises UserError, with a message for each.
         """
         names = self._collective.gather([path.name for path in checkpoints_in(self._directory)])[0]
-        doubtful: list[tuple[Path, Doubt]] = []
         for checkpoint in reversed([self._directory / name for name in names]):
             if step_of(checkpoint) > up_to:
                 continue
             try:
-                doubt = _checked(checkpoint, self._collective, check)
+                require_whole(checkpoint, self._collective, check)
             except UserError as error:
                 self._say(f"{error}; trying the checkpoint before it")
                 continue
-            if not doubt:
-                for other, (fact, _) in doubtful:
-                    self._say(f"{other} {fact}, so {checkpoint.name} is taken instead, all of whose files are checked")
-                return checkpoint
-            doubtful.append((checkpoint, doubt))
-        for checkpoint, (fact, risk) in doubtful[:1]:
-            self._say(f"{checkpoint} {fact}: {risk}")
-        return doubtful[0][0] if doubtful else None
+            return checkpoint
+        return None
 
     def _say(self, line: str) -> None:
         if self._collective.rank == 0:
@@ -188,30 +179,16 @@ class CheckpointStore:
                 remove(path)
 
 
-def require_whole(checkpoint: Path, collective: Collective) -> None:
-    """Raises UserError when a file of a checkpoint is missing or differs from what was written. Collective.
-
-    A checkpoint of an older version may have no checksums. It is accepted, with a message.
-    """
-    doubt = _checked(checkpoint, collective, read_state)
-    if doubt and collective.rank == 0:
-        print(f"grpo: {checkpoint} {doubt.fact}: {doubt.risk}", file=sys.stderr)
+def alone() -> Collective:
+    """Returns the collective of a process that looks at checkpoints without a run."""
+    return TorchCollective(torch.device("cpu"))
 
 
-def damage_of(checkpoint: Path) -> Doubt | None:
-    """Compares a checkpoint with its checksums, on one process. Returns what doubt is left, if any.
-
-    Raises UserError for a file that is missing or differs.
-    """
-    return _checked(checkpoint, TorchCollective(torch.device("cpu")), read_state)
-
-
-def _checked(checkpoint: Path, collective: Collective, check: Check) -> Doubt | None:
-    """Compares a checkpoint with its checksums, then calls `check` on every rank. Returns what doubt is left, if any.
-    Raises UserError on all ranks if one of them finds a fault. Collective."""
-    doubt = compare_checksums(checkpoint, _is_read, collective)
+def require_whole(checkpoint: Path, collective: Collective, check: Check = read_state) -> None:
+    """Raises UserError, on all ranks, when a file of a checkpoint is missing or differs from what was written, or when
+    `check` raises it on one of them. Collective."""
+    compare_checksums(checkpoint, _is_read, collective)
     on_all(collective, lambda: check(checkpoint))
-    return doubt
 
 
 def _is_read(name: str) -> bool:
@@ -220,14 +197,10 @@ def _is_read(name: str) -> bool:
 
 
 def read_progress(values: Any) -> Progress[Mapping[str, Any]]:
-    """Rebuilds a run's progress from the `progress` in `state.json`, as this or an older version wrote it.
+    """Rebuilds a run's progress from the `progress` in `state.json`.
 
     The scheduler's state is left as it was saved; `Scheduler.restore` reads it. Raises ValueError for any other value.
     """
-    plan = values.get("plan") if isinstance(values, Mapping) else None
-    if isinstance(plan, Mapping):
-        # Older versions kept their verdict in the plan. It is judged anew.
-        values = {**values, "plan": {name: value for name, value in plan.items() if name not in OLDER_VERDICT}}
     return rebuilt(Progress[Mapping[str, Any]], values, "progress")
 
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKSUMS_FILE
@@ -22,25 +21,6 @@ from grpo.interfaces import Collective
 # A line that begins with # is a comment for `sha256sum --check`.
 _SEAL = "# {count} files; SHA-256 of the lines above: {digest}"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-
-
-class Doubt(NamedTuple):
-    """A doubt is why nothing proves that a folder still holds all that was written, and what may come of it.
-
-    Older versions wrote no list of checksums, or did not seal it.
-    """
-
-    fact: str
-    risk: str
-
-
-UNLISTED = Doubt(f"has no {CHECKSUMS_FILE}", "its files are loaded unchecked")
-UNSEALED = Doubt(f"has a {CHECKSUMS_FILE} without the last line that seals it", "files that it lacks go unnoticed")
-
-
-class _Listed(NamedTuple):
-    digests: Mapping[str, str]
-    doubt: Doubt | None
 
 
 def write_checksums(folder: Path, collective: Collective) -> None:
@@ -63,35 +43,33 @@ def write_checksums(folder: Path, collective: Collective) -> None:
             os.fsync(file.fileno())
 
 
-def compare_checksums(folder: Path, needs_one: Callable[[str], bool], collective: Collective) -> Doubt | None:
+def compare_checksums(folder: Path, needs_one: Callable[[str], bool], collective: Collective) -> None:
     """Compares the files of a folder with their checksums. Collective.
 
-    Raises UserError when a file is missing or differs, when the list of checksums itself was changed, and when it lacks
-    a file of which `needs_one(name)` holds. Returns what doubt is left, if any.
+    Raises UserError when a file is missing or differs, when the list of checksums itself is missing or was changed, and
+    when it lacks a file of which `needs_one(name)` holds.
     """
     # The first rank decides for all, since a network file system may show different contents to different ranks.
     listed = from_first(collective, lambda: _listed(folder, needs_one))
-    own_names = _share(list(listed.digests), collective)
-    wrong = [
-        name
-        for digest, name in zip(_digests(folder, own_names), own_names, strict=True)
-        if digest != listed.digests[name]
-    ]
+    own_names = _share(list(listed), collective)
+    digests = zip(own_names, _digests(folder, own_names), strict=True)
+    wrong = [name for name, digest in digests if digest != listed[name]]
     for name in (name for share in collective.gather(wrong) for name in share):
         raise UserError(f"{folder / name} is damaged: it differs from what was saved")
-    return listed.doubt
 
 
-def _listed(folder: Path, needs_one: Callable[[str], bool]) -> _Listed:
-    """Returns the checksums that are listed, if any. Raises UserError where the list was changed or lacks a file."""
-    if not os.path.lexists(folder / CHECKSUMS_FILE):
-        return _Listed({}, UNLISTED)
-    listed = _read(folder / CHECKSUMS_FILE)
-    _require_listed(folder, listed.digests, needs_one)
-    return listed
+def _listed(folder: Path, needs_one: Callable[[str], bool]) -> Mapping[str, str]:
+    """Returns the checksums that are listed, by name. Raises UserError where the list was changed or lacks a file."""
+    require(
+        os.path.lexists(folder / CHECKSUMS_FILE),
+        f"{folder} has lost {CHECKSUMS_FILE}, so nothing proves that it is whole",
+    )
+    digests = _read(folder / CHECKSUMS_FILE)
+    _require_listed(folder, digests, needs_one)
+    return digests
 
 
-def _read(file: Path) -> _Listed:
+def _read(file: Path) -> Mapping[str, str]:
     """Reads a list of checksums. Raises UserError when it is not as it was written."""
     damaged = f"{file} is damaged: it differs from what was saved"
     require(file.is_file(), damaged)
@@ -99,11 +77,9 @@ def _read(file: Path) -> _Listed:
         *lines, last = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, ValueError) as error:
         raise UserError(damaged) from error
-    is_sealed = last == _seal(lines)
-    matches = [_LINE.fullmatch(line) for line in (lines if is_sealed else [*lines, last])]
-    require(all(matches), damaged)
-    digests = {match[2]: match[1] for match in matches if match}
-    return _Listed(digests, None if is_sealed else UNSEALED)
+    matches = [_LINE.fullmatch(line) for line in lines]
+    require(all(matches) and last == _seal(lines), damaged)
+    return {match[2]: match[1] for match in matches if match}
 
 
 def _require_listed(folder: Path, digests: Mapping[str, str], needs_one: Callable[[str], bool]) -> None:

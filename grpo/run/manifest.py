@@ -130,5 +130,5 @@ def read_manifest(output: Path) -> dict[str, Any]:
     """Returns the manifest of a run. Raises UserError where there is none, or it is damaged."""
     file = output / MANIFEST_FILE
     if not file.exists():
-        raise UserError(f"{output} has no {MANIFEST_FILE}: the run was made by an earlier version, or is no run")
+        raise UserError(f"{output} has no {MANIFEST_FILE}: give the folder of a run")
     return read_object(file)

@@ -207,7 +207,7 @@ def _rate(result: Mapping[str, Any]) -> str:
 
 
 def _graded(result: Mapping[str, Any]) -> int:
-    """Returns the number of problems that an evaluation's pass rates come from. Earlier versions graded all."""
+    """Returns the number of problems that an evaluation's pass rates come from."""
     return result["problems"] - result.get("ungraded", 0)
 
 

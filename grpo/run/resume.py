@@ -167,13 +167,13 @@ def _resumption(config: TrainConfig, old: TrainConfig, checkpoint: Path, step: i
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """This type is a line of `prompts.jsonl`, as far as a resumed run reads it. Older versions wrote no lengths."""
+    """This type is a line of `prompts.jsonl`, as far as a resumed run reads it."""
 
     step: float
     cursor: int
     prompt_ids: tuple[str, ...]
     correct: tuple[tuple[int, int], ...]
-    lengths: tuple[float, ...] = ()
+    lengths: tuple[float, ...]
 
 
 def asked_of(rows: Iterable[Row], file: str | Path = PROMPTS_FILE) -> list[Asked]:
@@ -187,7 +187,7 @@ def _asked(row: Row, place: str) -> Asked:
         asked = rebuilt(Asked, present, place)
     except ValueError as error:
         raise UserError(f"{error}: delete that line") from error
-    same = len(asked.prompt_ids) == len(asked.correct) == len(asked.lengths or asked.prompt_ids)
+    same = len(asked.prompt_ids) == len(asked.correct) == len(asked.lengths)
     require(same, f"{place} has lists of different lengths under prompt_ids, correct and lengths: delete that line")
     return asked
 
@@ -205,8 +205,7 @@ def relearn(task: Task, rounds: Iterable[Asked], step: int) -> None:
 def record(task: Task, asked: Asked) -> None:
     """Passes the outcomes and lengths of a round to the task."""
     task.record_outcomes(by_problem(zip(asked.prompt_ids, asked.correct, strict=True)), asked.cursor)
-    if asked.lengths:
-        task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
+    task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
 
 
 def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:
@@ -277,8 +276,8 @@ def require_base(config: TrainConfig, path: Path, checkpoint: Path, collective: 
     Collective."""
 
     def compare() -> None:
-        if base := base_of(config, path):
-            check_base(saved_base(checkpoint), base, checkpoint)
+        if (base := base_of(config, path)) and (saved := saved_base(checkpoint)):
+            check_base(saved, base, checkpoint)
 
     on_first(collective, compare)
 

@@ -61,7 +61,7 @@ def forget_ending(folder: Path) -> None:
 
 
 def read_ending(folder: Path) -> Ending | None:
-    """Returns how the run ended, or None without a readable end.json: the run goes on, was killed, or is older."""
+    """Returns how the run ended, or None without a readable end.json: the run goes on, or was killed."""
     try:
         return rebuilt(Ending, read_object(folder / END_FILE), END_FILE)
     except (UserError, ValueError):
@@ -223,7 +223,7 @@ def forget_resumptions(folder: Path) -> None:
 
 
 def read_resumptions(folder: Path) -> list[Resumption]:
-    """Returns the resumptions of a run in their order. A run of an earlier version, which left no file, has none."""
+    """Returns the resumptions of a run in their order."""
     path = folder / RESUMPTIONS_FILE
     try:
         return [rebuilt(Resumption, row, "a line") for row in read_metrics(path)] if path.exists() else []

@@ -78,15 +78,6 @@ def test_a_limit_that_is_set_when_a_run_is_resumed_knows_what_was_spent_before()
     assert not resumed(progress, TrainConfig(), limited(samples=128))[1].stop
 
 
-def test_the_state_of_an_older_checkpoint_is_read():
-    config = limited(samples=96)
-    scheduler = build_scheduler(config, 1)
-    plan, first = scheduler.init()
-    older = scheduler.restore({"spent": {"samples": 64.0}})
-    assert older == replace(first, spent={"samples": 64.0})
-    assert scheduler.next(plan, statistics(plan, 3), older).verdict.stop
-
-
 def test_a_run_that_ended_by_its_limit_goes_on_when_the_limit_is_raised_and_only_then():
     old = limited(samples=96)
     progress, verdict = after_rounds(old, 3)

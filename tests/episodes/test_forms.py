@@ -87,7 +87,7 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
 
 
 @pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator"])
-def test_what_no_model_reads_is_a_failed_call(tool):
+def test_a_result_that_no_model_reads_is_a_failed_call(tool):
     outcome, shown = play(tool, call(tool))
     assert "which no model reads: return text, or what JSON can hold" in shown[1][-1]["content"]
     assert outcome.counts == {"calls": 1, "failed_calls": 1}

@@ -6,26 +6,24 @@ RADAM, NADAM = ({"learner__deepspeed": {"optimizer": {"type": name}}} for name i
 OVERLAPPED = {"learner__deepspeed": {"optimizer": {"type": "NAdam"}, "zero_optimization": {"overlap_comm": True}}}
 TOGETHER, COPIES = {"learner__sequence_parallel": 2}, {"learner__hpz_partition_size": 2}
 
-# How a checkpoint was saved, how it is read, and whether it has a layout.json.
+# How a checkpoint was saved, and how it is read.
 CHANGES = [
-    ({"stage": 1}, {"stage": 2}, True),
-    ({"stage": 2}, {"stage": 1}, True),
-    ({"stage": 1}, {"stage": 1, **TOGETHER}, True),
-    ({"stage": 3, **TOGETHER}, {"stage": 3}, True),
-    ({"stage": 3}, {"stage": 3, **COPIES}, True),
-    ({"stage": 3, **COPIES}, {"stage": 3}, True),
-    ({"stage": 1}, {"stage": 1, "learner__offload_optimizer": True}, True),
-    ({"stage": 2, **BFLOAT16}, {"stage": 1}, True),
-    ({"stage": 3, **BFLOAT16}, {"stage": 3, **COPIES}, True),
-    ({"stage": 1, **LORA}, {"stage": 2, **LORA, **BFLOAT16}, True),
-    ({"stage": 3, **LORA, **BFLOAT16}, {"stage": 3, **LORA}, True),
-    ({"stage": 1, **RADAM}, {"stage": 2, **RADAM, **BFLOAT16}, True),
-    ({"stage": 1, **LORA, **RADAM}, {"stage": 2, **LORA, **RADAM, **BFLOAT16}, True),
-    ({"stage": 3, **LORA, **NADAM, **BFLOAT16}, {"stage": 3, **LORA, **OVERLAPPED, **BFLOAT16}, True),
-    ({"stage": 1}, {"stage": 2}, False),
-    ({"stage": 1}, {"stage": 1, **BFLOAT16}, False),
-    ({"stage": 2, **BFLOAT16}, {"stage": 1}, False),
-    ({"stage": 3}, {"stage": 3, **BFLOAT16}, False),
+    ({"stage": 1}, {"stage": 2}),
+    ({"stage": 2}, {"stage": 1}),
+    ({"stage": 1}, {"stage": 1, **TOGETHER}),
+    ({"stage": 3, **TOGETHER}, {"stage": 3}),
+    ({"stage": 3}, {"stage": 3, **COPIES}),
+    ({"stage": 3, **COPIES}, {"stage": 3}),
+    ({"stage": 1}, {"stage": 1, "learner__offload_optimizer": True}),
+    ({"stage": 2, **BFLOAT16}, {"stage": 1}),
+    ({"stage": 3, **BFLOAT16}, {"stage": 3, **COPIES}),
+    ({"stage": 1, **LORA}, {"stage": 2, **LORA, **BFLOAT16}),
+    ({"stage": 3, **LORA, **BFLOAT16}, {"stage": 3, **LORA}),
+    ({"stage": 1, **RADAM}, {"stage": 2, **RADAM, **BFLOAT16}),
+    ({"stage": 1, **LORA, **RADAM}, {"stage": 2, **LORA, **RADAM, **BFLOAT16}),
+    ({"stage": 3, **LORA, **NADAM, **BFLOAT16}, {"stage": 3, **LORA, **OVERLAPPED, **BFLOAT16}),
+    ({"stage": 1}, {"stage": 1, **BFLOAT16}),
+    ({"stage": 3}, {"stage": 3, **BFLOAT16}),
 ]
 
 # How a checkpoint was saved, and how a new run is configured that starts from it.
@@ -39,9 +37,6 @@ STARTS = [
     ({"stage": 3, **LORA}, {"stage": 1, **LORA, **TOGETHER}),
 ]
 
-# Stages in which adapters are trained, saved and loaded, by this version or as an older one saved them.
-ADAPTED = [(stage, older) for stage in (1, 2, 3) for older in (False, True)]
-
 # How a checkpoint was saved, how it is read, what was done to it, and what is said.
 REFUSED = [
     ({"stage": 1}, {"stage": 3}, "", "continue with learner.zero_stage=1"),
@@ -51,7 +46,7 @@ REFUSED = [
     ({"stage": 1, **NADAM}, {"stage": 1}, "", "learns with AdamW: set learner.deepspeed.optimizer.type=NAdam"),
     ({"stage": 1, **NADAM}, {"stage": 1, **NADAM, **BFLOAT16}, "", "of NAdam, which DeepSpeed does not convert: conti"),
     ({"stage": 1}, {"stage": 1}, "damaged layout", "layout.json is damaged"),
-    ({"stage": 1}, {"stage": 1}, "no shards", "no shards of an optimizer"),
+    ({"stage": 1}, {"stage": 1}, "no layout", "has lost layout.json"),
 ]
 
 # Stage, the shards in which a parameter gets another name, and the name.

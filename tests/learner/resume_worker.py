@@ -30,27 +30,23 @@ from grpo.learner.weights import weight_buckets
 from grpo.run.checkpoints import CheckpointStore
 from tests.learner.learner_worker import DEVICE, config_for, take_step, weights
 from tests.learner.models import files_of
-from tests.learner.resume_cases import ADAPTED, CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
+from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
 
 
-def saved(learner, config, layout=True):
-    """Saves a checkpoint after one step and returns its folder. Without `layout` the checkpoint has no layout.json, as
-    in older versions."""
+def saved(learner, config):
+    """Saves a checkpoint after one step and returns its folder."""
     take_step(learner, config)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
-    if learner.collective.rank == 0 and not layout:
-        Path(folder, "layout.json").unlink()
-    learner.collective.barrier()
     return folder
 
 
-def change_facts(model, before, after, layout):
+def change_facts(model, before, after):
     """Returns the largest difference of a weight after loading under changed settings, and the number and gradient norm
     of the next step, without and with loading."""
     first, then = config_for(**before), config_for(**after)
     learner = DeepSpeedLearner(LearnerSettings.of(first), files_of(model), DEVICE)
-    folder = saved(learner, first, layout)
+    folder = saved(learner, first)
     there = sorted(path.name for path in Path(folder).iterdir())
     start, straight = weights(learner), take_step(learner, first)
     learner.engine.destroy()
@@ -92,16 +88,11 @@ def start_facts(model, before, after):
     return {"away": away, "lost": lost, "steps": learner.num_steps, "kl": distance}
 
 
-def adapted_facts(model, stage, older):
-    """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes. With `older` the
-    checkpoint holds the frozen base too, as in older versions."""
+def adapted_facts(model, stage):
+    """Returns whether a run of adapters goes on bit for bit, and how many bytes its checkpoint takes."""
     config = config_for(stage, **LORA)
     learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
     take_step(learner, config)
-    if older:
-        learner.policy._state_dict_hooks.clear()
-        whole = learner.engine.save_checkpoint
-        learner.engine.save_checkpoint = lambda *where, exclude_frozen_parameters, **how: whole(*where, **how)
     folder = learner.collective.gather(tempfile.mkdtemp())[0]
     learner.save(folder)
     size = sum(file.stat().st_size for file in Path(folder).rglob("*_model_states.pt"))
@@ -214,14 +205,11 @@ def edited_layout(**values):
     return edit
 
 
-def without_shards(folder):
-    """Removes files, so that the checkpoint looks like one of an older version with learner.zero_stage=0."""
+def without_layout(folder):
     (folder / "layout.json").unlink()
-    for file in folder.glob("learner/*optim_states.pt"):
-        file.unlink()
 
 
-EDITS = {"damaged layout": edited_layout(ranks="two"), "no shards": without_shards, "": None}
+EDITS = {"damaged layout": edited_layout(ranks="two"), "no layout": without_layout, "": None}
 
 
 def of_each(part, model, cases):
@@ -242,7 +230,7 @@ def main(model, output):
     ]
     facts = {
         "starts": of_each(start_facts, model, STARTS),
-        "adapted": of_each(adapted_facts, model, ADAPTED),
+        "adapted": of_each(adapted_facts, model, [(stage,) for stage in (1, 2, 3)]),
         "changes": of_each(change_facts, model, CHANGES),
         "refused": of_each(refused_facts, model, misfits),
         "crafted": of_each(refused_facts, model, crafted),

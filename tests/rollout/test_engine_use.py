@@ -67,11 +67,12 @@ def test_the_fullest_moment_and_all_interruptions_of_a_round_are_reported_once()
     assert use.take() == {}
 
 
-def page(preempted, queries, hits):
+def page(preempted, queries, hits, peak=0.5):
     return (
         f'vllm:num_preemptions_total{{engine="0"}} {preempted}\n'
         f'vllm:prefix_cache_queries_total{{engine="0"}} {queries}\n'
         f'vllm:prefix_cache_hits_total{{engine="0"}} {hits}\n# HELP vllm:prefix_cache_hits_total Hits.\n'
+        f"rollout/cache_peak_fraction {peak}\n"
     )
 
 
@@ -79,14 +80,13 @@ def test_counters_of_servers_become_the_use_since_the_last_look():
     use = ServerUse()
     assert use.since({"a": page(1.0, 100, 50), "b": page(0.0, 100, 50)})["rollout/preemptions"] == 1.0
     later = use.since({"a": page(3.0, 200, 150), "b": page(1.0, 100, 50)})
-    assert later == {"rollout/preemptions": 3.0, "rollout/prefix_hit_fraction": 1.0}
+    peak = {"rollout/cache_peak_fraction": 0.5}
+    assert later == peak | {"rollout/preemptions": 3.0, "rollout/prefix_hit_fraction": 1.0}
     # A server that was started anew counts from 0, and one without an answer not at all.
-    assert use.since({"a": page(2.0, 10, 5)}) == {"rollout/preemptions": 2.0, "rollout/prefix_hit_fraction": 0.5}
+    anew = {"rollout/preemptions": 2.0, "rollout/prefix_hit_fraction": 0.5}
+    assert use.since({"a": page(2.0, 10, 5)}) == peak | anew
     assert use.since({}) == {}
-    peaks = {
-        "a": page(2.0, 20, 5) + f"\n{'rollout/cache_peak_fraction'} 0.25",
-        "b": page(1.0, 110, 50) + f"\n{'rollout/cache_peak_fraction'} 0.75",
-    }
+    peaks = {"a": page(2.0, 20, 5, peak=0.25), "b": page(1.0, 110, 50, peak=0.75)}
     assert use.since(peaks)["rollout/cache_peak_fraction"] == 0.75
 
 

@@ -145,11 +145,6 @@ def test_a_resumed_run_reads_back_the_outcomes_that_the_task_learned():
     assert (read.learned, read.lengths) == (reported.learned[:1], reported.lengths[:1])
     relearn(read, asked_of(noted.rows[1:]), step=2)
     assert (read.learned, read.lengths) == (reported.learned, reported.lengths)
-    # Runs of earlier versions have no lengths.
-    older = Lessons()
-    rows = [{name: value for name, value in row.items() if name != "lengths"} for row in noted.rows]
-    relearn(older, asked_of(rows), step=2)
-    assert (older.learned, older.lengths) == (reported.learned, [])
 
 
 def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_right():

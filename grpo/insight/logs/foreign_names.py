@@ -23,7 +23,7 @@ PATTERNS = {
     for name, metric in m.TABLE.items()
     if metric.peers
 }
-# A column whose name matches holds held-out scores, by TRL, verl, OpenRLHF, slime or prime-rl, or an older version.
+# A column whose name matches holds held-out scores, by TRL, verl, OpenRLHF, slime or prime-rl.
 HELD_OUT = re.compile(
     r"eval_(reward|accuracy)|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
     r"|(eval/)?eval_.+_pass1|val-core/.+/mean@\d+|val/test_score/.+"

@@ -62,7 +62,7 @@ def _of_another_program(file: Path) -> bool:
 
 
 def run_config(folder: Path) -> Mapping[str, Any]:
-    """Reads the configuration that a run saved in its folder. Keys that an older version lacked have their defaults.
+    """Reads the configuration that a run saved in its folder. Keys that it lacks have their defaults.
 
     Raises `UserError` when there is none, and for values of another type or out of their range.
     """
@@ -120,8 +120,8 @@ def counts_of(row: Row, name: str = m.COUNTS) -> dict[tuple[int, int], int]:
 
 
 def num_completions(row: Row) -> int:
-    """Returns the number of completions that were sampled in one row of metrics. Rows of older versions lack it, and
-    there it is the number of those that were graded."""
+    """Returns the number of completions that were sampled in one row of metrics, or of those that were graded
+    where it lacks that."""
     return round(row.get(m.NUM_COMPLETIONS, num_tried(counts_of(row))))
 
 

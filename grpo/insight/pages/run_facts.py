@@ -12,10 +12,7 @@ from grpo.telemetry.json_lines import Row
 
 
 def run_facts(output: Path, config: Row) -> list[tuple[str, str]]:
-    """Returns a table of what is known of the start of the run in `output`, a header and a row for each fact.
-
-    Runs of earlier versions did not write down who started them, where and how.
-    """
+    """Returns a table of what is known of the start of the run in `output`, a header and a row for each fact."""
     code = _code(output)
     start, versions = code.get("start", {}), code.get("versions", {})
     changed = f", with changes ({PATCH_FILE})" if code.get("changed") else ""

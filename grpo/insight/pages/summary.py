@@ -95,7 +95,6 @@ def _size_rows(before: Evaluation, after: Evaluation) -> list[list[str]]:
     old, new = before["mean_length"], after["mean_length"]
     digits = 0 if max(old, new) >= 100 else 1
     rows.append(["mean length, tokens", f"{old:.{digits}f}", f"{new:.{digits}f}", signed(new - old, digits)])
-    # Evaluations by earlier versions count what could not be graded as wrong.
     old, new = (side.get("ungraded", 0) for side in (before, after))
     if old or new:
         rows.append(["problems not graded, left out", f"{old}", f"{new}", signed(new - old, 0)])
@@ -133,7 +132,7 @@ def check_comparable(before: Evaluation, after: Evaluation) -> None:
 def _same_problems(before: Evaluation, after: Evaluation) -> bool:
     """Tells whether two evaluations asked the same questions and took the same answers for right ones.
 
-    Evaluations by earlier versions lack questions and answers. Their problems are known by their ids alone.
+    Problems without questions and answers are known by their ids alone.
     """
     old, new = ({row["problem_id"]: row for row in asked(side)} for side in (before, after))
     return old.keys() == new.keys() and all(
@@ -170,7 +169,7 @@ def comparable(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], lis
 def unlike(evaluations: Sequence[Evaluation]) -> dict[str, list[Any]]:
     """Returns the `_CONDITIONS` in which evaluations differ, each with its values in the order of the evaluations.
 
-    Evaluations by earlier versions lack some conditions, such as max_tokens. Those that one of them lacks are left out.
+    Conditions that one of them lacks are left out.
     """
     conditions_of = {name: [evaluation.get(name) for evaluation in evaluations] for name in _CONDITIONS}
     return {name: values for name, values in conditions_of.items() if None not in values and len(set(values)) > 1}
