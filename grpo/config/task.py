@@ -221,6 +221,8 @@ class LimitsConfig:
 
 REMOTE = ("http", "judge")
 """Reward parts of these kinds are computed by servers."""
+LARGEST_REWARD = 1e6
+"""No reward may be larger, since squares of huge rewards overflow."""
 EPISODE = "episode"
 """This reward part is what the episode itself returned; "episode/NAME" is a further number that it returned."""
 

@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from subprocess import PIPE
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError, first_line
+from grpo.config.task import LARGEST_REWARD
 from grpo.episodes.messages import Message
 from grpo.episodes.ready_tools import READY
 from grpo.types import Problem
@@ -35,6 +36,7 @@ raises `EpisodeOver` once the episode has reached a limit."""
 TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
 RESERVED = ("reset", "get_reward")
 OF_JSON = (str, int, float, bool, list, tuple, dict, object, type(None), Any)
+LAST_CHARACTERS = 2**20
 PROGRAM_WORD, VERIFIERS_WORD = "program:", "verifiers:"
 
 
@@ -128,7 +130,7 @@ def _environment_of_verifiers(path: str) -> Form:
 def _require_callable_by_name(function: Callable[..., Any]) -> None:
     """Raises UserError for a tool that a model cannot call, or whose result it cannot read."""
     name = getattr(function, "__name__", type(function).__name__)
-    if not inspect.isroutine(function):
+    if not inspect.isroutine(inspect.unwrap(function)):
         raise UserError(f"task.episode: the tool {name} is no function: write def NAME(…), which calls it")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UserError(f"task.episode: the tool {name} yields: write return, with all that the model shall read")
@@ -167,11 +169,11 @@ def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
 
     _require_callable_by_name(function)
     try:
-        schema = get_json_schema(function)
+        schema = get_json_schema(inspect.unwrap(function))
     except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks
         raise UserError(
             f"task.episode: the tool {function.__name__} cannot be described ({first_line(error)}): give each "
-            "parameter a type, and describe it in the docstring under Args:"
+            "parameter a type, and describe it in the docstring under Args: (an environment is named by its class)"
         ) from error
     # A method that is described before there is an object of its class.
     parameters = schema["function"]["parameters"]
@@ -181,8 +183,13 @@ def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _methods(kind: type) -> dict[str, Callable[..., Any]]:
     """Returns the public methods of a class of environments that are its tools: all but `reset` and `get_reward`."""
-    functions = inspect.getmembers(kind, inspect.isfunction)
-    return {name: function for name, function in functions if not name.startswith("_") and name not in RESERVED}
+    return {
+        name: function
+        for name, function in inspect.getmembers(kind, callable)
+        if (inspect.ismethod(function) or inspect.isfunction(inspect.unwrap(function)))
+        and not name.startswith("_")
+        and name not in RESERVED
+    }
 
 
 @dataclass(slots=True)
@@ -212,6 +219,7 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
         columns = _accepted(environment.reset, {**row, "prompt": messages})
         observation = await _called(environment.reset, columns)
         if observation is not None:
+            _require_no_messages(observation)
             shown, content = _shown(observation), messages[-1]["content"]
             parts = content + shown if isinstance(shown, str) else [{"type": "text", "text": content}, *shown]
             messages[-1] = {**messages[-1], "content": parts}
@@ -221,8 +229,23 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
     with suppress(EpisodeOver):
         await _converse(chat, messages, form.schemas, tools, counts)
     own_reward = getattr(environment, "get_reward", None)
-    reward = await _called(own_reward, {}) if callable(own_reward) else getattr(environment, "reward", None)
+    reward = await _called(own_reward, {}) if callable(own_reward) else _reward_of(environment)
     return Outcome(_rewards(reward), counts, _state(environment))
+
+
+def _require_no_messages(observation: Any) -> None:
+    if isinstance(observation, list) and any(isinstance(part, Mapping) and "role" in part for part in observation):
+        raise TypeError("reset returned messages: return text, which the model reads behind the question")
+
+
+def _reward_of(environment: Any) -> Any:
+    """Returns an environment's attribute `reward`, or None if it has none. Passes on an error within a property."""
+    try:
+        return environment.reward
+    except AttributeError:
+        if inspect.getattr_static(environment, "reward", None) is None:
+            return None
+        raise
 
 
 def _state(environment: Any) -> dict[str, Any]:
@@ -241,17 +264,29 @@ async def _run(words: Sequence[str], problem: Problem, row: Mapping[str, Any]) -
 
     It speaks to the address in OPENAI_BASE_URL. Raises RuntimeError if it fails.
     """
-    process = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=os.environ)
-    asked = json.dumps({**asdict(problem), "row": row}, default=str)
-    written, complaints = await process.communicate(asked.encode() + b"\n")
-    if process.returncode:
-        said = complaints.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise RuntimeError(f"{words[0]} ended with exit code {process.returncode}: {said[-1]}")
+    # Files end with the program. Pipes stay open as long as a process that it leaves behind.
+    with TemporaryFile() as asked, TemporaryFile() as written, TemporaryFile() as complaints:
+        asked.write(json.dumps({**asdict(problem), "row": row}, default=str).encode() + b"\n")
+        asked.seek(0)
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asked, stdout=written, stderr=complaints, env=os.environ
+        )
+        code = await process.wait()
+        printed, said = (_last_line(file) for file in (written, complaints))
+    if code:
+        raise RuntimeError(f"{words[0]} ended with exit code {code}: {said or 'it said nothing'}")
     try:
-        reward = json.loads(written.decode(errors="replace").strip().splitlines()[-1])
-    except (ValueError, IndexError):
+        reward = json.loads(printed)
+    except ValueError:
         return None
     return reward if isinstance(reward, int | float | dict) else None
+
+
+def _last_line(file: BinaryIO) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LAST_CHARACTERS))
+    lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 async def _converse(
@@ -305,26 +340,43 @@ async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) ->
     """Calls a function that may be async. Several that are not run in threads beside each other."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    return await asyncio.to_thread(function, **arguments)
+    returned = await asyncio.to_thread(_returned, function, arguments)
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+def _returned(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except StopIteration as error:
+        # A future cannot hold it.
+        raise RuntimeError(f"it raised StopIteration: {error}") from error
 
 
 def _accepted(function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of a problem's columns that a function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(columns)
-    return {name: value for name, value in columns.items() if name in parameters}
+    """Returns those of a problem's columns that a function takes. Raises TypeError where it takes others too."""
+    signature = inspect.signature(function)
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    accepted = {name: value for name, value in columns.items() if takes_all or name in signature.parameters}
+    try:
+        signature.bind(**accepted)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}: {error}; the row has {', '.join(columns)}") from error
+    return accepted
 
 
 def _rewards(returned: Any) -> dict[str, float]:
     """Returns an episode's rewards by name: a number is its "reward", a mapping has a "reward" or a "score" among
-    further numbers. None gives none. Raises TypeError and ValueError for anything else."""
+    further numbers. None gives none. Raises ValueError for anything else, and for more than `LARGEST_REWARD`."""
     if returned is None:
         return {}
     named = dict(returned) if isinstance(returned, Mapping) else {"reward": returned}
     if "reward" not in named and "score" in named:
         named["reward"] = named.pop("score")
-    rewards = {str(name): float(value) for name, value in named.items()}
-    if odd := [f"{name}={value}" for name, value in rewards.items() if not math.isfinite(value)]:
-        raise ValueError(f"the reward is not a number: {', '.join(odd)}")
+    rewards = {}
+    for name, value in named.items():
+        with suppress(TypeError, ValueError):
+            rewards[str(name)] = float(value)
+        if not abs(rewards.get(str(name), math.inf)) <= LARGEST_REWARD:
+            limits = f"between -{LARGEST_REWARD:.0e} and {LARGEST_REWARD:.0e}"
+            raise ValueError(f"it returned {name}={value!r:.60}: every reward is a number {limits}")
     return rewards

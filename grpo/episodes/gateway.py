@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -38,6 +39,11 @@ UNSUPPORTED = {
     "logprobs": (None, False),
     "audio": (None,),
     "stream_options": (None, {}, {"include_usage": True}, {"include_usage": False}),
+    # vLLM's server knows these further ones.
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), (None,)),
+    **dict.fromkeys(("chat_template", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"), (None,)),
+    **dict.fromkeys(("ignore_eos", "continue_final_message", "use_beam_search"), (None, False)),
+    "add_generation_prompt": (None, True),
 }
 """A request may give these only the values that change nothing."""
 
@@ -105,12 +111,12 @@ class Gateway:
             body = json_of(await request.read())
             _check(body)
             messages, tools = messages_of(body.get("messages")), tools_of(body.get("tools"))
-        except (ValueError, Unreadable) as error:
+        except (ValueError, RecursionError, Unreadable) as error:
             return _refused(str(error), "invalid_request_error")
         self._warn(body)
         reply: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         most = body.get("max_completion_tokens") or body.get("max_tokens")
-        link.put(Question(messages, tools, lambda answer: reply.done() or reply.set_result(answer), most))
+        link.put(Question(messages, tools, partial(_answered, reply), most, reply.cancelled))
         if (answer := await reply) is None:
             return _refused(
                 "the episode is over: it has reached this model's maximum context length, or task.limits.turns",
@@ -130,13 +136,18 @@ class Gateway:
             )
 
 
+def _answered(reply: asyncio.Future[Answer | None], answer: Answer | None) -> None:
+    if not reply.done():
+        reply.set_result(answer)
+
+
 def _check(body: Any) -> None:
     """Raises Unreadable for a request that the policy cannot fulfil as it stands."""
     if not isinstance(body, Mapping):
         raise Unreadable("the request must be a JSON object")
     for name, neutral in UNSUPPORTED.items():
         if body.get(name) not in neutral:
-            raise Unreadable(f"{name}={body[name]!r} would change what the policy samples: leave it out")
+            raise Unreadable(f"{name}={body[name]!r:.80} is for the run to say, and for no request: leave it out")
     for name in ("max_tokens", "max_completion_tokens"):
         most = body.get(name)
         if most is not None and (not isinstance(most, int) or most < 1):

@@ -48,6 +48,8 @@ def _message(place: int, value: Any) -> Message:
     message = {name: part for name, part in value.items() if part is not None}
     message["role"] = ROLES.get(value["role"], value["role"])
     message["content"] = _text(place, value.get("content"))
+    if not isinstance(message.get("tool_call_id", ""), str):
+        raise Unreadable(f"message {place} has a tool_call_id that is no text")
     if calls := value.get("tool_calls"):
         message["tool_calls"] = [_call(place, call) for call in (calls if _is_list(calls) else [calls])]
     else:

@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import LimitsConfig
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, first_line
 from grpo.episodes.messages import Message, Unreadable, json_of, messages_of, tools_of
 from grpo.episodes.process import LONGEST_LINE
 from grpo.types import Completion, Problem
 
 logger = logging.getLogger(__name__)
 
+SLICE_SECONDS = 1.0
+"""An episode's own time is counted in slices of at most this length, in which the trainer may work for longer."""
 START_SECONDS = 300.0
 """The file of an episode may take this long to be imported."""
 
@@ -135,12 +137,13 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A question asks for the model's next turn, of at most `max_tokens` tokens. `reply` takes the answer, or None once
-    the episode has reached a limit."""
+    the episode has reached a limit. `gone` tells whether nobody waits for it any more."""
 
     messages: Sequence[Message]
     tools: Sequence[Message] | None
     reply: Callable[[Answer | None], None]
     max_tokens: int | None = None
+    gone: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,9 @@ class Link:
             self.put(Failed(str(error)))
         except (ConnectionError, ValueError):
             self.put(Failed(f"its process broke off what it said, or said more than {LONGEST_LINE >> 20} MiB at once"))
+        except Exception as error:
+            # No other code looks at this task.
+            self.put(Failed(f"what it said cannot be read ({type(error).__name__}: {first_line(error)})"))
 
     def _understood(self, values: Mapping[str, Any]) -> Question | Ended | Failed:
         if "error" in values:
@@ -208,10 +214,10 @@ class Link:
         try:
             while not receiving.done():
                 began, waiting = time.monotonic(), [answer for answer in answers if not answer.done()]
-                left = None if waiting else limit - self.seconds
+                left = None if waiting else min(SLICE_SECONDS, max(0.0, limit - self.seconds))
                 done, _ = await asyncio.wait([receiving, *waiting], timeout=left, return_when=FIRST_COMPLETED)
-                self.seconds += 0.0 if waiting else time.monotonic() - began
-                if not done:
+                self.seconds += 0.0 if left is None else min(left, time.monotonic() - began)
+                if not done and self.seconds >= limit:
                     raise Hanging(f"it took longer than task.limits.seconds={limit:g}")
                 for answer in done - {receiving}:
                     answer.result()

@@ -240,6 +240,7 @@ class _Play:
         self._ask, self._seed, self._warn = ask, seed, warn
         self.recorder = Recorder(stage.template)
         self._ended, self._error, self._seconds, self._num_asked = "", "", 0.0, 0
+        self._under_way: list[Question] = []
         self._said = Ended({}, {})
 
     async def run(self, places: asyncio.Semaphore, begin: Callable[[], None]) -> None:
@@ -278,40 +279,52 @@ class _Play:
                 task.cancel()
 
     async def _answer(self, question: Question) -> None:
-        """Samples the model's next turn and replies with it, or with None if the episode has reached a limit."""
-        stage = self._stage
-        if self._num_asked >= stage.limits.turns:
+        """Samples the model's next turn and replies with it, or with None if the episode has reached a limit. A turn
+        that nobody waits for any more is no part of the episode."""
+        stage, self._under_way = self._stage, [asked for asked in self._under_way if not asked.gone()]
+        if self.recorder.num_turns + len(self._under_way) >= stage.limits.turns:
             self._ended = self._ended or "turns"
+        fits = stage.template.may_fit(question.messages, stage.max_length)
         try:
-            place = self.recorder.place(question.messages, question.tools)
+            stage.template.require_shown(question.tools)
+            # A long text is encoded elsewhere, while this thread attends to the other episodes.
+            place = await asyncio.to_thread(self.recorder.place, question.messages, question.tools) if fits else None
         except UserError as error:
             raise Failed(str(error)) from error
         room = self._room(place)
-        if self._ended:
+        if self._ended or place is None:
             return question.reply(None)
         prompt = replace(self._prompt, token_ids=place.context, turn=self._num_asked)
         self._num_asked += 1
         most = min(room, question.max_tokens or room)
         turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=most))
+        self._under_way.append(question)
         self._ask(turn)
         completion: Completion = await asyncio.wrap_future(turn.completion)
+        self._under_way = [asked for asked in self._under_way if asked is not question]
+        if question.gone():
+            return None
         message = self.recorder.record(place, question.messages, question.tools, completion)
         if completion.truncated and most == room:
             self._ended = "tokens"
         question.reply(Answer(message, completion, len(place.context)))
 
-    def _room(self, place: Place) -> int:
-        """Returns how many tokens the next turn may have. The episode ends where that is none."""
-        room = min(self._sampling.max_tokens - self.recorder.num_tokens, self._stage.max_length - len(place.context))
-        if room <= 0:
-            if not self._num_asked:
-                raise UserError(
-                    f"the conversation of problem {self._prompt.problem.problem_id} opens with {len(place.context)} "
-                    f"tokens, tools included, and model.max_length={self._stage.max_length} leaves none for the model: "
-                    "raise it, or task.limits.observed_tokens"
-                )
+    def _room(self, place: Place | None) -> int:
+        """Returns how many tokens the next turn may have behind `place`, which is None for a text that is far too long.
+        The episode ends where that is none, and fails where it has not begun."""
+        longest = self._stage.max_length
+        behind = longest - len(place.context) if place else 0
+        if behind <= 0 and not self._num_asked:
+            opening = f"{len(place.context)} tokens" if place else "far more tokens"
+            raise Failed(
+                f"the conversation opens with {opening}, tools included, and model.max_length={longest} leaves none "
+                "for the model: raise it"
+            )
+        if behind <= 0:
+            self._ended = self._ended or "room"
+        elif self.recorder.num_tokens >= self._sampling.max_tokens:
             self._ended = self._ended or "tokens"
-        return room
+        return min(self._sampling.max_tokens - self.recorder.num_tokens, behind)
 
     def completion(self, prompt: tuple[int, ...], late: bool) -> Completion:
         """Returns the episode as a completion of the group's prompt. `late` says that the group was given up."""

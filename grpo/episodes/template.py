@@ -67,6 +67,19 @@ class ChatTemplate:
         self._tokenizer, self._render, self._ends = tokenizer, render, frozenset(ends)
         self._parser = parser
         self._readers: dict[str, Read | None] = {}
+        self._shown: set[str] = set()
+        self._longest = max(map(len, tokenizer.get_vocab()))
+
+    def may_fit(self, messages: Sequence[Message], most_tokens: int) -> bool:
+        """Tells whether messages may have at most this many tokens, by their characters alone. A long text is not even
+        encoded then, which would take seconds."""
+        return sum(len(message["content"]) for message in messages) <= most_tokens * self._longest
+
+    def require_shown(self, tools: Tools | None) -> None:
+        """Raises UserError for tools of an agent that the template does not show, or whose calls nobody reads."""
+        if (key := json.dumps(tools, sort_keys=True)) not in self._shown:
+            self._prove_tools(tools)
+            self._shown.add(key)
 
     def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[int, ...]:
         """Returns the ids of a conversation up to where the model's turn begins."""
@@ -276,15 +289,23 @@ def _is_call(call: Any) -> bool:
 
 def made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message that calls a tool with made-up arguments of the right types."""
-    kinds = {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}
     properties = tool["function"].get("parameters", {}).get("properties", {})
-    arguments = {name: kinds.get(schema.get("type"), "2 + 3") for name, schema in properties.items()}
+    arguments = {name: _made_up(schema) for name, schema in properties.items()}
     function = {"name": tool["function"]["name"], "arguments": arguments}
     return {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
     }
+
+
+def _made_up(schema: Mapping[str, Any]) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    # The types of a union are a list.
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    return {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}.get(str(kind), "2 + 3")
 
 
 def _bare(text: str) -> str:

@@ -44,6 +44,7 @@ class Grading:
         self._named = [name for name in reward.weights if of_episode(name)]
         # How many episodes were at fault before the first that was not, or None once there was one.
         self._fruitless: int | None = 0
+        self._lacking: set[str] = set()
 
     @property
     def together(self) -> bool:
@@ -108,7 +109,12 @@ class Grading:
         """Raises `UserError` where the first `FRUITLESS` episodes have failed, or returned no reward at their own end.
         `lacking` are the parts of the reward that this one did not return."""
         fault = facts.error or (f"no reward {lacking[0]} was returned" if lacking else "")
-        if self._fruitless is None or (facts.ended and not facts.error):
+        if facts.ended and not facts.error:
+            return
+        if lacking and not facts.error and lacking[0] not in self._lacking:
+            self._lacking.add(lacking[0])
+            logger.warning("an episode ended without a reward %s, which counts as 0: let it return one", lacking[0])
+        if self._fruitless is None:
             return
         self._fruitless = self._fruitless + 1 if fault else None
         if self._fruitless == FRUITLESS:

@@ -23,6 +23,7 @@ from typing import Any
 
 from grpo.config import RewardConfig
 from grpo.config.credentials import TRACKERS
+from grpo.config.task import LARGEST_REWARD
 from grpo.sandbox.walls import end_with_parent
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
 from grpo.tasks.rewards import REWARDS, build_parts
@@ -43,7 +44,6 @@ FULL_OF_OURS, FULL_OF_OWN, LEFT = 95, 96, 97
 what a function has leaked stays. It ends with the third one instead of 0, which pebble takes for no failure."""
 _SECRET = re.compile(r"(?i)(key|token|secret|passw(or)?d|credentials?)$")
 MAX_MESSAGE = 200
-LARGEST = 1e6
 _parts: dict[str, Part] = {}
 """The reward's parts, in a worker process only. `start_worker` sets them."""
 MARK = "GRPO_GRADING_WORKER"
@@ -206,7 +206,7 @@ def numbers(name: str, returned: Any) -> dict[str, float]:
     """Converts what a part returned to numbers: its reward under `name`, further numbers under ``"name/key"``.
 
     A part returns a number, or verl's mapping with the reward under "score". Raises TypeError for anything else, and
-    ValueError for a reward that is not finite or lies beyond ±`LARGEST`, since squares of huge rewards overflow.
+    ValueError for a reward that is not finite or lies beyond ±`LARGEST_REWARD`.
     """
     further = returned if isinstance(returned, Mapping) else {}
     if isinstance(returned, Mapping):
@@ -216,8 +216,8 @@ def numbers(name: str, returned: Any) -> dict[str, float]:
     value = float(returned)
     if not math.isfinite(value):
         raise ValueError(f"the reward is {value}")
-    if abs(value) > LARGEST:
-        raise ValueError(f"the reward is {value:.3g}, and none may be beyond {LARGEST:.0e}")
+    if abs(value) > LARGEST_REWARD:
+        raise ValueError(f"the reward is {value:.3g}, and none may be beyond {LARGEST_REWARD:.0e}")
     logged = {f"{name}/{key}": float(number) for key, number in further.items()
               if key != "score" and isinstance(number, int | float) and math.isfinite(number)}  # fmt: skip
     return {name: value, **logged}

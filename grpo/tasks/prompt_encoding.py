@@ -58,6 +58,8 @@ class PromptEncoder:
             tokenizer = copy.copy(tokenizer)
             tokenizer.chat_template = _template_in(config.chat_template)
         if config.chat and not getattr(tokenizer, "chat_template", None):
+            if config.chat_template:
+                raise UserError(f"task.prompt.chat_template={config.chat_template} is an empty file: write a template")
             raise UserError(
                 "this tokenizer has no chat template; set task.prompt.chat=false, or name a file of one in "
                 "task.prompt.chat_template."
@@ -245,14 +247,19 @@ class PromptEncoder:
             raise UserError(f"{template} is broken{line} ({cause}): {remedy}") from error
 
     def _require_question(self) -> None:
-        """Raises `UserError` for a template that leaves out what the user asks: all prompts would be the same."""
-        system = [_message("system", self._config.system)] if self._config.system else []
+        """Raises `UserError` for a template that leaves out what the user asks, so that all prompts would be the same,
+        or the system message that is configured."""
+        system = [_message("system", _MARK[::-1])] if self._config.system else []
         try:
             prompt = self._render([*system, _message("user", _MARK)])
         except UserError:
             return  # it refuses this conversation, but may take those of the data
         template, remedy = self._template
         require(_MARK in prompt, f"{template} leaves out the user's message: {remedy}")
+        require(
+            not system or _MARK[::-1] in prompt,
+            f"{template} leaves out task.prompt.system: write its text into task.prompt.template",
+        )
 
     @property
     def _template(self) -> tuple[str, str]:

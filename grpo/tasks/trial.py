@@ -96,6 +96,12 @@ def tells_apart(scored: Sequence[ScoredGroup]) -> bool:
     return not answered or sum(rewards[0] for rewards in answered) > sum(rewards[1] for rewards in answered)
 
 
+def all_failed(scored: Sequence[ScoredGroup]) -> bool:
+    """Tells whether there are episodes, and all of them failed."""
+    episodes = [completion.episode for group in scored for completion in group.group.completions if completion.episode]
+    return bool(episodes) and all(facts.error for facts in episodes)
+
+
 def _group(problem: Problem, texts: Sequence[str], episodes: Sequence[EpisodeFacts | None]) -> RolloutGroup:
     completions = tuple(
         Completion((0,), (0.0,), text, truncated=False, episode=episode)

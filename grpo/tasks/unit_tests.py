@@ -27,7 +27,7 @@ SHARE_OF_TIME = 0.8
 """A program may take this share of `task.reward.timeout_seconds`. The rest is for the sandbox itself."""
 MOST_CHARACTERS = 1_000_000
 TOLERANCE = Decimal("1e-6")
-_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"([^\n`~]*)(`{3,}|~{3,})[ \t]*\{?\.?(\w*)[^\n]*\n(.*?)(?:\2|\Z)", re.DOTALL)
 _CODE = re.compile(r"^\s*(?:def|class|import|from|assert|async)\b", re.MULTILINE)
 PRELUDE = """from typing import *
 from collections import *
@@ -76,12 +76,19 @@ def code(config: RewardConfig) -> CompletionReward:
 
 
 def program_in(completion: str) -> str:
-    """Returns the last program between fences, or the whole text if it has none.
+    """Returns the last program between fences, or the whole text if it has none. Blocks that are called Python come
+    before others, such as one that shows an output.
 
     >>> program_in("First:\\n```python\\nx = 1\\n```\\nThat is all."), program_in("x = 2")
     ('x = 1\\n', 'x = 2')
     """
-    return (_BLOCK.findall(completion) or [completion])[-1]
+    blocks: dict[bool, str] = {}
+    for before, _, name, text in _BLOCK.findall(completion.replace("\r\n", "\n")):
+        if name.lower() in ("", "python", "python3", "py"):
+            # A block in a list is indented as its fence is.
+            indent = "" if before.strip() else before
+            blocks[bool(name)] = re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+    return blocks.get(True) or blocks.get(False) or completion
 
 
 def known_program(metadata: Mapping[str, Any]) -> str:

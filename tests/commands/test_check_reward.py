@@ -71,6 +71,12 @@ def test_an_episode_is_played_with_made_up_turns(words, capsys):
     ]
 
 
+def test_a_trial_whose_episodes_all_fail_ends_with_one(words, capsys):
+    episode = ["task.episode=tests.episodes.acts:NeedsMore", "task.reward.parts=[{name: episode}]"]
+    assert main(["check-reward", *words, *episode]) == 1
+    assert "every episode failed: correct task.episode" in capsys.readouterr().out
+
+
 def test_a_reward_that_fails_is_one_line(words, tmp_path, capsys):
     (tmp_path / "own.py").write_text("def f(completion, answer, metadata): return 1 / 0")
     reward = [f"task.reward.parts=[{{name: '{tmp_path}/own.py:f'}}]"]

@@ -51,6 +51,78 @@ def returns_iterator() -> list:
     return map(str, [1])
 
 
+def stops(a: int) -> int:
+    """Finds a number.
+
+    Args:
+        a: The number.
+    """
+    return next(number for number in [1] if number == a)
+
+
+def lately(function):
+    """Wraps a function so that it returns an awaitable, as some decorators do."""
+
+    def wrapped(*args, **named):
+        async def call():
+            return function(*args, **named)
+
+        return call()
+
+    return functools.wraps(function)(wrapped)
+
+
+class Decorated:
+    """Its tools are a cached method, a class method and one behind a decorator."""
+
+    reward = 1.0
+
+    def reset(self):
+        pass
+
+    @functools.lru_cache  # noqa: B019
+    def cached(self) -> str:
+        """Is cached."""
+        return "cached"
+
+    @classmethod
+    def of_class(cls) -> str:
+        """Belongs to the class."""
+        return "of class"
+
+    @lately
+    def late(self) -> str:
+        """Comes later."""
+        return "late"
+
+
+class BeginsWithMessages:
+    def reset(self):
+        return [{"role": "user", "content": "Begin."}]
+
+
+class NeedsMore:
+    def reset(self, level):
+        pass
+
+
+class BrokenReward:
+    def reset(self):
+        pass
+
+    @property
+    def reward(self):
+        return self.missing
+
+
+async def returns_huge(chat, problem):
+    return 1e308
+
+
+async def returns_a_note(chat, problem):
+    return {"reward": 1.0, "note": "hi"}
+
+
 @dataclass
 class Place:
     x: int
@@ -270,6 +342,55 @@ async def asks_for_less(chat, problem):
     messages += [first.choices[0].message, {"role": "user", "content": "More."}]
     await client.chat.completions.create(model="any", messages=messages, max_tokens=3)
     return float(first.usage.completion_tokens)
+
+
+async def wants_a_form(chat, problem):
+    from openai import AsyncOpenAI
+
+    messages = list(problem.messages)
+    await AsyncOpenAI().chat.completions.create(model="any", messages=messages, extra_body={"guided_regex": "a+"})
+    return 1.0
+
+
+async def names_an_answer_oddly(chat, problem):
+    first = await chat(list(problem.messages))
+    await chat([*problem.messages, first, {"role": "tool", "tool_call_id": [1], "content": "5"}])
+    return 1.0
+
+
+async def brings_tools(chat, problem):
+    await chat(list(problem.messages), tools=[add])
+    return 1.0
+
+
+async def opens_long(chat, problem):
+    await chat([{"role": "user", "content": "a" * 10**5}])
+    return 1.0
+
+
+async def goes_on_long(chat, problem, length=200):
+    messages = [dict(message) for message in problem.messages]
+    messages += [await chat(messages), {"role": "user", "content": "a" * length}]
+    await chat(messages)
+    return 1.0
+
+
+async def goes_on_far_too_long(chat, problem):
+    return await goes_on_long(chat, problem, length=10**6)
+
+
+async def gives_up_turns(chat, problem):
+    """Waits for five turns no longer than for a moment, and then for one."""
+    from openai import APITimeoutError, AsyncOpenAI
+
+    client = AsyncOpenAI(max_retries=0)
+    messages = list(problem.messages)
+    for _ in range(5):
+        with suppress(APITimeoutError):
+            await client.with_options(timeout=0.002).chat.completions.create(model="any", messages=messages)
+            return 1.0
+    await client.chat.completions.create(model="any", messages=messages)
+    return 1.0
 
 
 async def wants_two(chat, problem):

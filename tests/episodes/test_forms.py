@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -93,9 +94,31 @@ def test_a_result_that_no_model_reads_is_a_failed_call(tool):
     assert outcome.counts == {"calls": 1, "failed_calls": 1}
 
 
-def test_an_environment_that_begins_with_bytes_fails():
-    with pytest.raises(TypeError, match="it returned bytes, which no model reads"):
-        play("BeginsWithBytes")
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        ("BeginsWithBytes", "it returned bytes, which no model reads"),
+        ("BeginsWithMessages", "reset returned messages: return text"),
+        ("NeedsMore", "reset: missing a required argument: 'level'; the row has start, prompt"),
+        ("BrokenReward", "no attribute 'missing'"),
+        ("returns_huge", "it returned reward=1e+308: every reward is a number between"),
+        ("returns_a_note", "it returned note='hi': every reward is a number"),
+    ],
+)
+def test_an_episode_whose_code_is_wrong_fails_and_says_where(act, error):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=re.escape(error)):
+        play(act, {"role": "assistant", "content": "5"}, row={"start": 4})
+
+
+def test_a_tool_that_raises_stop_iteration_fails_as_others_do():
+    outcome, shown = play("stops", call("stops", a=2))
+    assert "it raised StopIteration" in shown[1][-1]["content"]
+    assert outcome.counts == {"calls": 1, "failed_calls": 1}
+
+
+def test_methods_of_every_kind_are_tools():
+    _, shown = play("Decorated", call("cached"), call("of_class"), call("late"))
+    assert [messages[-1]["content"] for messages in shown[1:]] == ["cached", "of class", "late"]
 
 
 def test_parts_of_messages_stay_and_other_values_are_json():

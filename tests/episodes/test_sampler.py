@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from grpo.config import LimitsConfig, PromptConfig, SamplingConfig, TrainConfig
-from grpo.config.errors import UserError
 from grpo.config.parts import SamplerSettings
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Processes
@@ -243,6 +242,13 @@ def test_a_program_of_any_kind_is_an_episode(episodes):
     assert {completion.episode.ended for completion in group.completions} <= {"", "tokens"}
 
 
+def test_a_program_ends_though_it_leaves_another_behind(episodes):
+    [group] = episodes("program: sh -c 'sleep 300 & echo 1'", seconds=20.0).generate(Draw(prompts(1), 1))
+    # It has asked for no turn.
+    assert group.completions[0].episode.error == "it ended without a turn of the model"
+    assert group.completions[0].episode.rewards == {"reward": 1.0}
+
+
 def test_a_program_that_fails_says_how(episodes):
     [group] = episodes(f"program: {sys.executable} -c 'raise ValueError(7)'").generate(Draw(prompts(1), 2))
     assert {completion.episode.error for completion in group.completions} == {
@@ -260,7 +266,10 @@ def test_a_turn_that_its_agent_cuts_off_does_not_end_the_episode(episodes):
 @pytest.mark.parametrize(
     ("act", "error"),
     [
-        ("wants_two", "n=2 would change what the policy samples: leave it out"),
+        ("wants_two", "n=2 is for the run to say, and for no request: leave it out"),
+        ("wants_a_form", "guided_regex='a+' is for the run to say, and for no request: leave it out"),
+        ("names_an_answer_oddly", "message 2 has a tool_call_id that is no text"),
+        ("brings_tools", "shows no tools to the model"),
         ("answers_otherwise", "the policy answers POST /episode/ID/v1/chat/completions alone, not POST"),
         ("says_nonsense", "message 0 must be a mapping with a role"),
         ("shows_pictures", "message 0 has image_url in its content, and the policy reads text alone"),
@@ -289,6 +298,25 @@ def test_a_probe_is_a_single_turn(episodes):
     assert [completion.episode for completion in group.completions] == [None, None]
 
 
-def test_a_conversation_without_room_for_the_model_ends_the_run(episodes):
-    with pytest.raises(UserError, match=r"opens with 9 tokens.*task.limits.observed_tokens"):
-        episodes("three_turns", max_length=9).generate(Draw(prompts(1), 1))
+@pytest.mark.parametrize(("act", "opening"), [("three_turns", "9 tokens"), ("opens_long", "far more tokens")])
+def test_a_conversation_that_opens_without_room_for_the_model_fails_alone(episodes, act, opening):
+    [group] = episodes(act, max_length=9).generate(Draw(prompts(1), 1))
+    assert group.completions[0].episode.error == (
+        f"the conversation opens with {opening}, tools included, and model.max_length=9 leaves none for the model: "
+        "raise it"
+    )
+
+
+@pytest.mark.parametrize("act", ["goes_on_long", "goes_on_far_too_long"])
+def test_an_episode_whose_agent_fills_the_models_length_is_cut_off_there(episodes, act):
+    [group] = episodes(act, max_length=64).generate(Draw(prompts(1), 2))
+    facts = [completion.episode for completion in group.completions if completion.episode.turns]
+    assert {(fact.ended, fact.error, fact.turns) for fact in facts} == {("room", "", 1)}
+
+
+def test_turns_that_an_agent_has_given_up_are_no_part_of_its_episode(episodes):
+    [group] = episodes("gives_up_turns", turns=2).generate(Draw(prompts(1), 2))
+    for completion in group.completions:
+        facts = completion.episode
+        assert (facts.error, facts.ended, facts.rewards["reward"]) == ("", "", 1.0)
+        assert facts.turns <= 2 and facts.branches <= 2

@@ -9,7 +9,7 @@ from benchmarks.log_of_curves import logged
 from benchmarks.synthetic_logs import healthy
 from grpo.dynamics.history import NO_HISTORY
 from grpo.insight.diagnosis.diagnostics import diagnose
-from grpo.insight.diagnosis.no_reward import shares, warnings
+from grpo.insight.diagnosis.no_reward import shares, warnings, why
 from grpo.insight.logs.logs import read_log
 from grpo.insight.logs.run_log import RunLog, Series
 
@@ -113,3 +113,21 @@ def test_another_frameworks_log_without_reward_gets_the_finding_too(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
     [finding] = diagnose(read_log(tmp_path / "trainer_state.json"))
     assert "every reward is 0; 100% of the completions were cut off" in finding.evidence
+
+
+def test_an_episode_that_failed_is_named_before_a_reward_function():
+    spoilt = {"completions/raised_fraction": 1.0, "episodes/failed_fraction": 0.125, "completions/length_mean": 0.0}
+    assert [*warnings({"reward/mean": 0.5} | spoilt)] == ["completions/raised_fraction"]
+    assert (
+        "in groups in which an episode failed" in warnings({"reward/mean": 0.5} | spoilt)["completions/raised_fraction"]
+    )
+    spoilt["episodes/failed_fraction"] = 0.0
+    assert "the reward function raised" in warnings({"reward/mean": 0.5} | spoilt)["completions/raised_fraction"]
+
+
+def test_a_full_model_length_is_named_before_the_limit_of_a_completion():
+    cut = {"completions/truncated_fraction": 1.0, "episodes/out_of_room_fraction": 0.75}
+    assert why(cut) == (
+        "75% of the episodes filled model.max_length",
+        "raise model.max_length, or let tools and environment say less",
+    )

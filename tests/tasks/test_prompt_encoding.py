@@ -122,6 +122,11 @@ def test_without_chat_the_template_is_the_prompt(tokenizer):
             {},
             "the chat template of models/mine leaves out the user's message: correct chat_template.jin",
         ),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            {"system": "Be kind."},
+            "leaves out task.prompt.system: write its text into task.prompt.template",
+        ),
         (CHATML + "{{ messages.first.role.x }}", {}, r"models/mine is broken .UndefinedError: .*: correct chat_templ"),
     ],
 )

@@ -88,6 +88,11 @@ def test_a_row_without_readable_tests_is_not_the_fault_of_the_program(answer, co
         ("x = 3", "x = 3"),
         ("```\nx = 4\n```", "x = 4\n"),
         ("```Python\nx = 5", "x = 5"),
+        ("```python\r\nx = 6\r\n```", "x = 6\n"),
+        ("- so\n  ```python\n  if x:\n    x = 7\n  ```", "if x:\n  x = 7\n"),
+        ("~~~python {.code}\n    x = 8\n~~~", "    x = 8\n"),
+        ("```python\nprint(9)\n```\nprints\n```\n9\n```\nand\n```text\nnone\n```", "print(9)\n"),
+        ("Here: ```py\nx = 10```", "x = 10"),
     ],
 )
 def test_the_last_program_of_a_completion_counts(completion, program):

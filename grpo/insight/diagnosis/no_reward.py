@@ -54,6 +54,11 @@ _CAUSES = (
         "raise task.limits.turns, or read samples.jsonl for calls that come again and again",
     ),
     (
+        m.OUT_OF_ROOM,
+        "of the episodes filled model.max_length",
+        "raise model.max_length, or let tools and environment say less",
+    ),
+    (
         m.TRUNCATED,
         "of the completions were cut off before they ended",
         "raise rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template",
@@ -63,6 +68,11 @@ _CAUSES = (
         "of the completions hold no answer in the form that task.reward.extract looks for",
         "set task.reward.extract=final, or ask for that form in task.prompt.template",
     ),
+)
+_BY_EPISODES = (
+    m.RAISED,
+    "of the completions are in groups in which an episode failed",
+    "mend the episode's code, or raise task.limits.seconds where it takes too long; the warnings above show an example",
 )
 _DIFFICULTY = (
     "answers are found and graded, and none is right",
@@ -116,12 +126,12 @@ def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = 
     elif all_zero:
         evidence, remedy = why(metrics)
         lines["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
-    for name, meaning, remedy in _CAUSES:
-        # The limit of turns, whose line comes first, cuts completions off too.
-        explained = name == m.TRUNCATED and m.OUT_OF_TURNS in lines
+    for name, meaning, remedy in _causes(metrics):
+        # The limits of turns and room, whose lines come first, cut completions off too.
+        explained = name == m.TRUNCATED and not lines.keys().isdisjoint((m.OUT_OF_TURNS, m.OUT_OF_ROOM))
         if not (all_zero or explained) and metrics.get(name) == 1.0:
             lines[name] = f"100% {meaning} ⇒ {remedy}"
-    if metrics.get(m.LENGTH, 2.0) <= 1.0:
+    if 0.0 < metrics.get(m.LENGTH, 2.0) <= 1.0:
         lines["empty"] = (
             "every completion is a single token, so the model stops before it answers: read samples.jsonl, and check "
             "task.prompt.chat and task.prompt.template"
@@ -136,12 +146,17 @@ def _log_of(*rounds: Mapping[str, float]) -> RunLog:
     return RunLog(NO_HISTORY, {name: Series(steps, np.array([row[name] for row in rounds], float)) for name in names})
 
 
+def _causes(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    by_episodes = bool(metrics.get(m.EPISODES_FAILED))
+    return [_BY_EPISODES if cause[0] == m.RAISED and by_episodes else cause for cause in _CAUSES]
+
+
 def why(metrics: Mapping[str, float]) -> tuple[str, str]:
     """Returns the evidence of why no completion gets a reward, and the remedy.
 
     If a round's metrics show no other cause, the problems are too hard.
     """
-    for name, meaning, remedy in _CAUSES:
+    for name, meaning, remedy in _causes(metrics):
         if metrics.get(name, 0.0) > 0.5:
             return f"{metrics[name]:.0%} {meaning}", remedy
     return _DIFFICULTY

@@ -207,6 +207,9 @@ def grading(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     remedy = "task.reward.timeout_seconds=20 task.reward.workers=4, or fix the reward function"
     if worst == m.RAISED:
         remedy = "fix the reward function, or let it return 0 where it means 0"
+        if log[m.EPISODES_FAILED].values.any():
+            evidence = f"{shares[worst]:.0%} of answers are in groups in which an episode failed"
+            remedy = "fix the episode's code; a larger task.limits.seconds; task.limits.failed=truncate"
     if worst == m.LATE:
         remedy = "a longer rollout.group_deadline_seconds, or a smaller rollout.sampling.max_tokens"
     return Finding("grading fails", CRITICAL if shares[worst] > MOST_UNGRADED else WARNING, evidence, remedy)
@@ -223,6 +226,8 @@ def mostly_cut_off(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     severity = WARNING if _right_beyond(log, 1 - share, rule) else CRITICAL
     evidence = f"{share:.0%} of completions are cut off, and more than {rule.nearly_all:.0%} in each of the last rounds"
     remedy = "a larger rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template"
+    if throughout(log, m.OUT_OF_ROOM, 0.5):
+        remedy = "a larger model.max_length, which tools and environment fill"
     return Finding("truncated", severity, evidence, remedy)
 
 

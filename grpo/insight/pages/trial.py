@@ -15,7 +15,7 @@ SAME = (
     "right answers are not rewarded more than wrong ones: check task.reward.parts and task.reward.extract, and compare "
     "the completions above with what the reward looks for"
 )
-EXCERPT = 60
+EXCERPT, LONGEST_MESSAGE = 60, 4000
 
 
 def trial_table(scored_groups: Sequence[ScoredGroup]) -> Table:
@@ -41,8 +41,12 @@ def trial_episodes(scored_groups: Sequence[ScoredGroup]) -> Iterator[Text]:
         if completion.episode and (not ends or completion.episode.error.partition(":")[0] not in ends | {""}):
             ends.add(completion.episode.error.partition(":")[0])
             heading = Text("\nAn episode in which the model's turns are made up:\n", style="bold")
-            yield heading + as_text(said_in(completion.episode.messages), ending(asdict(completion.episode)))
+            messages = [
+                {**message, "content": _excerpt(str(message.get("content") or ""), LONGEST_MESSAGE)}
+                for message in completion.episode.messages
+            ]
+            yield heading + as_text(said_in(messages), ending(asdict(completion.episode)))
 
 
-def _excerpt(text: str) -> str:
-    return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
+def _excerpt(text: str, most: int = EXCERPT) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
