@@ -5,6 +5,7 @@ if it were interrupted, so it draws no report.
 """
 
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -103,6 +104,8 @@ def train(task: SumsTask, words: Sequence[str], folder: Path) -> None:
     for number, half in enumerate(halves or [None], start=1):
         resumed = [f"checkpoint.resume={str(number > 1).lower()}"]
         run([*words, *resumed], folder, partial(has_spent, task.tokens * number / max(len(halves), 1)), half)
+    # SmolLM2's take two GiB.
+    shutil.rmtree(folder / "checkpoints")
 
 
 def _problems(options: dict) -> list[dict]:

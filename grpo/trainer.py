@@ -15,7 +15,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from grpo.config.errors import require
 from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE, refuse_several
 from grpo.config.hydra import compose_config
 from grpo.config.optimizer import with_learning_rate
-from grpo.config.saved import described
+from grpo.config.saved import described, from_dict
 from grpo.config.start import begin_anew
 from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
@@ -35,11 +36,22 @@ from grpo.host.disk import open_own, require_writable
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
-from grpo.types.imported import GIVEN, given, imported
+from grpo.types.imported import GIVEN, forget, given, under_way
 
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
+OF_PEERS = {
+    "args": "words, such as 'num_steps=20'",
+    "callbacks": "after_round=FUNCTION",
+    "eval_dataset": "the word 'evaluation.suite=[FILE]'",
+    "model": "the word 'model.path=NAME'",
+    "peft_config": "the word 'model.lora.rank=16'",
+    "processing_class": "the word 'model.path=NAME', whose tokenizer is read too",
+    "reward_funcs": "reward=",
+    "train_dataset": "dataset=",
+}
+"""Trainers of other frameworks take these arguments. This one takes what stands beside them."""
 UNGUARDED = 'grpo: a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
 """A grading process that reaches `train` exits with this message. The run then reports that the process has ended."""
 
@@ -110,13 +122,18 @@ class Trainer:
         dataset: Iterable[Mapping[str, Any]] | None = None,
         reward: Reward | Sequence[Reward] = (),
         after_round: Callback | None = None,
+        **unknown: Any,
     ) -> None:
-        wrong = next((word for word in words if not isinstance(word, str)), None)
-        require(wrong is None, f"{wrong!r:.60} is no word: give each as a text of its own, such as 'experiment=tiny'")
-        require(
-            after_round is None or callable(after_round),
-            f"after_round={after_round!r:.60} is no function: give one that takes the step and the round's metrics",
-        )
+        for name, value in unknown.items():
+            instead = OF_PEERS.get(name, f"the word '{name}={value!r:.40}'")
+            raise UserError(f"Trainer has no argument {name}=: give {instead}")
+        wrong = [word for word in words if not isinstance(word, str)]
+        require(not wrong, f"{_short(wrong[:1])} is no word: give each as a text of its own, such as 'experiment=tiny'")
+        _require_callback(after_round)
+        replaced = ["task.reward.parts="] if reward != () else []
+        replaced += ["task.data.path=", "task.data.source="] if dataset is not None else []
+        named = [word for word in words if word.startswith(tuple(replaced))]
+        require(not named, f"{''.join(named[:1])} and reward= or dataset= say the same: leave one of both out")
         environment.prepare()
         begin_anew()
         self.config: TrainConfig = compose_config([*words])
@@ -135,11 +152,13 @@ class Trainer:
         again. Two kinds of processes train once: ranks that a launcher started, and those with vLLM's engine on a GPU
         (rollout=vllm). `train` has to be called in the main thread, the one that gets Ctrl-C.
         """
-        if multiprocessing.current_process().name != "MainProcess":
+        if under_way() or getattr(multiprocessing.current_process(), "_inheriting", False):
             # A grading process imports the script that started it, and would start a run of its own.
             sys.exit(UNGUARDED)
         # The user may have changed a file of rewards or losses since the process's last run.
-        imported.cache_clear()
+        forget()
+        _require_known(self.config)
+        self.config = from_dict(asdict(self.config))
         given.clear()
         given.update({path: function for path, function in self._rewards if path.startswith(f"{GIVEN}:")})
         require(
@@ -154,6 +173,8 @@ class Trainer:
             import torch.distributed
 
             from grpo.run.session import train
+
+            _require_gradients()
         except KeyboardInterrupt:
             # Half of torch stays imported then, and it cannot be imported a second time.
             Trainer._broken_off = True
@@ -173,7 +194,7 @@ class Trainer:
             self._write_data()
             config = self._checked()
         with handled_as_before():
-            train(config, [_Called(self._after_round)] if self._after_round else ())
+            train(config, () if self._after_round is None else [_Called(self._after_round)])
         # The parts of a learner refer to one another. Without this, a second run would find its memory still in use.
         gc.collect()
         return Result(Path(self.config.output_dir))
@@ -188,7 +209,9 @@ class Trainer:
 
     def _write_data(self) -> Path:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""
-        lines = [_line(index, row) for index, row in enumerate(_rows(self._dataset))]
+        # A generator gives its rows once, and `train` may be called again.
+        self._dataset = _rows(self._dataset)
+        lines = [_line(index, row) for index, row in enumerate(self._dataset)]
         folder = Path(self.config.output_dir)
         written = folder / f".{DATA_FILE}-{os.getpid()}"
         try:
@@ -203,7 +226,16 @@ class Trainer:
 def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Returns the rows of a dataset. Raises `UserError` for a data frame that has a column twice."""
     require(
-        isinstance(dataset, Iterable), f"dataset: {dataset!r:.60} has no rows: give a list of them, or a data frame"
+        not isinstance(dataset, str),
+        f"dataset={dataset!r:.60} is a text: give rows, or the words 'task.data.source=hub' and 'task.data.path=NAME'",
+    )
+    if hasattr(dataset, "to_pylist"):
+        return dataset.to_pylist()
+    if not isinstance(dataset, Iterable) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return [dataset[index] for index in range(len(dataset))]
+    require(
+        isinstance(dataset, Iterable),
+        f"dataset: a {type(dataset).__name__} has no rows: give a list of them, or a data frame",
     )
     if not isinstance(dataset, pandas.DataFrame):
         return [*dataset]
@@ -229,7 +261,50 @@ def _line(index: int, row: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{' '.join(repr(value).split()):.60}"
+    try:
+        return f"{' '.join(repr(value).split()):.60}"
+    except Exception:  # a class of the user's, or a number of many digits
+        return f"a {type(value).__name__}"
+
+
+def _require_callback(function: Callback | None) -> None:
+    """Raises `UserError` for what is no plain function of a step and its metrics."""
+    if function is None:
+        return
+    fits = callable(function) and not inspect.isclass(function)
+    fits = fits and not (inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function))
+    # Some functions in C have no signature.
+    with suppress(ValueError):
+        try:
+            inspect.signature(function).bind(1, {})
+        except TypeError:
+            fits = False
+    require(
+        fits,
+        f"after_round={_short(function)} is no function of two arguments: give one that takes the step and the "
+        "round's metrics",
+    )
+
+
+def _require_known(config: Any, place: str = "config") -> None:
+    """Raises `UserError` for a value that was set under a name that no key has."""
+    names = {field.name for field in fields(config)}
+    for name, value in vars(config).items():
+        require(name in names, f"{place}.{name} is no key: correct the name (`grpo config WORD` finds keys)")
+        if is_dataclass(value):
+            _require_known(value, f"{place}.{name}")
+
+
+def _require_gradients() -> None:
+    """Raises `UserError` inside a context of torch that changes what a step computes."""
+    import torch
+
+    for off, context in (
+        (not torch.is_grad_enabled(), "torch.no_grad() or torch.inference_mode()"),
+        (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"), "torch.autocast()"),
+        (torch.get_default_device().type == "meta", "torch.set_default_device('meta')"),
+    ):
+        require(not off, f"train() is called within {context}, which changes what is computed: call it outside")
 
 
 def _plain(value: Any) -> Any:
@@ -279,5 +354,9 @@ def import_path(function: Reward) -> str:
         return ""
     if module != "__main__":
         return f"{module}:{name}"
-    file = inspect.getsourcefile(function)
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        # An object that can be called.
+        return ""
     return f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 import pandas
+import pyarrow
 import pytest
 import torch
 
@@ -24,6 +25,14 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 def reward(completion, answer, metadata):
     return 1.0
+
+
+async def print_later(step, numbers):
+    print(step)
+
+
+def print_in_turn(step, numbers):
+    yield step
 
 
 def example() -> str:
@@ -140,7 +149,7 @@ def fresh_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh_process")
-@pytest.mark.parametrize("rows", ["train", [{"problem": "1?", "answer": 1}, ("1?", 1)], {"train": [], "test": []}])
+@pytest.mark.parametrize("rows", [[{"problem": "1?", "answer": 1}, ("1?", 1)], {"train": [], "test": []}])
 def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, tmp_path):
     with pytest.raises(UserError, match=r"dataset: row \d is .*, not a mapping from columns to values"):
         Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=rows).train()
@@ -150,7 +159,8 @@ def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, 
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (3, r"dataset: 3 has no rows"),
+        (3, r"dataset: a int has no rows"),
+        ("openai/gsm8k", "dataset='openai/gsm8k' is a text: give rows, or the words 'task.data.source=hub' and"),
         (
             [{"problem": "1?", "answer": 1}, {("a", "problem"): "1?"}],
             r"row 1, .* cannot be written as JSON \(keys must",
@@ -190,9 +200,70 @@ def test_a_run_in_another_thread_than_the_main_one_is_one_line(tmp_path):
 
 def test_a_script_without_a_main_guard_is_named_by_the_process_that_imports_it(monkeypatch):
     trainer = Trainer("experiment=tiny")
-    monkeypatch.setattr(multiprocessing.current_process(), "name", "SpawnProcess-1")
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(SystemExit, match='has to call train.. below `if __name__ == "__main__":`'):
         trainer.train()
+
+
+@pytest.mark.parametrize("callback", [lambda step: None, lambda *, step: None, Result, print_later, print_in_turn])
+def test_a_callback_that_does_not_fit_is_refused_when_it_is_given(callback):
+    with pytest.raises(UserError, match="is no function of two arguments"):
+        Trainer("experiment=tiny", after_round=callback)
+
+
+def test_rows_of_other_kinds_are_read_and_a_generator_is_read_once(tmp_path):
+    class Rows:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return {"problem": f"{index} + 1 =", "answer": index + 1}
+
+    plain = [dict(Rows()[index]) for index in range(2)]
+    for dataset in (Rows(), pyarrow.Table.from_pylist(plain), (row for row in plain)):
+        trainer = Trainer("experiment=tiny", f"output_dir={tmp_path}", dataset=dataset)
+        for _ in range(2):
+            assert [json.loads(line) for line in trainer._write_data().read_text().splitlines()] == plain
+
+
+def test_words_that_reward_or_dataset_replace_are_refused():
+    for words, named in (
+        (["task.reward.parts=[{name: math}]"], {"reward": max}),
+        (["task.data.path=x.jsonl"], {"dataset": [{"problem": "1 + 1 =", "answer": 2}]}),
+    ):
+        with pytest.raises(UserError, match=r"reward= or dataset= say the same: leave one of both out"):
+            Trainer("experiment=tiny", *words, **named)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [("reward_funcs", [], "give reward="), ("num_steps", 3, "give the word 'num_steps=3'"), ("args", 1, "give words")],
+)
+def test_an_argument_of_another_framework_leads_to_what_is_meant(name, value, instead):
+    with pytest.raises(UserError, match=f"Trainer has no argument {name}=: {instead}"):
+        Trainer("experiment=tiny", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: setattr(config, "num_stepz", 3), "config.num_stepz is no key"),
+        (lambda config: setattr(config.dynamics, "size", 3), "config.dynamics.size is no key"),
+        (lambda config: setattr(config, "num_steps", 2.5), "num_steps"),
+        (lambda config: setattr(config.dynamics, "group_size", "four"), "group_size"),
+    ],
+)
+def test_a_configuration_that_was_changed_wrongly_is_one_line(change, message):
+    trainer = Trainer("experiment=tiny")
+    change(trainer.config)
+    with pytest.raises(UserError, match=message):
+        trainer.train()
+
+
+def test_a_context_that_changes_a_step_is_refused(fresh_process):
+    for context, name in ((torch.no_grad(), "no_grad"), (torch.autocast("cpu"), "autocast")):
+        with context, pytest.raises(UserError, match=f"called within torch.{name}"):
+            Trainer("experiment=tiny").train()
 
 
 def test_an_import_that_was_interrupted_is_not_tried_again(monkeypatch):
@@ -278,7 +349,7 @@ def test_a_word_that_is_no_text_is_refused_when_it_is_given(words):
 
 
 def test_a_callback_that_is_no_function_is_refused_when_it_is_given():
-    with pytest.raises(UserError, match="^after_round=3 is no function: give one that takes the step and the round's"):
+    with pytest.raises(UserError, match="^after_round=3 is no function of two arguments: give one that takes the step"):
         Trainer("experiment=tiny", after_round=3)
 
 

@@ -185,10 +185,7 @@ NAMES = {
         "save_strategy saves_per_epoch"
     ),
     "checkpoint.keep_last": "checkpoint.keep max_actor_ckpt_to_keep max_ckpt_num save_total_limit",
-    "checkpoint.resume": (
-        "auto_resume auto_resume_from_checkpoints load_checkpoint resume resume_from_checkpoint resume_mode "
-        "resume_from_path"
-    ),
+    "checkpoint.resume": ("auto_resume auto_resume_from_checkpoints load_checkpoint resume resume_mode"),
     "tracking.wandb": "logger report_to use_wandb wandb",
     "tracking.tensorboard": "tensorboard_dir",
     "tracking.project": "project_name wandb.project wandb_project mlflow_experiment_name",
@@ -324,6 +321,9 @@ INSTEAD = {
     ),
     "evaluation.suite=[test.parquet] asks all problems of a file, and [math500] those of a known set": (
         "val_files test_files val_file eval_file eval_dataset eval_data dataset_test_split eval_split validation_file"
+    ),
+    "checkpoint.resume=true output_dir=RUN goes on from the newest checkpoint in a run's folder": (
+        "resume_from_checkpoint resume_from_path"
     ),
     "GRPO has no such thing here": (
         "neftune_noise_alpha label_smoothing_factor group_by_length remove_unused_columns aux_loss_coef "

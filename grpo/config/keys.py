@@ -82,7 +82,7 @@ def running(config: TrainConfig) -> list[Key]:
 
 def choices() -> list[Choice]:
     """Returns every choice of every group, in alphabetical order."""
-    defaults = yaml.safe_load((config_directory() / "train.yaml").read_text())["defaults"]
+    defaults = yaml.safe_load((config_directory() / "train.yaml").read_text(encoding="utf-8"))["defaults"]
     default_choices = {
         f"{group}={choice}" for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()
     }
@@ -168,7 +168,7 @@ def _docstring(config_class: type) -> str:
 
 
 def _first_line(file: Path) -> str:
-    lines = (line for line in file.read_text().splitlines() if not line.startswith("# @package"))
+    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package"))
     first = next(lines, "")
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 

@@ -81,7 +81,7 @@ def _override(word: str) -> DictConfig:
         choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise UserError(f"{group} has no {choice!r}; choose one of {choices}")
     file_config = plain_yaml.load(path)
-    is_global = path.read_text().startswith("# @package _global_")
+    is_global = path.read_text(encoding="utf-8").startswith("# @package _global_")
     return file_config if is_global else OmegaConf.create({group: file_config})
 
 
@@ -258,7 +258,7 @@ def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, remed
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        settings = parse_json(file.read_text())
+        settings = parse_json(file.read_text(encoding="utf-8"))
         if isinstance(settings["r"], int) and isinstance(settings["lora_alpha"], int | float):
             return settings
         raise ValueError("r and lora_alpha are no numbers")

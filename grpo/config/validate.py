@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 
 from grpo.config.errors import UserError
@@ -111,7 +112,11 @@ def _mixes(output: Path) -> bool:
     Or it is the working folder, one around it or one at the top of the disk such as /etc, unless it is empty or a run
     lies there."""
     here = Path.cwd()
-    if output in (Path("/"), Path.home()) or (output.name in FOLDERS and is_run(output.parent)):
+    # A user without a name, as in containers, has no home.
+    with suppress(RuntimeError):
+        if output == Path.home():
+            return True
+    if output == Path("/") or (output.name in FOLDERS and is_run(output.parent)):
         return True
     of_all = output in (here, *here.parents) or output.parent == Path("/")
     return of_all and not is_run(output) and any(output.glob("*"))
@@ -302,6 +307,8 @@ def _check_mlflow(uri: str) -> None:
 
 def _nothing_to_resume(output: Path) -> str:
     """Returns what to tell about a run without a checkpoint that is to be resumed."""
+    if output.parent.name == CHECKPOINTS:
+        return f"output_dir={output} is a checkpoint: give the run's folder, output_dir={output.parent.parent}"
     near = resumable(output)
     if near is None:
         return (

@@ -43,7 +43,7 @@ def open_closed() -> None:
             os.fstat(number)
         except OSError:
             # The lowest free number is given, which is this one.
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for number, name in enumerate(OUTPUTS, start=1):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -39,6 +39,8 @@ def check_environment(output_dir: str) -> None:
     name another `output_dir`."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         _number(name, 0)
+    port = _number("MASTER_PORT", 1)
+    require(0 < port < 2**16, f"the environment variable MASTER_PORT={port} is no port: unset or correct it")
     missing_names = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     require(
         "RANK" not in os.environ or not missing_names,

@@ -122,7 +122,7 @@ def _reached(output: Path, step: int) -> float:
     """Returns the step at which the run's metrics end. Prints a line for each record that ends before the checkpoint of
     `step`, since someone has cut it."""
     prompts = output / PROMPTS_FILE
-    asked = asked_of(read_metrics(prompts), prompts)
+    asked = asked_of(read_metrics(prompts), prompts) if prompts.exists() else []
     metrics = read_metrics(output / METRICS_FILE) if (output / METRICS_FILE).exists() else []
     ends = {PROMPTS_FILE: asked[-1].step if asked else 0, METRICS_FILE: metrics[-1]["step"] if metrics else 0}
     for name, end in ends.items():
@@ -221,7 +221,7 @@ def resumed(config: TrainConfig, saved: Saved, parts: LoopParts, store: Checkpoi
     parts.task.cursor = saved.progress.cursor
     # Every rank reads the rounds before from the log that the first one has.
     prompts = Path(config.output_dir) / PROMPTS_FILE
-    rounds = from_first(parts.collective, lambda: asked_of(read_metrics(prompts), prompts))
+    rounds = from_first(parts.collective, lambda: asked_of(read_metrics(prompts) if prompts.exists() else [], prompts))
     relearn(parts.task, rounds, saved.progress.step)
     return saved.progress, parts.scheduler.judge(saved.progress.step, saved.progress.scheduler)
 

@@ -109,7 +109,11 @@ def start_worker(
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     # A reward that starts Python itself finds modules as usual (see `grpo.host.imports.look_here_last`).
     os.environ.pop("PYTHONSAFEPATH", None)
-    limit, unlimited = int(reward.memory_gib * 2**30), resource.getrlimit(resource.RLIMIT_AS)[1]
+    unlimited = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = int(reward.memory_gib * 2**30)
+    if unlimited != resource.RLIM_INFINITY:
+        # `ulimit -v` may be lower.
+        limit = min(limit, unlimited)
     resource.setrlimit(resource.RLIMIT_AS, (limit, unlimited))
     try:
         given.update({name: pickle.loads(pickled) for name, pickled in carried.items()})

@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,13 +45,22 @@ def service_trackers(
     """
     resume = resume_step is not None
     trackers: list[WandbTracker | TensorBoardTracker | MlflowTracker] = []
-    if tracking.wandb != "off":
+    if (mode := wandb_mode(tracking)) != "off":
+        tracking = replace(tracking, wandb=mode)
         trackers.append(WandbTracker(config, tracking, directory, resume))
     if tracking.tensorboard:
         trackers.append(TensorBoardTracker(config, directory, resume_step))
     if tracking.mlflow:
         trackers.append(MlflowTracker(config, tracking, directory, resume))
     return trackers
+
+
+def wandb_mode(tracking: TrackingConfig) -> str:
+    """Returns `tracking.wandb`, or what W&B's own variables make of a run that is tracked."""
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode == "disabled" or os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1"):
+        return "off"
+    return "offline" if tracking.wandb == "online" and mode in ("offline", "dryrun") else tracking.wandb
 
 
 class WandbTracker:

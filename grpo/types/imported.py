@@ -7,6 +7,8 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,10 @@ GIVEN = "given"
 """The path ``"given:NAME"`` leads to a function that exists in this process only, such as one of a notebook's cell."""
 given: dict[str, Any] = {}
 """These functions were given to this process as objects, by their paths."""
+_files: dict[Path, Any] = {}
+"""These modules were executed from files."""
+_under_way: list[str] = []
+"""These modules are being imported at the moment."""
 
 
 @functools.cache
@@ -23,8 +29,7 @@ def imported(path: str) -> Any:
     """Returns the function at ``"package.module:function"`` or ``"file.py:function"``, or the one in `given`.
 
     Raises TypeError if the object there is not callable, and ImportError for a module that changes the working folder.
-    Passes on any other error of the import. A run imports each path once; two functions of one file are two paths, so
-    the file is executed twice.
+    Passes on any other error of the import. A process executes a file once.
 
     >>> imported("math:sqrt")(9.0)
     3.0
@@ -36,16 +41,31 @@ def imported(path: str) -> Any:
         raise ImportError("it was given in Python, as an object that this process lacks: give it to Trainer again")
     if not module_name.endswith(".py") and ("/" in module_name or Path(module_name).is_file()):
         raise ImportError(f"{module_name} is no Python file: give a file that ends in .py, or a module's name")
-    with _staying_here():
+    with _staying_here(module_name):
         module = _of_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    if not hasattr(module, function_name):
+        raise AttributeError(f"module {Path(module_name).stem!r} has no attribute {function_name!r}")
     function = getattr(module, function_name)
     if not callable(function):
         raise TypeError(f"{path!r} is not callable; it must be a function")
     return function
 
 
+def forget() -> None:
+    """Forgets all that was imported from files, since the user may have changed them."""
+    imported.cache_clear()
+    for module in _files.values():
+        sys.modules.pop(module.__name__, None)
+    _files.clear()
+
+
+def under_way() -> bool:
+    """Tells whether a user's module is being imported at the moment."""
+    return bool(_under_way)
+
+
 @contextmanager
-def _staying_here() -> Generator[None]:
+def _staying_here(module_name: str) -> Generator[None]:
     """Raises ImportError for code that changes the working folder, from which the run's relative paths lead, or ends
     the process, and instead of a kind of exception that nobody expects."""
     here, leave = os.getcwd(), os._exit
@@ -54,6 +74,7 @@ def _staying_here() -> Generator[None]:
         raise ImportError(f"it ends the process by os._exit({code})")
 
     vars(os)["_exit"] = stay
+    _under_way.append(module_name)
     try:
         yield
     except (Exception, SystemExit, KeyboardInterrupt):
@@ -62,6 +83,7 @@ def _staying_here() -> Generator[None]:
         raise ImportError(f"it raised {type(error).__name__}: {error}") from error
     finally:
         vars(os)["_exit"] = leave
+        _under_way.pop()
     if os.getcwd() != here:
         os.chdir(here)
         raise ImportError("it changes the working folder, from which this run's paths lead: leave os.chdir out there")
@@ -77,10 +99,19 @@ def require_found(path: str) -> None:
         raise ModuleNotFoundError(f"there is no module {module_name}")
 
 
-def _of_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _of_file(file: Path) -> Any:
+    if (path := file.resolve()) in _files:
+        return _files[path]
+    # Dataclasses and pickles look for the module of their class. No other module has this name.
+    name = f"{path.stem.replace('.', '_')}_{zlib.crc32(bytes(path)):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _files[path] = module
     return module

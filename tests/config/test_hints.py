@@ -117,7 +117,7 @@ load_best_model_at_end metric_for_best_model → the best checkpoint is kept
 fsdp actor_rollout_ref.actor.strategy → the learner shards by DeepSpeed ZeRO
 optim deepspeed_config_file → learner.deepspeed
 report_to trainer.logger use_wandb → tracking.wandb
-resume_from_checkpoint → checkpoint.resume
+resume_from_checkpoint → checkpoint.resume=true output_dir=RUN goes on
 torch_compile → the learner is not compiled
 neftune_noise_alpha → GRPO has no such thing here
 use_liger_kernel → there is no such kernel here
@@ -152,7 +152,7 @@ actor_rollout_ref.model.override_config rope_scaling → model.config
 unsloth_vllm_standby deepspeed_enable_sleep → learner.offload_states
 unsloth_num_chunks → learner.logit_chunk_tokens
 ring_attn_size sequence_parallel_degree → learner.sequence_parallel
-trainer.resume_from_path auto_resume_from_checkpoints → checkpoint.resume
+auto_resume_from_checkpoints → checkpoint.resume
 trainer.esi_redundant_time → checkpoint.grace_seconds
 eval_n_samples_per_prompt → evaluation.samples_per_problem
 zpg → learner.hpz_partition_size

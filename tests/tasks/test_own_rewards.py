@@ -274,6 +274,10 @@ def test_a_reward_in_a_file_that_is_no_python_file_is_one_line(tmp_path):
     [
         ("import sys; sys.exit(3)", "leaves.py:f': SystemExit: 3"),
         ("import os; os._exit(0)", "leaves.py:f': ImportError: it ends the process by os._exit\\(0\\)"),
+        (
+            "from grpo import Trainer; Trainer('experiment=tiny').train()",
+            'leaves.py:f\': SystemExit: grpo: a script has to call train.. below `if __name__ == "__main__":`',
+        ),
         ("raise BaseException('skipped')", "leaves.py:f': ImportError: it raised BaseException: skipped"),
         ("import os; os.chdir('/')", "leaves.py:f': ImportError: it changes the working folder, from which this run's"),
     ],
@@ -284,6 +288,20 @@ def test_a_module_that_leaves_while_it_is_imported_is_one_line(code, message, tm
     with pytest.raises(UserError, match=message):
         build_parts(RewardConfig(parts=[RewardPartConfig(name="leaves.py:f")]))
     assert Path.cwd() == tmp_path
+
+
+def test_a_file_with_postponed_annotations_and_a_dataclass_is_executed_once(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from __future__ import annotations\nimport pickle\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Place:\n    x: int\n"
+        "def f(completion): return float(pickle.loads(pickle.dumps(Place(1))).x)\n"
+        "def g(completion): return float(Place is f.__globals__['Place'])\n"
+    )
+    paths = [f"{tmp_path}/own.py:{name}" for name in "fg"]
+    config = RewardConfig(parts=[RewardPartConfig(name=path) for path in paths])
+    parts = build_parts(config, called=True)
+    assert [parts[path]("5", "5", {}, {}) for path in paths] == [1.0, 1.0]
+    assert own_rewards.imported(paths[0]).__globals__ is own_rewards.imported(paths[1]).__globals__
 
 
 def test_a_group_that_is_not_graded_in_time_loses_its_grades(rewards):

@@ -19,6 +19,7 @@ from grpo.telemetry.trackers import (
     Trackers,
     WandbTracker,
     service_trackers,
+    wandb_mode,
 )
 from tests.full_disk import files_up_to
 
@@ -356,6 +357,21 @@ def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value", "configured", "mode"),
+    [
+        ("WANDB_MODE", "disabled", "online", "off"),
+        ("WANDB_DISABLED", "true", "offline", "off"),
+        ("WANDB_MODE", "offline", "online", "offline"),
+        ("WANDB_MODE", "offline", "off", "off"),
+        ("WANDB_MODE", "online", "offline", "offline"),
+    ],
+)
+def test_wandb_obeys_its_own_variables(name, value, configured, mode, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert wandb_mode(TrackingConfig(wandb=configured)) == mode
+
+
 def test_services_are_those_that_are_asked_for(tmp_path):
     assert service_trackers(TrackingConfig(), {}, tmp_path, None) == []
     asked = TrackingConfig(wandb="offline", tensorboard=True, mlflow=f"file:{tmp_path}/mlruns")
