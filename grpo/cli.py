@@ -76,6 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not reader_left():
             raise
         code = EXIT_UNREAD
+    except OSError as error:
+        # The disk behind a redirected output is full.
+        if error.errno not in FULL:
+            raise
+        say(f"grpo: the output cannot be written: {error.strerror}")
+        code = WRONG_USE
     if arguments is None:
         end_in_time(code)
     return code

@@ -265,3 +265,13 @@ def test_a_report_of_a_log_takes_the_column_of_the_pass_rate(tmp_path, capsys):
     assert main(["report", f"{tmp_path}/mine.csv", "column=score", "scale=2"]) == 0
     assert "the pass rate went from 20.0% in the first 10 rounds to 60.0%" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "mine_dynamics.html").exists()
+
+
+def test_an_output_that_a_full_disk_does_not_take_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "grpo.cli", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        WRONG_USE,
+        "grpo: the output cannot be written: No space left on device\n",
+    )

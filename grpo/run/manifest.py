@@ -131,4 +131,4 @@ def read_manifest(output: Path) -> dict[str, Any]:
     file = output / MANIFEST_FILE
     if not file.exists():
         raise UserError(f"{output} has no {MANIFEST_FILE}: give the folder of a run")
-    return read_object(file)
+    return read_object(file, ": restore it from a copy, or start a new run with another output_dir")
