@@ -108,7 +108,8 @@ def main(folder, name="small", *words):
     tokenizer, steps = ModelFiles(folder / name).tokenizer, SHAPES[name][2] + WARM_UP
     on_gpu = ranks.device(config.device).type == "cuda"
     # TRL's checks of its vLLM arguments do not depend on the machine.
-    arguments(config, steps, folder / "trl", fields, on_gpu=True)
+    # transformers refuses bfloat16 where it was to run on a GPU and finds none.
+    arguments(config, steps, folder / "trl", fields if on_gpu else fields | {"bf16": False}, on_gpu=True)
     chosen = arguments(config, steps, folder / "trl", fields, on_gpu)
     about = {
         "framework": f"trl {trl.__version__}",

@@ -253,14 +253,15 @@ class GraderPool:
             self._pool.schedule(os.getpid).result(timeout=START_SECONDS)
         except Exception as error:
             self.close()
-            why = type(error).__name__ if obstacles.empty() else obstacles.get()
+            why = "" if obstacles.empty() else obstacles.get()
             fault = why.removeprefix(f"{UserError.__name__}: ")
             if fault != why and MemoryError.__name__ not in why:
                 raise UserError(fault) from error
-            raise UserError(
-                f"the grading workers do not start ({why}): is task.reward.memory_gib={self._reward.memory_gib:g} too "
-                "small for what they import?"
-            ) from error
+            # Too many open files, for example, are no want of memory.
+            by_memory = not isinstance(error, OSError) or bool(why)
+            hint = f": is task.reward.memory_gib={self._reward.memory_gib:g} too small for what they import?"
+            reason = why or ": ".join(filter(None, (type(error).__name__, str(error))))
+            raise UserError(f"the grading workers do not start ({reason}){hint if by_memory else ''}") from error
 
     def _result(self, future: Future[Any]) -> Any:
         from pebble import ProcessExpired
