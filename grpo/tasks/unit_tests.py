@@ -27,7 +27,7 @@ SHARE_OF_TIME = 0.8
 """A program may take this share of `task.reward.timeout_seconds`. The rest is for the sandbox itself."""
 MOST_CHARACTERS = 1_000_000
 TOLERANCE = Decimal("1e-6")
-_BLOCK = re.compile(r"([^\n`~]*)(`{3,}|~{3,})[ \t]*\{?\.?(\w*)[^\n]*\n(.*?)(?:\2|\Z)", re.DOTALL)
+_BLOCK = re.compile(r"^([^\n`~]*)(`{3,8}|~{3,8})[ \t]*\{?\.?(\w*)[^\n]*\n(.*?)(?:\2|\Z)", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^\s*(?:def|class|import|from|assert|async)\b", re.MULTILINE)
 PRELUDE = """from typing import *
 from collections import *
