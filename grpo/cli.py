@@ -101,6 +101,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
+        meant = f"did you mean grpo train {command}? " if "=" in command else meant
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
     protect()

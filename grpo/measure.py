@@ -185,7 +185,7 @@ def episode_means(completions: Sequence[Completion]) -> dict[str, Mean]:
         m.WITHOUT_CALLS: _mean([not fact.calls for fact in facts]),
         m.OBSERVED: _mean([completion.num_observed for completion in completions if completion.episode is not None]),
         m.EPISODE_SECONDS: _mean([fact.seconds for fact in facts]),
-        m.EPISODES_FAILED: _mean([bool(fact.error) for fact in facts]),
+        m.EPISODES_FAILED: _mean([bool(fact.error) or fact.ended in ("error", "seconds") for fact in facts]),
         m.OUT_OF_TURNS: _mean([fact.ended == "turns" for fact in facts]),
         m.OUT_OF_ROOM: _mean([fact.ended == "room" for fact in facts]),
         m.BRANCHES: _mean([fact.branches for fact in facts]),

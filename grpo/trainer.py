@@ -44,11 +44,14 @@ Callback = Callable[[int, Mapping[str, float]], None]
 OF_PEERS = {
     "args": "words, such as 'num_steps=20'",
     "callbacks": "after_round=FUNCTION",
+    "environment_factory": "the word 'task.episode=FILE.py:CLASS'",
     "eval_dataset": "the word 'evaluation.suite=[FILE]'",
     "model": "the word 'model.path=NAME'",
     "peft_config": "the word 'model.lora.rank=16'",
     "processing_class": "the word 'model.path=NAME', whose tokenizer is read too",
     "reward_funcs": "reward=",
+    "rollout_func": "the word 'task.episode=FILE.py:FUNCTION'",
+    "tools": "the word 'task.episode=FILE.py:FUNCTION,FUNCTION'",
     "train_dataset": "dataset=",
 }
 """Trainers of other frameworks take these arguments. This one takes what stands beside them."""

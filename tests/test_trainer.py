@@ -237,7 +237,12 @@ def test_words_that_reward_or_dataset_replace_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
-    [("reward_funcs", [], "give reward="), ("num_steps", 3, "give the word 'num_steps=3'"), ("args", 1, "give words")],
+    [
+        ("environment_factory", Result, "give the word 'task.episode=FILE.py:CLASS'"),
+        ("reward_funcs", [], "give reward="),
+        ("num_steps", 3, "give the word 'num_steps=3'"),
+        ("args", 1, "give words"),
+    ],
 )
 def test_an_argument_of_another_framework_leads_to_what_is_meant(name, value, instead):
     with pytest.raises(UserError, match=f"Trainer has no argument {name}=: {instead}"):

@@ -71,11 +71,12 @@ def run(words: Sequence[str]) -> int:
 
 def _without_flags(words: Sequence[str]) -> list[str]:
     """Returns the words with the folder of --config-dir as one that every run reads."""
+    require(not {"-m", "--multirun"} & {*words}, "grpo sweep runs several by itself: leave out -m")
     request = read_words(words)
     require(
         request.name == "train" and not request.show,
-        "grpo sweep takes no configuration file and no --cfg: put your keys into DIR/experiment/mine.yaml, and write "
-        "--config-dir DIR experiment=mine",
+        "a sweep's own file is given as sweep=FILE. grpo sweep takes no configuration file and no --cfg: put your keys "
+        "into DIR/experiment/mine.yaml, and write --config-dir DIR experiment=mine",
     )
     folders = [f"hydra.searchpath=[file://{request.directory}]"] if request.directory else []
     return [*request.overrides, *folders]

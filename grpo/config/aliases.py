@@ -45,8 +45,11 @@ NAMES = {
     "task.prompt.tool_parser": "tool_call_parser tool_parser multi_turn.format",
     "task.episode": (
         "tools environment_factory environment env rollout_func agent agent_loop tool_config_path tool_functions "
-        "multi_turn multi_turn.enable agent_func_path agent_path custom_generate_function_path"
+        "multi_turn multi_turn.enable agent_func_path agent_path custom_generate_function_path default_agent_loop "
+        "agent_loop_config_path interaction_config_path multi_turn.interaction_config_path"
     ),
+    "task.limits.at_once": "agent.num_workers",
+    "task.limits.program_characters": "max_tool_response_length multi_turn.max_tool_response_length",
     "task.limits.turns": (
         "max_turns max_tool_calling_iterations max_assistant_turns multi_turn.max_assistant_turns max_steps_per_episode"
     ),
@@ -325,6 +328,12 @@ INSTEAD = {
     "checkpoint.resume=true output_dir=RUN goes on from the newest checkpoint in a run's folder": (
         "resume_from_checkpoint resume_from_path"
     ),
+    "tokens of every turn are kept exactly, and no conversation is encoded again (grpo/episodes/README.md)": (
+        "return_raw_chat return_raw_input_ids tokenization_sanity_check_mode multi_turn.tokenization_sanity_check_mode"
+    ),
+    "task.limits.turns counts the model's turns, and all calls of a turn run together": (
+        "max_user_turns multi_turn.max_user_turns max_parallel_calls multi_turn.max_parallel_calls"
+    ),
     "GRPO has no such thing here": (
         "neftune_noise_alpha label_smoothing_factor group_by_length remove_unused_columns aux_loss_coef "
         "eval_table_size include_inputs_for_metrics label_names length_column_name past_index prediction_loss_only "
@@ -356,9 +365,7 @@ INSTEAD = {
         "average_tokens_across_devices balance_batch ddp_bucket_cap_mb ddp_find_unused_parameters "
         "eval_accumulation_steps eval_use_gather_object"
     ),
-    "log-probabilities of sampler and learner are always kept, and compared": (
-        "calculate_log_probs return_raw_chat return_raw_input_ids"
-    ),
+    "log-probabilities of sampler and learner are always kept, and compared": ("calculate_log_probs"),
     "`dry_run=true` shows the memory: learner.offload_states, offload_optimizer and gradient_checkpointing save some": (
         "actor_init_on_gpu device_map enable_activation_offload layered_summon torch_empty_cache_steps use_shm"
     ),

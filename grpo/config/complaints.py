@@ -65,7 +65,9 @@ GROUPS = {
     r"Expected header format: KEY VALUE, got '(.*?)'": (
         "a file's first line says {0} without a place: write `# @package _global_`, or leave the line out"
     ),
-    r"Cannot find primary config '(.*?)'": "there is no {0}.yaml in the folder that --config-dir names",
+    r"Cannot find primary config '(.*?)'": (
+        "there is no {0}.yaml in the folder that --config-dir names: correct one of both, or give the file as {0}.yaml"
+    ),
 }
 
 
@@ -126,6 +128,10 @@ def misfit(text: str, word: str = "") -> str:
     what_it_takes = next((words for pattern, words in WANTED.items() if re.search(pattern, text)), "")
     if re.search(r"Key '' not in", text):
         return "a key has no name: write KEY: VALUE"
+    if "'DictConfig' is incompatible with type hint '<class 'str'>'" in text:
+        return f"{full_key}: each entry is a text such as KEY=VALUE, and one is written with a colon"
+    if number := re.search(r"Key (\S+) \(\w+\) is incompatible with \(str\)", text):
+        return f"{full_key}: a name is a text: put {number[1]} in quotes"
     if not what_it_takes:
         return f"{full_key}: {text.splitlines()[0]}"
     if not subject:
@@ -133,7 +139,7 @@ def misfit(text: str, word: str = "") -> str:
         subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
         subject = next((name for name, kind in sections().items() if kind == subject), subject)
     if not subject:
-        return f"a list or text stands where {SECTION} belong"
+        return f"a list or text stands where {SECTION} belong, or these where a list does; `grpo config KEY` says which"
     value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
     value = next(filter(None, value_match.groups()), "") if value_match else ""
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
@@ -142,6 +148,8 @@ def misfit(text: str, word: str = "") -> str:
     is_section = what_it_takes == SECTION and not free_key(word or subject)
     section = (word or subject).partition("[")[0]
     where_listed = f"; `grpo config {section}` lists them" if is_section else ""
+    if is_section and value and (config_directory() / section).is_dir():
+        where_listed += f", and a choice of its group stands in the list of defaults, as `override {section}: {value}`"
     if what_it_takes == "text" and re.search("ListConfig|'list'", text):
         return f"{subject} takes one text, not a list; `grpo config {word or subject}` says how to write it"
     return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
@@ -173,6 +181,8 @@ def _unknown_key(text: str) -> str:
         key = full_key or next(iter(re.findall(r"Key '([^']+)' not in", text)), "")
         if key == "experiment" and in_file[1].startswith("experiment/"):
             return f"{in_file[1]}.yaml changes keys of the whole configuration: begin it with `# @package _global_`"
+        if key == "experiment":
+            return f"{in_file[1]}.yaml: a recipe stands in the list of defaults, as `override experiment: NAME`"
         owner = re.search(r"not in '(\w+)'", text)
         if owner and owner[1] not in ("TrainConfig", *sections().values()):
             return f"{in_file[1]}.yaml: an entry of a list has no key {_with_others(key, text)}"

@@ -57,6 +57,12 @@ def _meant(word: str) -> str:
     if narrow != word and re.search("[=:]", narrow):
         mended = narrow if "=" in narrow else narrow.replace(":", "=", 1)
         return f"it has wide characters in the place of plain ones: write {mended}"
+    if word in ("grpo", "train", "launch", "sweep"):
+        return "the name of a command stands once, first: leave it out here"
+    if word.endswith(".py"):
+        return "grpo starts no script of your own, which calls `grpo.Trainer`: run it by python"
+    if re.match(r"\{\w+\}", word):
+        return "a blank has cut a word in two: put the whole word in quotes, 'KEY=… {question} …'"
     if word.count("[") + word.count("{") != word.count("]") + word.count("}"):
         return "a blank has cut a word in two: put the whole word in quotes, 'KEY=[{name: VALUE}]'"
     if ".py:" in word:
@@ -84,7 +90,8 @@ def read_words(words: Sequence[str]) -> Request:
     for word in remaining_words:
         name, equals, value = word.partition("=")
         name = _SHORT.get(name, name)
-        if name in _HELP and not equals:
+        if name in _HELP:
+            require(not equals, f"{name} takes no value; `grpo config WORD` finds keys")
             flags["--help"] = ""
         elif name in _VALUED:
             flags[name] = value if equals else next(remaining_words, "")

@@ -170,6 +170,10 @@ def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") ->
     for key, choices in ((key, CHOICES[key]) for key in CHOICES if key.startswith(beginnings)):
         value, imported = value_at(config, key), key in IMPORTED
         require(
+            value != "False" or "off" not in choices,
+            f'{key}: YAML reads off without quotes as false: write {key}: "off" in the file',
+        )
+        require(
             value in choices or (imported and ":" in value),
             f"{key}={value!r} is unknown: choose one of {as_typed(choices)}"
             + (", or give an import path package.module:function" if imported else ""),

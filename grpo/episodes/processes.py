@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -23,12 +24,15 @@ from grpo.config import LimitsConfig
 from grpo.config.errors import UserError, first_line
 from grpo.episodes.messages import Message, Unreadable, json_of, messages_of, tools_of
 from grpo.episodes.process import LONGEST_LINE
+from grpo.sandbox.walls import kill_marked
 from grpo.types import Completion, Problem
 
 logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 1.0
 """An episode's own time is counted in slices of at most this length, in which the trainer may work for longer."""
+MARK = "GRPO_EPISODES"
+"""This environment variable holds a mark of the process that forks episodes."""
 START_SECONDS = 300.0
 """The file of an episode may take this long to be imported."""
 
@@ -62,6 +66,9 @@ class Processes:
         begin = [str(theirs.fileno()), json.dumps(asdict(self._limits)), self._path]
         words = [self._python or sys.executable, "-m", "grpo.episodes.process", *begin]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+        # Whatever an episode leaves behind inherits this.
+        self._mark = secrets.token_hex(8)
+        environment[MARK] = self._mark
         if self._python:
             # Its own programs come first.
             environment["PATH"] = os.pathsep.join([str(Path(self._python).parent), environment.get("PATH", "")])
@@ -123,6 +130,8 @@ class Processes:
             self._process.wait(5)
         self._process.kill()
         self._process.wait()
+        # That process ends what episodes leave, unless it was killed itself.
+        kill_marked(f"{MARK}={self._mark}")
 
 
 @dataclass(frozen=True, slots=True)

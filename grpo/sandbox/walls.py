@@ -12,6 +12,8 @@ import resource
 import signal
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 NOBODY = 65534
 CLOSED = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
@@ -84,6 +86,15 @@ def end_first() -> None:
 def adopt_orphans() -> None:
     """Makes this process the parent of all processes below it whose own parent has ended."""
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_marked(variable: str) -> None:
+    """Kills all processes whose environment holds `variable`, as ``"NAME=VALUE"``. Daemons inherit it too."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        # Processes end meanwhile, and those of other users cannot be read.
+        with suppress(OSError):
+            if variable.encode() in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 # --- around a sandbox ------------------------------------------------------------------------------

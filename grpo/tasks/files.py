@@ -62,6 +62,8 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     listed = rows if isinstance(rows, list) else [None]
     if wrong := [number for number, row in enumerate(listed, start=1) if not isinstance(row, dict)]:
         which = f"; row {wrong[0]} is none" if wrong[0] > 1 else ""
+        if len(listed) == 1 and isinstance(listed[0], list):
+            which = ", and this one line is a list: name the file .json"
         raise UserError(
             f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line{which}."
         )
@@ -134,6 +136,10 @@ def _read_jsonl(path: Path) -> list[Any]:
                 try:
                     rows.append(json.loads(line, object_pairs_hook=_of_pairs))
                 except ValueError as error:
+                    if number == 1 and line.lstrip().startswith("["):
+                        raise ValueError(
+                            "it is one list, and a name in .jsonl wants a row in each line: name it .json"
+                        ) from error
                     raise ValueError(f"line {number} is not JSON ({error})") from error
     return rows
 

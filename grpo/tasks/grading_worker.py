@@ -24,7 +24,7 @@ from typing import Any
 from grpo.config import RewardConfig
 from grpo.config.credentials import TRACKERS
 from grpo.config.task import LARGEST_REWARD
-from grpo.sandbox.walls import end_with_parent
+from grpo.sandbox.walls import end_with_parent, kill_marked
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
 from grpo.tasks.rewards import REWARDS, build_parts
 from grpo.tasks.verification import UnparsableAnswer
@@ -266,20 +266,7 @@ class WorkerGroups:
             self._groups.discard(group)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-            for process in _marked(group):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(process, signal.SIGKILL)
-
-
-def _marked(worker: int) -> list[int]:
-    """Returns the processes that carry the mark of a worker in their environment."""
-    mark, marked = f"{MARK}={worker}".encode(), []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        # Processes end meanwhile, and those of other users cannot be read.
-        with suppress(OSError):
-            if mark in environment.read_bytes().split(b"\0"):
-                marked.append(int(environment.parent.name))
-    return marked
+            kill_marked(f"{MARK}={group}")
 
 
 def _ended(worker: int) -> bool:

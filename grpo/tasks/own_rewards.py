@@ -81,7 +81,8 @@ class EndedEnvironment(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the environment had no attribute {name} at its end that JSON can hold; it had {', '.join(vars(self))}"
+            f"the environment had no public attribute {name} at its end that JSON can hold; it had "
+            f"{', '.join(vars(self))}"
         )
 
 

@@ -79,6 +79,7 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
         raise UserError(
             f"no usable problem in {data.path or data.source}: {report}; check task.data.question_column and "
             "task.data.answer_column"
+            + (", task.data.answer_pattern" if data.answer_pattern else "")
             + (", and task.data.choices_column." if data.choices_column else f".{report.first}")
         )
     if report.unusable and data.bad_rows == "refuse":

@@ -73,7 +73,7 @@ class EpisodeFacts:
     `messages` is the conversation, in the words of chat templates, and `opening` of them stood before the model's first
     turn. `rewards` are what the episode itself returned, by name, and `state` is what its environment held at the end.
     `ended` is "" for an episode that came to its own end, or the limit that ended it: "turns", "tokens", "room" for
-    model.max_length, or "seconds".
+    model.max_length, or, where failures count as cut off, "seconds" and "error".
     `error` says why it failed, or is "". `seconds` is the time that tools and environment took.
     """
 

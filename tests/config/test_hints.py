@@ -12,6 +12,8 @@ from grpo.config.hydra import compose_config
 WORDS = """
 NUM_STEPS → num_steps
 alpha → normalization.exponent is the α of the advantages, and model.lora.alpha the scale of adapters
+data.return_raw_chat → tokens of every turn are kept exactly
+actor_rollout_ref.rollout.agent.num_workers → task.limits.at_once
 samples → evaluation.samples_per_problem is how often a problem is asked by grpo eval and solve-rates
 objective.kl.coef beta actor_rollout_ref.actor.use_kl_loss → objective.kl.coefficient
 actor_rollout_ref.actor.kl_loss_coef algorithm.kl_ctrl.kl_coef init_kl_coef objective.beta → objective.kl.coefficient

@@ -1,9 +1,12 @@
 """A configuration file of one's own with a mistake gives one line, which names the file and the mend."""
 
+import re
+
 import pytest
 
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
+from grpo.config.validate import validate
 
 BEGINNING = "defaults: [train, _self_]\n"
 
@@ -26,6 +29,22 @@ def test_a_file_that_yaml_or_omegaconf_cannot_read_is_one_line(text, message, tm
     with pytest.raises(UserError) as refusal:
         compose_config([str(file)])
     assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("task: gsm8k", "in the list of defaults, as `override task: gsm8k`"),
+        ("experiment: tiny", "a recipe stands in the list of defaults, as `override experiment: NAME`"),
+        ("pipeline: off", 'YAML reads off without quotes as false: write pipeline: "off" in the file'),
+        ("gates: {metric: pass_rate}", "or these where a list does; `grpo config KEY` says which"),
+    ],
+)
+def test_a_choice_or_a_list_in_the_wrong_place_says_where_it_belongs(keys, message, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(f"defaults: [train, _self_]\n{keys}\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate(compose_config([str(file)]))
 
 
 def test_a_list_of_defaults_that_names_no_file_says_which(tmp_path):

@@ -57,6 +57,10 @@ task=mixed  +task@task.sets.a=arithmetic  +task@task.sets.a=gsm8k → two sets h
 ~num_stesp → unknown config key num_stesp; did you mean num_steps?
 hydra.searchpath=[pkg://grpo_nowhere] → hydra.searchpath: there is no Python package grpo_nowhere
 hydra.searchpath=[s3://groups] → hydra.searchpath: s3://groups is no folder: write file://FOLDER
+--help=num → --help takes no value
+grpo  train → cannot read 'grpo': the name of a command stands once, first: leave it out here
+mine.py → cannot read 'mine.py': grpo starts no script of your own
+{question} → a blank has cut a word in two: put the whole word in quotes
 --config-name=nope → there is no nope.yaml in the folder that --config-dir names
 --dry-run → unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a
 experiment=tiny  task=gsm8k → task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more

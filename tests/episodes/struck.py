@@ -11,6 +11,9 @@ async def struck(chat, problem):
     """Asks once, and is then struck as the problem's answer says."""
     await chat(list(problem.messages))
     word = problem.answer
+    if word == "orphan":
+        subprocess.run(["sh", "-c", "setsid sleep 611 >&- 2>&- &"])
+        word = "mother"
     if word in ("itself", "group", "mother"):
         os.kill({"itself": os.getpid(), "group": -os.getpgid(0), "mother": os.getppid()}[word], signal.SIGKILL)
         time.sleep(60)

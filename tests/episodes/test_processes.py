@@ -62,3 +62,12 @@ def test_a_program_that_goes_on_by_itself_stays_as_long_as_its_episode(strike):
     [facts] = strike("daemon")
     assert (facts.error, facts.rewards["lived"]) == ("", 1.0)
     assert left_of([int(facts.rewards["started"])]) == []
+
+
+def test_a_program_whose_episode_and_its_parent_were_killed_ends_with_the_next_one(strike):
+    [facts] = strike("orphan")
+    assert facts.error == "its process ended"
+    strike("nothing")
+    # A zombie has ended, and has no command line.
+    marked = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "611"]]
+    assert left_of([process.pid for process in marked]) == []

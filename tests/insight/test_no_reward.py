@@ -131,3 +131,9 @@ def test_a_full_model_length_is_named_before_the_limit_of_a_completion():
         "75% of the episodes filled model.max_length",
         "raise model.max_length, or let tools and environment say less",
     )
+
+
+def test_episodes_that_fail_and_count_as_cut_off_are_one_warning():
+    failing = {"completions/truncated_fraction": 1.0, "episodes/failed_fraction": 1.0}
+    assert [*warnings({"reward/mean": 0.5} | failing)] == ["episodes/failed_fraction"]
+    assert why(failing)[0] == "100% of the episodes failed or took too long"

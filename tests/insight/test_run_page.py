@@ -11,6 +11,7 @@ from grpo.config import UserError
 from grpo.config.run import TrainConfig
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import run_config
+from grpo.insight.pages.conversation import conversation
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table
 from grpo.insight.pages.page import Block, Kind, Page, write_html
 from grpo.insight.pages.run_facts import about, run_facts
@@ -301,6 +302,11 @@ EPISODE = [
     {"role": "tool", "name": "add", "content": "7\x1b[2J"},
     {"role": "assistant", "content": "7"},
 ]
+
+
+def test_a_single_turn_among_episodes_has_no_number_of_turns():
+    messages = json.dumps([{"role": "user", "content": "1 + 1 ="}, {"role": "assistant", "content": "2"}])
+    assert [said.read for said in conversation({"messages": messages, "turns": None})] == [True, False]
 
 
 def test_an_episode_is_shown_as_a_conversation(tmp_path):

@@ -132,7 +132,7 @@ def test_flags_and_files_that_a_sweep_does_not_read_are_refused_as_such(tmp_path
     (tmp_path / "mine.yaml").write_text("defaults: [train, _self_]")
     for word in (f"{tmp_path}/mine.yaml", "--cfg=job", "--config-name=mine"):
         assert main(["sweep", "sweep=seeds", word]) == 2
-        assert "grpo: grpo sweep takes no configuration file and no --cfg: put your keys" in capsys.readouterr().err
+        assert "grpo sweep takes no configuration file and no --cfg: put your keys" in capsys.readouterr().err
     assert main(["sweep", "sweep=seeds", "--config-dir=nowhere"]) == 2
     assert "--config-dir: there is no folder" in capsys.readouterr().err
 

@@ -172,7 +172,7 @@ def test_a_function_of_trl_sees_environments_and_whole_conversations(rewards):
 
 def test_an_attribute_that_did_not_outlive_its_environment_is_named(rewards):
     facts = EpisodeFacts(opening=1, state={"reward": 0.5})
-    with pytest.raises(UserError, match="no attribute score at its end that JSON can hold; it had reward"):
+    with pytest.raises(UserError, match="no public attribute score at its end that JSON can hold; it had reward"):
         scored(rewards("of_nothing"), (replace(written("2"), episode=facts),))
 
 

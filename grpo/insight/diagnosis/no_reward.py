@@ -49,6 +49,11 @@ _CAUSES = (
         "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]",
     ),
     (
+        m.EPISODES_FAILED,
+        "of the episodes failed or took too long",
+        "mend the episode's code, or raise task.limits.seconds; the warnings above show an example",
+    ),
+    (
         m.OUT_OF_TURNS,
         "of the episodes ended at the limit of turns",
         "raise task.limits.turns, or read samples.jsonl for calls that come again and again",
@@ -74,6 +79,10 @@ _BY_EPISODES = (
     "of the completions are in groups in which an episode failed",
     "mend the episode's code, or raise task.limits.seconds where it takes too long; the warnings above show an example",
 )
+_EXPLAINED = {
+    m.TRUNCATED: (m.OUT_OF_TURNS, m.OUT_OF_ROOM, m.EPISODES_FAILED),
+    m.EPISODES_FAILED: (m.RAISED,),
+}
 _DIFFICULTY = (
     "answers are found and graded, and none is right",
     "compare answers in samples.jsonl; choose easier problems, a larger dynamics.group_size, or another "
@@ -127,8 +136,8 @@ def warnings(metrics: Mapping[str, float], before: Mapping[str, float] | None = 
         evidence, remedy = why(metrics)
         lines["no reward"] = f"every reward is 0, so nothing was learned: {evidence} ⇒ {remedy}"
     for name, meaning, remedy in _causes(metrics):
-        # The limits of turns and room, whose lines come first, cut completions off too.
-        explained = name == m.TRUNCATED and not lines.keys().isdisjoint((m.OUT_OF_TURNS, m.OUT_OF_ROOM))
+        # A line before names the cause of this one.
+        explained = not lines.keys().isdisjoint(_EXPLAINED.get(name, ()))
         if not (all_zero or explained) and metrics.get(name) == 1.0:
             lines[name] = f"100% {meaning} ⇒ {remedy}"
     if 0.0 < metrics.get(m.LENGTH, 2.0) <= 1.0:

@@ -140,6 +140,11 @@ WORDS = {
         "algorithm.filter_groups.enable=True in the DAPO recipe",
     ),
     "normalization=dapo": Words("other prompts in place of silent groups, as DAPO does"),
+    "; task.limits.failed=truncate": Words(""),
+    "task.limits.seconds": Words("time limit of an episode"),
+    "model.max_length": Words(
+        "length of a whole conversation", "max_model_length", "actor_rollout_ref.rollout.max_model_len"
+    ),
     "task.limits.turns": Words("limit of turns", "max_tool_calling_iterations", "multi_turn.max_assistant_turns"),
     "rollout.sampling.max_tokens": Words("limit of tokens", "max_completion_length", "data.max_response_length"),
     "rollout.group_deadline_seconds": Words("time limit of a group"),

@@ -30,7 +30,7 @@ def conversation(row: Row) -> list[Said]:
     except (ValueError, TypeError, AttributeError, KeyError):
         return []
     of_assistant = [index for index, one in enumerate(said) if not one.read]
-    for index in of_assistant[: max(0, len(of_assistant) - int(row.get("turns", len(said))))]:
+    for index in of_assistant[: max(0, len(of_assistant) - int(row.get("turns") or len(said)))]:
         said[index] = said[index]._replace(read=True)
     return said
 
