@@ -70,6 +70,7 @@ class EpisodeSampler(CheckedSampler):
         self._stages, self._sampling, self._seed, self._group_seconds = stages, sampling, seed, group_seconds
         self._asks = hasattr(sampler, "ask")
         self._warned: set[str] = set()
+        self._closed = False
         self._loop = asyncio.new_event_loop()
         self._places = {source: asyncio.Semaphore(stage.limits.at_once) for source, stage in stages.items() if stage}
         threading.Thread(target=self._loop.run_forever, name="episodes", daemon=True).start()
@@ -115,6 +116,7 @@ class EpisodeSampler(CheckedSampler):
 
     def close_episodes(self) -> None:
         """Ends all episodes, and leaves the engine as it is."""
+        self._closed = True
         for stage in filter(None, self._stages.values()):
             if stage.gateway:
                 self._start(stage.gateway.stop()).result()
@@ -190,9 +192,9 @@ class EpisodeSampler(CheckedSampler):
         return limit.expired()
 
     def _warn(self, problem: Problem, error: str) -> None:
-        """Warns once of each kind of failure."""
+        """Warns once of each kind of failure, but not of the end that comes to episodes when a run ends."""
         kind = error.partition(":")[0]
-        if kind not in self._warned:
+        if kind not in self._warned and not self._closed:
             self._warned.add(kind)
             logger.warning("an episode of problem %s failed: %s", problem.problem_id, error)
 

@@ -69,6 +69,9 @@ class ChatTemplate:
         self._readers: dict[str, Read | None] = {}
         self._shown: set[str] = set()
         self._longest = max(map(len, tokenizer.get_vocab()))
+        # A message without calls is decoded without them.
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
 
     def may_fit(self, messages: Sequence[Message], most_tokens: int) -> bool:
         """Tells whether messages may have at most this many tokens, by their characters alone. A long text is not even
@@ -123,7 +126,7 @@ class ChatTemplate:
             return plain, False
         if not all(map(_is_call, message.get("tool_calls") or ())):
             return plain, False
-        return message | {"content": (message.get("content") or "").strip()}, True
+        return message | {"content": self._special.sub("", message.get("content") or "").strip()}, True
 
     def _reader(self, tools: Tools | None) -> Read | None:
         """Returns how messages are read: by vLLM's parser if one is named, else by the tokenizer's response template,

@@ -103,6 +103,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
         ("It is 5.", "It is 5.", [], True),
         (f"Let me.{CALL}", "Let me.", [{"a": 1, "b": 2}], True),
         (f"<think>hm</think>{CALL}{CALL}", "", [{"a": 1, "b": 2}] * 2, True),
+        (f"Let<|user|> me.{CALL}", "Let me.", [{"a": 1, "b": 2}], True),
         ('<tool_call>{"name": "add", "argu', '<tool_call>{"name": "add", "argu', [], False),
         ("<tool_call>5</tool_call>", "<tool_call>5</tool_call>", [], False),
         ('<tool_call>{"name": "add"}</tool_call>', '<tool_call>{"name": "add"}</tool_call>', [], False),
