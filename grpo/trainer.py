@@ -23,8 +23,10 @@ from typing import Any
 import pandas
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
+from grpo.config.complaints import paths
 from grpo.config.errors import require
 from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE, refuse_several
+from grpo.config.hints import hint
 from grpo.config.hydra import compose_config
 from grpo.config.optimizer import with_learning_rate
 from grpo.config.saved import described, from_dict
@@ -41,20 +43,8 @@ from grpo.types.imported import GIVEN, forget, given, under_way
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
-OF_PEERS = {
-    "args": "words, such as 'num_steps=20'",
-    "callbacks": "after_round=FUNCTION",
-    "environment_factory": "the word 'task.episode=FILE.py:CLASS'",
-    "eval_dataset": "the word 'evaluation.suite=[FILE]'",
-    "model": "the word 'model.path=NAME'",
-    "peft_config": "the word 'model.lora.rank=16'",
-    "processing_class": "the word 'model.path=NAME', whose tokenizer is read too",
-    "reward_funcs": "reward=",
-    "rollout_func": "the word 'task.episode=FILE.py:FUNCTION'",
-    "tools": "the word 'task.episode=FILE.py:FUNCTION,FUNCTION'",
-    "train_dataset": "dataset=",
-}
-"""Trainers of other frameworks take these arguments. This one takes what stands beside them."""
+OF_TRL = {"args": "words", "callbacks": "after_round=", "reward_funcs": "reward=", "train_dataset": "dataset="}
+"""TRL's trainer takes these arguments. This one takes what stands beside them, and all else as words."""
 UNGUARDED = 'grpo: a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
 """A grading process that reaches `train` exits with this message. The run then reports that the process has ended."""
 
@@ -127,8 +117,9 @@ class Trainer:
         after_round: Callback | None = None,
         **unknown: Any,
     ) -> None:
-        for name, value in unknown.items():
-            instead = OF_PEERS.get(name, f"the word '{name}={value!r:.40}'")
+        keys = paths(TrainConfig())
+        for name in unknown:
+            instead = OF_TRL.get(name) or f"a word, 'KEY=VALUE'{'' if name in keys else hint(name, keys)}"
             raise UserError(f"Trainer has no argument {name}=: give {instead}")
         wrong = [word for word in words if not isinstance(word, str)]
         require(not wrong, f"{_short(wrong[:1])} is no word: give each as a text of its own, such as 'experiment=tiny'")

@@ -238,9 +238,9 @@ def test_words_that_reward_or_dataset_replace_are_refused():
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("environment_factory", Result, "give the word 'task.episode=FILE.py:CLASS'"),
+        ("environment_factory", Result, "give a word, 'KEY=VALUE'; here it is task.episode"),
         ("reward_funcs", [], "give reward="),
-        ("num_steps", 3, "give the word 'num_steps=3'"),
+        ("num_steps", 3, "give a word, 'KEY=VALUE'$"),
         ("args", 1, "give words"),
     ],
 )

@@ -188,7 +188,7 @@ NAMES = {
         "save_strategy saves_per_epoch"
     ),
     "checkpoint.keep_last": "checkpoint.keep max_actor_ckpt_to_keep max_ckpt_num save_total_limit",
-    "checkpoint.resume": ("auto_resume auto_resume_from_checkpoints load_checkpoint resume resume_mode"),
+    "checkpoint.resume": "auto_resume auto_resume_from_checkpoints load_checkpoint resume resume_mode",
     "tracking.wandb": "logger report_to use_wandb wandb",
     "tracking.tensorboard": "tensorboard_dir",
     "tracking.project": "project_name wandb.project wandb_project mlflow_experiment_name",
@@ -365,7 +365,7 @@ INSTEAD = {
         "average_tokens_across_devices balance_batch ddp_bucket_cap_mb ddp_find_unused_parameters "
         "eval_accumulation_steps eval_use_gather_object"
     ),
-    "log-probabilities of sampler and learner are always kept, and compared": ("calculate_log_probs"),
+    "log-probabilities of sampler and learner are always kept, and compared": "calculate_log_probs",
     "`dry_run=true` shows the memory: learner.offload_states, offload_optimizer and gradient_checkpointing save some": (
         "actor_init_on_gpu device_map enable_activation_offload layered_summon torch_empty_cache_steps use_shm"
     ),

@@ -283,33 +283,42 @@ class _Play:
     async def _answer(self, question: Question) -> None:
         """Samples the model's next turn and replies with it, or with None if the episode has reached a limit. A turn
         that nobody waits for any more is no part of the episode."""
-        stage, self._under_way = self._stage, [asked for asked in self._under_way if not asked.gone()]
-        if self.recorder.num_turns + len(self._under_way) >= stage.limits.turns:
+        if self.recorder.num_turns + sum(not asked.gone() for asked in self._under_way) >= self._stage.limits.turns:
             self._ended = self._ended or "turns"
-        fits = stage.template.may_fit(question.messages, stage.max_length)
+        # It counts from now on, since several may be asked at once.
+        self._under_way.append(question)
         try:
-            stage.template.require_shown(question.tools)
+            answer = await self._turn(question)
+        finally:
+            self._under_way = [asked for asked in self._under_way if asked is not question]
+        if not question.gone():
+            question.reply(answer)
+
+    async def _turn(self, question: Question) -> Answer | None:
+        """Samples and records the turn that a question asks for, unless nobody waits for it any more."""
+        template = self._stage.template
+        fits = template.may_fit(question.messages, self._stage.max_length)
+        try:
+            template.require_shown(question.tools)
             # A long text is encoded elsewhere, while this thread attends to the other episodes.
             place = await asyncio.to_thread(self.recorder.place, question.messages, question.tools) if fits else None
         except UserError as error:
             raise Failed(str(error)) from error
         room = self._room(place)
         if self._ended or place is None:
-            return question.reply(None)
+            return None
         prompt = replace(self._prompt, token_ids=place.context, turn=self._num_asked)
         self._num_asked += 1
         most = min(room, question.max_tokens or room)
         turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=most))
-        self._under_way.append(question)
         self._ask(turn)
         completion: Completion = await asyncio.wrap_future(turn.completion)
-        self._under_way = [asked for asked in self._under_way if asked is not question]
         if question.gone():
             return None
         message = self.recorder.record(place, question.messages, question.tools, completion)
         if completion.truncated and most == room:
             self._ended = "tokens"
-        question.reply(Answer(message, completion, len(place.context)))
+        return Answer(message, completion, len(place.context))
 
     def _room(self, place: Place | None) -> int:
         """Returns how many tokens the next turn may have behind `place`, which is None for a text that is far too long.

@@ -253,6 +253,12 @@ async def beside(chat, problem):
     return 1.0
 
 
+async def four_at_once(chat, problem):
+    """Asks more questions beside each other than a limit of turns allows."""
+    await asyncio.gather(*(chat([{"role": "user", "content": str(number)}]) for number in range(4)))
+    return 1.0
+
+
 async def twice(chat, problem):
     """Asks the same question twice at once."""
     await asyncio.gather(*(chat(list(problem.messages)) for _ in range(2)))

@@ -1,6 +1,7 @@
 """These tests play episodes on real engines, and compare their tokens with one forward pass over all of them."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from grpo.config import LimitsConfig, PromptConfig, SamplingConfig, TrainConfig
 from grpo.config.parts import SamplerSettings
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Processes
+from grpo.episodes.recorder import Recorder
 from grpo.episodes.sampler import EpisodeSampler, Stage
 from grpo.episodes.template import ChatTemplate
 from grpo.interfaces import Draw
@@ -312,6 +314,19 @@ def test_an_episode_whose_agent_fills_the_models_length_is_cut_off_there(episode
     [group] = episodes(act, max_length=64).generate(Draw(prompts(1), 2))
     facts = [completion.episode for completion in group.completions if completion.episode.turns]
     assert {(fact.ended, fact.error, fact.turns) for fact in facts} == {("room", "", 1)}
+
+
+def test_turns_that_are_asked_at_once_are_no_more_than_the_limit(episodes, monkeypatch):
+    place = Recorder.place
+
+    def slow(*arguments):
+        time.sleep(0.2)
+        return place(*arguments)
+
+    monkeypatch.setattr(Recorder, "place", slow)
+    [group] = episodes("four_at_once", turns=2).generate(Draw(prompts(1), 2))
+    assert {completion.episode.turns <= 2 for completion in group.completions} == {True}
+    assert {completion.episode.ended for completion in group.completions} <= {"turns", "tokens"}
 
 
 def test_turns_that_an_agent_has_given_up_are_no_part_of_its_episode(episodes):
