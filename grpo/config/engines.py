@@ -215,6 +215,11 @@ class LearnerConfig:
     # multiplies it (GPUs from compute capability 8.0, CPUs with AMX or AVX512-BF16), else float32: older hardware is
     # several times slower in bfloat16.
     precision: str = "auto"
+    # In bfloat16 the float32 master of each weight begins at a random place that rounds to the same weight, so that the
+    # right share of the weights follows a step of any size. False begins each master at the weight itself, as other
+    # frameworks do: steps of RL are mostly less than half of a bfloat16's step, and round away until many have added
+    # up.
+    dither: bool = True
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
     # AdamW's learning rate reaches this value after the warm-up (verl: optim.lr). It is below 0.5. 0 chooses 1e-6 where

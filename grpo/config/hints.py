@@ -10,6 +10,8 @@ from grpo.config.aliases import ALIASES, ELSEWHERE, VALUES
 # A name is suggested only if it is this much like the unknown one (difflib's ratio), or if one of the two begins with
 # the other and the shorter has this many letters. Words that share less rarely mean the same.
 LIKE, BEGINNING = 0.8, 3
+# All keys of a section are named where it has at most this many.
+MOST_LISTED = 8
 
 
 def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
@@ -38,8 +40,13 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
             return f": {ELSEWHERE[name]}"
         if name in ALIASES:
             return f"; here it is {_in_section(key, ALIASES[name], config_keys)}"
-    meant = nearest(key.lower(), config_keys)
-    return f"; did you mean {meant}?" if meant else "; `grpo config WORD` searches all keys"
+    if meant := nearest(key.lower(), config_keys):
+        return f"; did you mean {meant}?"
+    section = key.rpartition(".")[0]
+    own = [name.rpartition(".")[2] for name in config_keys if section and name.rpartition(".")[0] == section]
+    if 0 < len(own) <= MOST_LISTED:
+        return f"; {section} has {', '.join(own)}"
+    return f"; `grpo config {section}` lists its keys" if own else "; `grpo config WORD` searches all keys"
 
 
 def _endings(key: str) -> Iterator[str]:
@@ -72,7 +79,10 @@ def nearest(key: str, config_keys: Sequence[str]) -> str:
         anywhere.setdefault(name.rpartition(".")[2], []).append(name)
     alike = [last_name] if last_name in anywhere else difflib.get_close_matches(last_name, anywhere, n=1, cutoff=LIKE)
     keys = anywhere[alike[0]] if alike else []
-    return keys[0] if len(keys) == 1 else next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=LIKE)), "")
+    if len(keys) == 1 or within:
+        # Of names that several other sections have, none is meant in a section that is there.
+        return keys[0] if len(keys) == 1 else ""
+    return next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=LIKE)), "")
 
 
 def _begins(one: str, other: str) -> bool:

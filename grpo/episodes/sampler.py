@@ -322,7 +322,8 @@ class _Play:
 
     def _room(self, place: Place | None) -> int:
         """Returns how many tokens the next turn may have behind `place`, which is None for a text that is far too long.
-        The episode ends where that is none, and fails where it has not begun."""
+        The episode fails where that is none and it has not begun. Later it ends there, unless its agent goes on with a
+        shorter history."""
         longest = self._stage.max_length
         behind = longest - len(place.context) if place else 0
         if behind <= 0 and not self._num_asked:
@@ -333,7 +334,10 @@ class _Play:
             )
         if behind <= 0:
             self._ended = self._ended or "room"
-        elif self.recorder.num_tokens >= self._sampling.max_tokens:
+            return 0
+        if self._ended == "room":
+            self._ended = ""
+        if self.recorder.num_tokens >= self._sampling.max_tokens:
             self._ended = self._ended or "tokens"
         return min(self._sampling.max_tokens - self.recorder.num_tokens, behind)
 

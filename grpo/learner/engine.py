@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
-from deepspeed.utils import groups
+from deepspeed.utils import groups, safe_get_local_fp32_param, safe_set_full_fp32_param, safe_set_local_fp32_param
 from torch import nn
 from torch.distributed import distributed_c10d
 from transformers.integrations import HfDeepSpeedConfig
@@ -29,6 +29,7 @@ from grpo.config.optimizer import chosen_optimizer
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
 from grpo.host.network import interface_of, own_address
+from grpo.learner.rounding import dithered
 
 # On another number of ranks every loaded checkpoint warns of missing tensor parallelism, which the learner never has.
 # The other warning is of optimizers besides Adam. Those that can be chosen are exact, see `grpo.config.optimizer`.
@@ -162,6 +163,24 @@ def start_engine(policy: nn.Module, learner: LearnerConfig) -> deepspeed.DeepSpe
     optimizer = kind(parameters, lr=learner.learning_rate, **optimizer_settings(learner), **fused)
     with passing_on("learner.deepspeed", learner.deepspeed):
         return _initialized(model=policy, optimizer=optimizer, config=deepspeed_config(learner))
+
+
+def dither(engine: deepspeed.DeepSpeedEngine, seed: int) -> None:
+    """Moves the float32 masters of bfloat16 weights to random places that round to the same weights.
+
+    Models' files mostly hold bfloat16 numbers, so all masters would begin where the nearest rounding takes every small
+    step back. At a rate of 1e-6 a weight of .02 would first change when its steps have come to 6e-5 one way.
+    """
+    for name, parameter in engine.module.named_parameters():
+        if not parameter.requires_grad or parameter.dtype != torch.bfloat16:
+            continue
+        if hasattr(parameter, "ds_id"):
+            own_shard = safe_get_local_fp32_param(parameter)
+            place = f"{seed} {name} {ranks.rank()}"
+            safe_set_local_fp32_param(parameter, dithered(own_shard, torch.bfloat16, place))
+        else:
+            whole = parameter.detach().float()
+            safe_set_full_fp32_param(parameter, dithered(whole, torch.bfloat16, f"{seed} {name}"))
 
 
 def optimizer_settings(learner: LearnerConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from grpo.config.optimizer import chosen_optimizer, learning_rate_factor
 from grpo.config.parts import LearnerSettings
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
-from grpo.learner.engine import check_passed_on, optimizer_settings, quiet, sharded_loading, start_engine
+from grpo.learner.engine import check_passed_on, dither, optimizer_settings, quiet, sharded_loading, start_engine
 from grpo.learner.flops import flop_count
 from grpo.learner.fused_head import choose_head
 from grpo.learner.group_logprobs import Scoring, spoil_unless, to_device, with_selection
@@ -79,6 +79,8 @@ class DeepSpeedLearner:
             saved_layout(checkpoint, self._layout(policy))
         self._flops = flop_count(policy.language_model, policy.head.weight)
         self.engine = start_engine(policy, learner)
+        if learner.dither and not checkpoint:
+            dither(self.engine, settings.seed)
         self._products = StepProducts(self.engine.optimizer.optimizer)
         self.policy = self.engine.module
         self.reference = self._reference(files)

@@ -1,8 +1,10 @@
-"""This module rounds weights without bias, so that small changes of them survive in a coarser type.
+"""This module keeps small changes of weights alive in a coarser type, by randomness without bias.
 
-The change that adapters make to a weight is mostly smaller than half a step of bfloat16. Rounding to the nearest number
-would take nearly all of it away. Here a number goes up or down at random, with the chances that make its mean exact.
-Every product with the rounded weights then averages over many such errors.
+The change that adapters or a few optimizer steps make to a weight is mostly smaller than half a step of bfloat16.
+Rounding to the nearest number would take nearly all of it away. `rounded` lets a number go up or down at random, with
+the chances that make its mean exact. `dithered` begins float32 masters at random places between the numbers that
+bfloat16 has, so that a small change carries the right share of them over to the next one. Every product with the
+weights then averages over many such errors.
 """
 
 from __future__ import annotations
@@ -30,3 +32,17 @@ def rounded(exact: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     noise = torch.randint(0, 1 << dropped, shape, dtype=torch.int32, generator=generator, device=device)
     # The bits of a NaN may be as large as an integer's, and the sum would be a number.
     return torch.where(exact.isnan(), exact, ((bits + noise) & -(1 << dropped)).view(torch.float32)).to(dtype)
+
+
+def dithered(weights: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Returns float32 numbers, each at a random place among those that the nearest rounding takes to its weight in
+    `dtype`.
+
+    `weights` are float32 numbers that `dtype` has. Zeros and what is not finite stay as they are. The random numbers
+    come from `name`, as in `rounded`.
+    """
+    generator = torch.Generator(weights.device).manual_seed(zlib.crc32(name.encode()))
+    half = 1 << DROPPED[dtype] - 1
+    noise = torch.randint(1 - half, half, weights.shape, dtype=torch.int32, generator=generator, device=weights.device)
+    moved = (weights.contiguous().view(torch.int32) + noise).view(torch.float32)
+    return torch.where((weights == 0) | ~weights.isfinite(), weights, moved)

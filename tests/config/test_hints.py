@@ -196,7 +196,18 @@ def test_a_word_of_another_framework_leads_to_what_is_meant(typed, meant):
         assert answer in (f"; here it is {meant}", f"; did you mean {meant}?")
 
 
-@pytest.mark.parametrize("key", ["foo", "use_tiger_stripes", "objective.banana", "model.lora.x", "my_own_thing", "q"])
+@pytest.mark.parametrize(
+    ("key", "listed"),
+    [
+        ("objective.aggregation.name", "; objective.aggregation has level, constant_length"),
+        ("objective.banana", "; `grpo config objective` lists its keys"),
+    ],
+)
+def test_an_unknown_key_of_a_section_leads_to_the_keys_of_that_section(key, listed):
+    assert hint(key, paths(TrainConfig())) == listed
+
+
+@pytest.mark.parametrize("key", ["foo", "use_tiger_stripes", "my_own_thing", "q", "banana.stripes"])
 def test_a_word_that_is_like_no_other_leads_nowhere(key):
     assert hint(key, paths(TrainConfig())) == "; `grpo config WORD` searches all keys"
 

@@ -385,6 +385,14 @@ async def goes_on_far_too_long(chat, problem):
     return await goes_on_long(chat, problem, length=10**6)
 
 
+async def shortens(chat, problem):
+    """Asks with far too long a history, and after the refusal with a short one."""
+    with suppress(Exception):
+        await goes_on_long(chat, problem)
+    await chat([*problem.messages, {"role": "user", "content": "?"}])
+    return 1.0
+
+
 async def gives_up_turns(chat, problem):
     """Waits for five turns no longer than for a moment, and then for one."""
     from openai import APITimeoutError, AsyncOpenAI

@@ -316,6 +316,12 @@ def test_an_episode_whose_agent_fills_the_models_length_is_cut_off_there(episode
     assert {(fact.ended, fact.error, fact.turns) for fact in facts} == {("room", "", 1)}
 
 
+def test_an_agent_that_shortens_a_history_that_became_too_long_goes_on(episodes):
+    [group] = episodes("shortens", max_length=64).generate(Draw(prompts(1), 2))
+    facts = [completion.episode for completion in group.completions]
+    assert {(fact.ended, fact.error, fact.turns, fact.branches) for fact in facts} == {("", "", 2, 2)}
+
+
 def test_turns_that_are_asked_at_once_are_no_more_than_the_limit(episodes, monkeypatch):
     place = Recorder.place
 

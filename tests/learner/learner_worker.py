@@ -17,6 +17,8 @@ from grpo.host import environment
 
 environment.prepare()
 
+from deepspeed.utils import safe_get_full_fp32_param
+
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.loss import policy_loss
 from grpo.config import TrainConfig, UserError
@@ -26,7 +28,7 @@ from grpo.learner import offloading
 from grpo.learner.engine import init_distributed
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.loading import load_policy
-from grpo.learner.weights import weight_buckets
+from grpo.learner.weights import gathered, weight_buckets
 from grpo.rollout.collect import in_steps
 from grpo.types import RoundPlan
 from grpo.types.weights import ADAPTERS, BASE, DOWN_SUFFIX, MERGED, UP_SUFFIX
@@ -70,6 +72,14 @@ def weights(learner):
 
 def adapters(learner):
     return torch.cat([tensor.flatten() for bucket in learner.weight_buckets(ADAPTERS) for _, tensor in bucket])
+
+
+def own_weights_and_masters(learner):
+    """Returns all weights as float64 numbers, in the learner's precision and as float32 masters."""
+    parameters = list(learner.policy.parameters())
+    with gathered(parameters):
+        own = torch.cat([parameter.detach().double().flatten() for parameter in parameters])
+    return own, torch.cat([safe_get_full_fp32_param(parameter).double().flatten() for parameter in parameters])
 
 
 def kl(report):
@@ -234,9 +244,10 @@ def nan_facts(model, stage, precision):
 def saving_facts(model, stage, precision):
     """Returns gradient norms of two steps: plain, with gradient checkpointing, and with the optimizer in main memory
     too, as in the recipes for GPUs."""
+    # With dither a sum in another order, 1e-8 apart, would take some weights to another bfloat16.
     norms = []
     for checkpointing, offload in ((False, False), (True, False), (True, True)):
-        config = config_for(stage, precision, learner__gradient_checkpointing=checkpointing)
+        config = config_for(stage, precision, learner__gradient_checkpointing=checkpointing, learner__dither=False)
         config.learner.offload_optimizer = offload
         learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
         norms.append([take_step(learner, config).gradient_norm for _ in range(2)])
@@ -369,23 +380,42 @@ def optimizer_facts(model, name, stage, precision="float32"):
     config = config_for(stage, precision, **changes)
     config.learner.deepspeed = {"optimizer": {"type": name, "params": OPTIMIZERS[name]}}
     learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
-    start = weights(learner)
+    _, start = own_weights_and_masters(learner)
     for step in range(4):
         if step == 2:
             folder = learner.collective.gather(tempfile.mkdtemp())[0]
             learner.save(folder)
         take_step(learner, config)
     end, states = weights(learner), learner.states()
+    moved = own_weights_and_masters(learner)[1] - start
     learner.load(folder)
     for _ in range(2):
         states.offload()
         states.reload()
         take_step(learner, config)
-    facts = {"moved": (end - start).abs().max().item(), "same": torch.equal(weights(learner), end)}
+    facts = {"moved": moved.abs().max().item(), "same": torch.equal(weights(learner), end)}
     if precision == "float32":
         facts["away"] = (end - plain_weights(learner, model, config, name, 4)).abs().max().item()
     learner.engine.destroy()
     return facts
+
+
+def dither_facts(model, stage):
+    """Returns what share of a small step reaches bfloat16 weights, and what share of the masters begins at the weights
+    themselves, without dithered masters and with them. "same" says whether both begin with the same weights."""
+    facts, starts = [], []
+    for dithered in (False, True):
+        config = config_for(stage, "bfloat16", learner__learning_rate=1e-5, learner__dither=dithered)
+        learner = DeepSpeedLearner(LearnerSettings.of(config), files_of(model), DEVICE)
+        start, masters = own_weights_and_masters(learner)
+        take_step(learner, config)
+        own, moved = own_weights_and_masters(learner)
+        step = moved - masters
+        arrived = ((own - start) @ step / step.square().sum()).item()
+        facts.append({"arrived": arrived, "at_weight": (masters == start).double().mean().item()})
+        starts.append(start)
+        learner.engine.destroy()
+    return {"plain": facts[0], "dithered": facts[1], "same": torch.equal(*starts)}
 
 
 class Hostile:
@@ -430,6 +460,7 @@ def main(model, output):
             facts_of_case[part.__name__] = part(model, stage, precision)
             # Every engine looks through all that there is for garbage, several times, also through what others left.
             gc.freeze()
+    facts["dither"] = {str(stage): dither_facts(model, stage) for stage in (1, 2, 3)}
     facts["hpz"] = hpz_facts(model)
     facts["optimizers"] = {" ".join(map(str, case)): optimizer_facts(model, *case) for case in OPTIMIZER_CASES}
     facts["changed"] = changed_facts(model)

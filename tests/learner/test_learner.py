@@ -122,6 +122,18 @@ def test_a_rewound_learner_has_the_old_policy_and_counts_its_steps_on(facts, sta
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_a_small_step_reaches_bfloat16_weights_if_masters_are_dithered(facts, stage):
+    dither = facts["dither"][stage]
+    # The random places leave the policy as it is.
+    assert dither["same"]
+    assert dither["plain"]["at_weight"] == 1 and dither["dithered"]["at_weight"] < 0.05
+    # All but the smallest weights round the step back.
+    assert dither["plain"]["arrived"] < 0.1
+    assert dither["dithered"]["arrived"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_another_stage_and_precision_goes_on_as_it_was(facts):
     for away, back, again, expected, folders in facts["changed"]:
         # A bfloat16 has eight bits; float32 masters go through it unharmed.
