@@ -158,6 +158,7 @@ class ChatTemplate:
         written.
         """
         self._prove_tools(tools)
+        self._prove_beginning(tools)
         asked, question = {"role": "user", "content": "What is 2 + 3?"}, {"role": "user", "content": "And 7 + 8?"}
         messages, kept = [asked], "" if self._keeps_thoughts(tools) else "thoughts"
         if tools and not self._keeps_words(tools):
@@ -218,6 +219,17 @@ class ChatTemplate:
                 f"the tokenizer of {self._tokenizer.name_or_path} has no response_template, which says how calls of "
                 f"tools are read, and its calls are no JSON in a <tool_call> tag: {way_out}"
             )
+
+    def _prove_beginning(self, tools: Tools | None) -> None:
+        asked = [{"role": "user", "content": "."}]
+        before, answered = self._text(asked, tools, False), [*asked, {"role": "assistant", "content": _MARK}]
+        header = self._text(answered, tools, False).removeprefix(before).partition(_MARK)[0]
+        require(
+            self._text(asked, tools) != before or not header.strip(),
+            f"the chat template does not begin the model's turn, so that the model would have to write {header!r} "
+            "itself: let the template write that where add_generation_prompt is true, in "
+            "task.prompt.chat_template=FILE",
+        )
 
     def _parsers_that_read(self, tools: Tools) -> list[str]:
         """Returns those of vLLM's parsers that read a call as the chat template writes it."""

@@ -79,6 +79,14 @@ def test_a_template_that_changes_earlier_messages_is_refused(text, complaint):
         template(text)[0].prove()
 
 
+def test_a_template_that_leaves_the_beginning_of_a_turn_to_the_model_is_refused():
+    with pytest.raises(UserError, match=r"the model would have to write '<\|user\|>assistant: ' itself"):
+        template(TURN + "{% endfor %}")[0].prove()
+    # Here nothing stands between a question and its answer.
+    bare = TURN.replace("<|user|>{{ m.role }}: ", "{{ '<|user|>' if m.role == 'user' }}")
+    assert template(bare + "{% endfor %}")[0].prove() == ""
+
+
 def test_a_bridge_ends_a_turn_that_the_model_did_not_end():
     chat, tokenizer = template()
     answer, new = {"role": "assistant", "content": "5"}, [{"role": "user", "content": "And?"}]
