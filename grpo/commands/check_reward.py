@@ -7,7 +7,7 @@ from grpo.host.terminal import Terminal
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.tasks.rewards import odd_judge
-from grpo.tasks.trial import all_failed, tells_apart, trial
+from grpo.tasks.trial import all_failed, reward_not_returned, tells_apart, trial
 
 NUM_PROBLEMS = 4
 
@@ -16,7 +16,8 @@ def run(config: TrainConfig) -> int:
     """Grades a right, a wrong and an empty answer to some problems, and prints their rewards. Episodes are played with
     these answers, and the first conversation is printed.
 
-    Returns 0, or 1 where right answers are not rewarded more than wrong ones, or every episode failed.
+    Returns 0, or 1 where right answers are not rewarded more than wrong ones, every episode failed, or none returned
+    its reward.
     """
     with ScriptedEpisodes(config.task) as play:
         scored = trial(config.task, config.rollout.sampling.max_tokens, NUM_PROBLEMS, play=play)
@@ -28,6 +29,14 @@ def run(config: TrainConfig) -> int:
         console.print(odd, style="yellow", soft_wrap=True)
     if all_failed(scored):
         console.print("every episode failed: correct task.episode", style="yellow", soft_wrap=True)
+        return 1
+    if name := reward_not_returned(scored):
+        console.print(
+            f"no episode returned the part {name} of task.reward.parts: an environment needs reward or get_reward, a "
+            "function returns it, and tools alone have none, so that another part has to grade them",
+            style="yellow",
+            soft_wrap=True,
+        )
         return 1
     if tells_apart(scored):
         return 0

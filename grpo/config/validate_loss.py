@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from urllib.parse import urlsplit
 
 from grpo.config.errors import require
 from grpo.config.loss import ObjectiveConfig
@@ -260,7 +261,7 @@ def check_pipeline(config: TrainConfig) -> None:
             urls.count(url) == 1, f"rollout.servers.urls names {url} twice, and a server has one address: name it once"
         )
         require(
-            bool(re.fullmatch(r"https?://[^/\s]+/?", url)),
+            bool(re.fullmatch(r"https?://[^/\s]+/?", url)) and _has_port(url),
             f"rollout.servers.urls: {url!r} is no address of a server, such as http://10.0.0.5:8000",
         )
     if config.pipeline == "off":
@@ -297,3 +298,11 @@ def _check_staleness(config: TrainConfig) -> None:
         not config.rollout.budget.enabled,
         "rollout.budget.enabled=true asks each prompt twice, and pipeline=continuous asks once: use pipeline=one_round",
     )
+
+
+def _has_port(url: str) -> bool:
+    """Tells whether the port in an address is one, or is left out."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False

@@ -14,10 +14,12 @@ import math
 import os
 import shlex
 import shutil
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -85,10 +87,17 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
         _require_takes(found[0], 0, f"{path} is made anew for each episode, so its __init__ takes no argument but self")
         return Form(ENVIRONMENT, (found[0],), tuple(map(_schema, _methods(found[0]).values())))
     if len(found) == 1 and next(iter(inspect.signature(found[0]).parameters), "") == "chat":
+        if inspect.isasyncgenfunction(found[0]):
+            raise UserError(f"task.episode: {path} yields: write return, with the reward")
         if not inspect.iscoroutinefunction(found[0]):
             raise UserError(f"task.episode: {path} leads a conversation, so write it as async def")
         _require_takes(found[0], 2, f"{path} is called with two arguments: write async def NAME(chat, problem)")
         return Form(FUNCTION, (found[0],))
+    for one in found:
+        leads = not inspect.isclass(one) and next(iter(inspect.signature(one).parameters), "") == "chat"
+        if leads or callable(getattr(one, "reset", None)):
+            what = "leads a conversation" if leads else "is an environment"
+            raise UserError(f"task.episode={path}: {one.__name__} {what}, and so stands alone: leave out the others")
     schemas = tuple(map(_schema, found))
     called = Counter(schema["function"]["name"] for schema in schemas)
     if twice := [name for name, times in called.items() if times > 1]:
@@ -111,6 +120,8 @@ def _program(path: str) -> Form:
         words = shlex.split(path.removeprefix(PROGRAM_WORD))
     except ValueError as error:
         raise UserError(f"task.episode={path!r} is no command ({error})") from error
+    if words and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
+        raise UserError(f"task.episode={path!r}: {words[0]} may not be executed: chmod +x {words[0]}")
     if not words or not shutil.which(words[0]):
         raise UserError(f"task.episode={path!r}: there is no program {(words or [''])[0]!r} to be run")
     return Form(PROGRAM, words=tuple(words))
@@ -165,9 +176,11 @@ def _foreign(hint: Any) -> str | None:
 
 
 def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
-    from transformers.utils import get_json_schema
-
     _require_callable_by_name(function)
+    try:
+        from transformers.utils import get_json_schema
+    except ModuleNotFoundError as error:
+        raise UserError(f"task.python={sys.executable} lacks transformers, which describes tools: add it") from error
     try:
         schema = get_json_schema(inspect.unwrap(function))
     except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks
@@ -311,7 +324,7 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, An
         if name not in tools:
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
         content = _shown(await _called(tools[name], arguments))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         counts["failed_calls"] += 1
         content = _shown({"error": f"{type(error).__name__}: {error}"})
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}

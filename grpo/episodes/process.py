@@ -56,6 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         form = form_of(path, limits)
         ready = {"kind": form.kind, "tools": form.schemas}
+        taken = _taken_gib()
+        if limits.memory_gib < taken:
+            ready = {
+                "error": f"task.limits.memory_gib={limits.memory_gib:g} is less than the {taken:.2g} GiB that "
+                f"{path} has taken after being imported: raise it"
+            }
     except UserError as error:
         ready = {"error": str(error)}
     except BaseException as error:
@@ -100,6 +106,12 @@ def _serve(control: socket.socket, form: Form, memory: int) -> None:
         _kill(left)
         for child in left:
             os.waitpid(child, 0)
+
+
+def _taken_gib() -> float:
+    """Returns the address space that this process has taken, which the limit on memory counts."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize() / 2**30
 
 
 def _children() -> set[int]:

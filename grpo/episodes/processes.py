@@ -35,6 +35,7 @@ MARK = "GRPO_EPISODES"
 """This environment variable holds a mark of the process that forks episodes."""
 START_SECONDS = 300.0
 """The file of an episode may take this long to be imported."""
+NO_TURN = "it ended without a turn of the model"
 
 
 class Failed(Exception):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from grpo.config import LimitsConfig, SamplingConfig
 from grpo.config.errors import Interrupted, SamplerLost, UserError
 from grpo.episodes.gateway import Gateway
-from grpo.episodes.processes import Answer, Ended, Failed, Hanging, Link, Processes, Question
+from grpo.episodes.processes import NO_TURN, Answer, Ended, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.recorder import Place, Recorder, common_opening
 from grpo.episodes.template import ChatTemplate, Message
 from grpo.interfaces import Draw, OnGroup
@@ -345,7 +345,7 @@ class _Play:
         """Returns the episode as a completion of the group's prompt. `late` says that the group was given up."""
         recorder = self.recorder
         if not (recorder.num_turns or self._error or late):
-            self._error = "it ended without a turn of the model"
+            self._error = NO_TURN
             self._warn(self._prompt.problem, self._error)
         facts = EpisodeFacts(
             messages=recorder.messages,

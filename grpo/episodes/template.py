@@ -246,9 +246,15 @@ class ChatTemplate:
 
     def _prove_reading(self, body: str, turn: Message, tools: Tools | None) -> None:
         message, readable = self.read(self._ids(body), tools)
-        require(
-            readable and _calls(message) == _calls(turn),
-            f"a call of a tool is read otherwise than the chat template writes it ({body!r:.80}): {_WAY_OUT}",
+        if readable and _calls(message) == _calls(turn):
+            return
+        way_out = _WAY_OUT
+        if self._parser and tools:
+            others = [*self._parsers_that_read(tools)]
+            way_out = f"set it to {' or '.join(others)}, which reads them" if others else "leave it empty"
+            way_out = f"task.prompt.tool_parser={self._parser} is for calls in another form, so {way_out}"
+        raise UserError(
+            f"a call of a tool is read otherwise than the chat template writes it ({body!r:.80}): {way_out}"
         )
 
     def _grown(self, grown: str, messages: Sequence[Message], tools: Tools | None) -> tuple[str, str, int | None]:

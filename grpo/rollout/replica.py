@@ -207,15 +207,23 @@ class Replica:
         """Returns whether the server's engine answers now. /health would answer even if the engine hangs."""
         return await self.status() == 200
 
-    async def status(self) -> int | None:
+    async def status(self, first: bool = False) -> int | None:
         """Returns the HTTP status of the engine's answer, or None when no answer comes in time. The status is 500 when
-        the engine has died and its server has stayed, and `CLOSED` when nothing listens at the server's port."""
+        the engine has died and its server has stayed, `CLOSED` when nothing listens at the server's port, and 404 for a
+        web page. The `first` time UserError is raised for a name that nobody knows, and for https where the server
+        does not speak it."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         session = aiohttp.ClientSession(headers=self.headers, timeout=timeout)
         try:
-            async with session, session.get(f"{self.url}/is_paused") as answer:
-                return answer.status
-        except aiohttp.ClientConnectorError:
+            async with session, session.get(f"{self.url}/is_paused", allow_redirects=False) as answer:
+                return 404 if answer.content_type == "text/html" and answer.status == 200 else answer.status
+        except aiohttp.ClientConnectorError as error:
+            if first and isinstance(error, aiohttp.ClientConnectorDNSError):
+                raise UserError(
+                    f"{self.url} has a name that nobody knows here: correct rollout.servers.urls"
+                ) from error
+            if first and isinstance(error, aiohttp.ClientSSLError):
+                raise UserError(f"{self.url} speaks no https, or its certificate is not valid: use http://") from error
             return CLOSED
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
             return None
@@ -237,13 +245,18 @@ class Replica:
         """Waits until the server answers. Raises UserError when it has exited, wants another key, or does not answer
         within `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while (status := await self.status()) != 200:
+        while (status := await self.status(first=True)) != 200:
             if status == 401:
                 raise UserError(
                     f"the vLLM server at {self.url} wants another key: set {KEY_VARIABLE} to that of its run"
                 )
             if self.process is not None:
                 self.process.check()
+            elif status is not None and 300 <= status < 500:
+                raise UserError(
+                    f"{self.url} answers with {status}, so it is no server of `grpo serve`: start one there, or "
+                    "correct rollout.servers.urls"
+                )
             if asyncio.get_running_loop().time() > deadline:
                 advice = "see logs/ in the run's folder"
                 remedy = advice if self.process else "start it there with `grpo serve`, correct rollout.servers.urls"

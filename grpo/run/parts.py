@@ -19,7 +19,6 @@ from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
 from grpo.episodes.forms import FUNCTION, PROGRAM
 from grpo.episodes.gateway import Gateway
-from grpo.episodes.processes import Processes
 from grpo.episodes.sampler import EpisodeSampler, Stage
 from grpo.episodes.template import ChatTemplate
 from grpo.host import ranks
@@ -29,6 +28,7 @@ from grpo.host.terminal import say
 from grpo.interfaces import Collective, Sampler
 from grpo.models.files import ModelFiles
 from grpo.rollout.checked_sampler import CheckedSampler
+from grpo.run.scripted_episodes import processes_of
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled
@@ -135,7 +135,7 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage | No
         if of_set.episode:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
             template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids, of_set.prompt.tool_parser)
-            processes = Processes(of_set.episode, of_set.limits, of_set.python)
+            processes = processes_of(of_set)
             gateway = Gateway(of_set.gateway) if processes.kind in (FUNCTION, PROGRAM) else None
             limits, longest = of_set.limits, config.model.max_length
             stages[name] = Stage(processes, template, encode.messages, of_set.answer_name, limits, longest, gateway)

@@ -185,7 +185,10 @@ def fit_lengths(
     """
     answer, configured, room = _longest_answer(config), config.model.max_length, room_for_prompts(config, files)
     longer = "rollout.sampling" if answer == config.rollout.sampling.max_tokens else "evaluation"
-    answer += _observed(config)
+    asked = f"{longer}.max_tokens={answer}"
+    if observed := _observed(config):
+        asked += f" and task.limits.observed_tokens={observed}"
+    answer += observed
     most = room + answer
 
     def fitted(of_set: TaskConfig, measured: int) -> TaskConfig:
@@ -203,13 +206,14 @@ def fit_lengths(
     fitting = [*map(fitted_task, tasks)]
     require(
         room > 0,
-        f"{longer}.max_tokens={answer} leaves no room for a prompt, since the model has {most} positions: lower it",
+        f"no room is left for a prompt beside {asked}, since the model has {most} positions: lower "
+        f"{'one of the two' if observed else 'it'}",
     )
     longest = max(task.config.prompt.max_tokens for task in fitting)
     require(
         longest <= room,
-        f"task.prompt.max_tokens={longest} plus {longer}.max_tokens={answer} is more than the {most} positions "
-        "of the model: lower one of the two",
+        f"task.prompt.max_tokens={longest} plus {asked} is more than the {most} positions of the model: lower one of "
+        "them",
     )
     needed = min(most, -(-(longest + answer) // BLOCK) * BLOCK)
     return replace(config, model=replace(config.model, max_length=int(configured or needed))), fitting

@@ -8,11 +8,18 @@ from typing import Any
 
 from grpo.config import TaskConfig
 from grpo.episodes.gateway import Gateway
-from grpo.episodes.processes import Answer, Ended, Failed, Link, Processes, Question
+from grpo.episodes.processes import NO_TURN, Answer, Ended, Failed, Link, Processes, Question
 from grpo.episodes.template import made_up_call
+from grpo.host.alive import working
 from grpo.host.event_loop import finished
 from grpo.tasks.prompt_encoding import filled
 from grpo.types import Completion, EpisodeFacts, Problem
+
+
+def processes_of(task: TaskConfig) -> Processes:
+    """Starts the processes of a task's episodes, and says so where importing their file takes long."""
+    with working(f"importing task.episode={task.episode}"):
+        return Processes(task.episode, task.limits, task.python)
 
 
 class ScriptedEpisodes:
@@ -23,9 +30,7 @@ class ScriptedEpisodes:
 
     def __init__(self, task: TaskConfig):
         self._sets = {name: of_set for name, of_set in task.all_sets.items() if of_set.episode}
-        self._processes = {
-            name: Processes(of_set.episode, of_set.limits, of_set.python) for name, of_set in self._sets.items()
-        }
+        self._processes = {name: processes_of(of_set) for name, of_set in self._sets.items()}
 
     def __call__(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts | None:
         """Returns the facts of an episode in which the model answers with `text`, or None where nothing is played."""
@@ -73,6 +78,8 @@ class Script:
             ended = said
         except Failed as failure:
             error = str(failure)
+        if not self._turns:
+            error = error or NO_TURN
         return EpisodeFacts(
             messages=tuple(self._messages),
             opening=self._opening,

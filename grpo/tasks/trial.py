@@ -102,6 +102,17 @@ def all_failed(scored: Sequence[ScoredGroup]) -> bool:
     return bool(episodes) and all(facts.error for facts in episodes)
 
 
+def reward_not_returned(scored: Sequence[ScoredGroup]) -> str:
+    """Returns the first part of the reward that no episode has returned, of those that came to their own end, or ""."""
+    lacking: dict[str, bool] = {}
+    for group in scored:
+        for completion, grade in zip(group.group.completions, group.grades, strict=True):
+            facts = completion.episode
+            for name in filter(of_episode, grade.parts) if facts and not (facts.error or facts.ended) else ():
+                lacking[name] = lacking.get(name, True) and (name.partition("/")[2] or "reward") not in facts.rewards
+    return next((name for name, lacks in lacking.items() if lacks), "")
+
+
 def _group(problem: Problem, texts: Sequence[str], episodes: Sequence[EpisodeFacts | None]) -> RolloutGroup:
     completions = tuple(
         Completion((0,), (0.0,), text, truncated=False, episode=episode)

@@ -124,3 +124,17 @@ def test_a_reward_that_is_never_graded_in_time_is_not_tried_in_every_form(words,
     [group] = trial(compose_config([*words, part, "task.reward.timeout_seconds=0.3"]).task, 64, 1)
     assert [grade.outcome for grade in group.grades] == ["timed_out"] * 3
     assert (tmp_path / "calls").read_text() == "..."
+
+
+@pytest.mark.parametrize("act", ["add", "returns_nothing"])
+def test_a_reward_that_no_episode_returns_ends_with_one(act, words, capsys):
+    templates = ["task.prompt.chat_template=chatml_tools"]
+    episode = [f"task.episode=tests.episodes.acts:{act}", "task.reward.parts=[{name: episode}]", *templates]
+    assert main(["check-reward", *words, *episode]) == 1
+    assert "no episode returned the part episode of task.reward.parts" in capsys.readouterr().out
+
+
+def test_an_episode_that_never_asks_the_model_has_failed(words, capsys):
+    episode = ["task.episode=tests.episodes.acts:asks_nothing", "task.reward.parts=[{name: episode}]"]
+    assert main(["check-reward", *words, *episode]) == 1
+    assert "it ended without a turn of the model" in capsys.readouterr().out

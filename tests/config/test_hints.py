@@ -58,9 +58,7 @@ hardware.nodes trainer.nnodes num_machines → hardware.learner_nodes
 output logging_dir run_name trainer.experiment_name trainer.default_local_dir save_path → output_dir
 reward_model.overlong_buffer.len → task.reward.overlong_buffer
 actor_rollout_ref.rollout.mode async_train → pipeline
-vllm_server_base_url → rollout.servers.urls
-vllm_server_host → rollout.servers.host
-vllm_server_port → rollout.servers.port
+vllm_server_base_url vllm_server_host vllm_server_port → rollout.servers.urls
 vllm_server_timeout → rollout.servers.start_seconds
 vllm_gpu_memory_utilization actor_rollout_ref.rollout.gpu_memory_utilization → rollout.gpu_memory_fraction
 rollout.gpu_memory → rollout.gpu_memory_fraction

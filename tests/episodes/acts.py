@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -39,6 +40,15 @@ add_two = functools.partial(add, 2)
 
 def yielding(a: int):
     yield a
+
+
+async def gives_rewards(chat, problem):
+    yield 1.0
+
+
+def exits() -> str:
+    """Ends."""
+    sys.exit("no key")
 
 
 def returns_bytes() -> bytes:
@@ -383,6 +393,14 @@ async def goes_on_long(chat, problem, length=200):
 
 async def goes_on_far_too_long(chat, problem):
     return await goes_on_long(chat, problem, length=10**6)
+
+
+async def returns_nothing(chat, problem):
+    await chat(problem.messages)
+
+
+async def asks_nothing(chat, problem):
+    return 0.5
 
 
 async def shortens(chat, problem):

@@ -204,7 +204,10 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:undescribed", "give each parameter a type"),
         (f"{ACTS}:add,undescribed", "give each parameter a type"),
         (f"{ACTS}:add,add", "more than one has the name add: rename it"),
-        (f"{ACTS}:add,Counter", "the tool Counter is no function: write def NAME"),
+        (f"{ACTS}:add,Counter", "Counter is an environment, and so stands alone: leave out the others"),
+        (f"{ACTS}:three_turns,add", "three_turns leads a conversation, and so stands alone"),
+        (f"{ACTS}:add,NoEnvironment", "the tool NoEnvironment is no function: write def NAME"),
+        (f"{ACTS}:gives_rewards", "gives_rewards yields: write return, with the reward"),
         (f"{ACTS}:add_two", "the tool partial is no function: write def NAME"),
         (f"{ACTS}:yielding", "the tool yielding yields: write return"),
         (f"{ACTS}:placed", "the tool placed takes where of type Place, and a model gives values of JSON"),
@@ -221,3 +224,20 @@ def test_a_function_leads_its_own_conversation():
 def test_processes_refuse_whatever_is_no_episode(path, complaint):
     with pytest.raises(UserError, match=complaint):
         Processes(path, LimitsConfig())
+
+
+def test_processes_refuse_a_limit_on_memory_that_the_file_exceeds_already():
+    with pytest.raises(UserError, match=r"memory_gib=0.001 is less than the 0\.\d+ GiB that .*:add has taken"):
+        Processes(f"{ACTS}:add", LimitsConfig(memory_gib=0.001))
+
+
+def test_a_program_that_may_not_be_executed_is_refused_with_the_way_out(tmp_path):
+    program = tmp_path / "agent.sh"
+    program.write_text("echo 1")
+    with pytest.raises(UserError, match=rf"{program} may not be executed: chmod \+x {program}"):
+        form_of(f"program: {program}")
+
+
+def test_a_tool_that_ends_its_process_is_read_as_a_failure():
+    outcome, shown = play("exits", call("exits"))
+    assert shown[1][-1]["content"] == '{"error": "SystemExit: no key"}' and outcome.counts["failed_calls"] == 1

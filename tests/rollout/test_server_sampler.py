@@ -24,6 +24,7 @@ from grpo.rollout import fleet
 from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import sleep_arguments
 from grpo.rollout.member import Member
+from grpo.rollout.replica import Replica
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
@@ -311,6 +312,35 @@ def test_servers_that_do_not_answer_as_they_start_are_ended(model, monkeypatch):
     with pytest.raises(UserError, match="did not answer within rollout.servers.start_seconds"):
         ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
     assert process.ended
+
+
+@pytest.mark.parametrize(
+    ("route", "answer", "complaint"),
+    [
+        ("/none", None, "answers with 404, so it is no server of `grpo serve`"),
+        ("/is_paused", web.Response(text="<html>", content_type="text/html"), "answers with 404"),
+        ("/is_paused", web.Response(status=302, headers={"Location": "/login"}), "answers with 302"),
+    ],
+)
+def test_an_address_of_something_else_is_refused_at_its_first_answer(route, answer, complaint):
+    async def ask():
+        application = web.Application()
+        application.router.add_get(route, lambda request: asyncio.sleep(0, answer))
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            await Replica(f"http://127.0.0.1:{runner.addresses[0][1]}", "", 5.0).wait(60.0)
+        finally:
+            await runner.cleanup()
+
+    with pytest.raises(UserError, match=complaint):
+        asyncio.run(ask())
+
+
+def test_a_server_whose_name_nobody_knows_is_refused_at_once():
+    with pytest.raises(UserError, match=r"http://no-such-host.invalid:8000 has a name that nobody knows here"):
+        asyncio.run(Replica("http://no-such-host.invalid:8000", "", 5.0).wait(60.0))
 
 
 @pytest.mark.slow

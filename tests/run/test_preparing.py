@@ -52,12 +52,17 @@ def test_lengths_fit_the_longest_prompt_in_whole_blocks(tiny, problems):
 
 
 def test_lengths_without_room_are_refused_after_the_data_are_read(tiny, problems, tmp_path):
-    with pytest.raises(UserError, match="no room for a prompt, since the model has 2048 positions"):
+    with pytest.raises(
+        UserError, match="no room is left for a prompt beside rollout.sampling.max_tokens=2048, since the model"
+    ):
         fitted(tiny, problems, "rollout.sampling.max_tokens=2048")
-    with pytest.raises(UserError, match=r"evaluation.max_tokens=2048 leaves no room for a prompt, since"):
+    with pytest.raises(UserError, match=r"no room is left for a prompt beside evaluation.max_tokens=2048, since"):
         fitted(tiny, problems, "evaluation.max_tokens=2048")
     with pytest.raises(UserError, match="=2000 plus rollout.sampling.max_tokens=60 is more than the 2048 positions"):
         fitted(tiny, problems, "rollout.sampling.max_tokens=60", "task.prompt.max_tokens=2000")
+    observed = "task.limits.observed_tokens=2000"
+    with pytest.raises(UserError, match=f"beside rollout.sampling.max_tokens=60 and {observed}, .*: lower one of"):
+        fitted(tiny, problems, "rollout.sampling.max_tokens=60", observed, "task.episode=calculator")
     with pytest.raises(UserError, match="there is no file"):
         fitted(tiny, tmp_path / "nowhere.jsonl", "rollout.sampling.max_tokens=2048")
 
