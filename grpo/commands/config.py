@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo.config import UserError
-from grpo.config.aliases import ALIASES, ELSEWHERE
-from grpo.config.hints import nearest
+from grpo.config.aliases import ELSEWHERE
+from grpo.config.hints import alias_of, nearest
 from grpo.config.keys import Choice, Key, Section, choices, sections
 from grpo.host.terminal import Terminal
 
@@ -68,11 +68,10 @@ def run(words: Sequence[str]) -> int:
     if not keys and not matching_choices:
         # A word may be an alias, or hold a value as it is typed for a run.
         names = [word.partition("=")[0] for word in words]
-        keys = [
-            key for key in known if names == [key.name] or [ALIASES.get(name.lower()) for name in names] == [key.name]
-        ]
+        keys = [key for key in known if names == [key.name] or [*map(alias_of, names)] == [key.name]]
     if not keys and not matching_choices:
-        elsewhere = next((ELSEWHERE[word.lower()] for word in words if word.lower() in ELSEWHERE), "")
+        last_names = (name.lower().rpartition(".")[2] for name in names)
+        elsewhere = next((ELSEWHERE[name] for name in last_names if name in ELSEWHERE), "")
         near, section = nearest(names[0], [key.name for key in known]), names[0].rpartition(".")[0]
         lists = (
             f"config {section}` lists"

@@ -100,10 +100,7 @@ NAMES = {
     ),
     "dynamics.refresh_interval": "steps_per_generation dynamics.tau",
     "dynamics.passes": "num_iterations ppo_epochs",
-    "dynamics.prompts_per_step": (
-        "batch_size generation_batch_size per_device_train_batch_size ppo_mini_batch_size rollout_batch_size "
-        "train_batch_size"
-    ),
+    "dynamics.prompts_per_step": ("batch_size generation_batch_size ppo_mini_batch_size rollout_batch_size"),
     "pipeline": "async_train rollout.mode",
     "rollout.engine": (
         "colocate_actor_ref colocate_all_models rollout.name use_vllm vllm_mode fast_inference cache_implementation "
@@ -296,13 +293,19 @@ INSTEAD = {
     ),
     "there is no critic here: every token of a completion has the advantage of its group": (
         "gamma lam lambd gae_lambda critic_learning_rate critic_warmup critic_pretrain value_coef vf_coef "
-        "cliprange_value critic_num_nodes save_value_network use_pf_ppo value_clip value_head_prefix"
+        "cliprange_value critic critic_num_nodes save_value_network use_pf_ppo value_clip value_head_prefix"
     ),
     "the reference is the model that training begins with, and objective.kl.refresh_every moves it": (
         "ref_model reference_model ref_pretrain ref_model_path"
     ),
     "evaluation.samples_per_problem is how often a problem is asked by grpo eval and solve-rates, dynamics.group_size "
     "how often by training, and limits.samples ends a run": "samples",
+    "dynamics.prompts_per_step is verl's ppo_mini_batch_size, and dynamics.refresh_interval × prompts_per_step its "
+    "train_batch_size": "train_batch_size",
+    "dynamics.prompts_per_step × dynamics.group_size completions make a step on all devices together": (
+        "per_device_train_batch_size"
+    ),
+    "evaluation.pass_at=[K] measures pass@K, and normalization.k belongs to normalization=pass_at_k": "k pass_at_k",
     "normalization.exponent is the α of the advantages, and model.lora.alpha the scale of adapters": "alpha",
     "models are trained on text only": "image_key images video_key limit_images",
     "a run never overwrites another: name a new output_dir, or go on with checkpoint.resume=true": (

@@ -138,6 +138,8 @@ def misfit(text: str, word: str = "") -> str:
         # OmegaConf does not name a section of a file, but its class.
         subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
         subject = next((name for name, kind in sections().items() if kind == subject), subject)
+    if "object_type=SweepConfig" in text and "ListConfig" in text:
+        return "variants takes names with lists of words, {NAME: [KEY=VALUE]}, not a list"
     if not subject:
         return f"a list or text stands where {SECTION} belong, or these where a list does; `grpo config KEY` says which"
     value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
@@ -191,6 +193,8 @@ def _unknown_key(text: str) -> str:
     if not unknown:
         return ""
     key = unknown[1] or unknown[2]
+    if re.match(r"\w+@experiment\b", key):
+        return "a recipe changes keys of the whole configuration: begin its file with `# @package _global_`"
     if relative := re.match(r"experiment/(\w+)@", key):
         return f"a recipe's list of defaults names a group after a slash: `override /{relative[1]}: …`"
     if key.startswith("task.sets"):
@@ -244,6 +248,8 @@ def _readable(word: str) -> str:
             return f"the names of a key are joined by dots, {dotted}"
     elif not _KEY.fullmatch(key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
+    if key == "variants":
+        return "a variant is a list of words in quotes: variants={a: ['dynamics.group_size=4']}"
     if (second := re.search(r"[\s,;&]([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
         first = word[: len(key) + 1 + second.start()]
         return f"it holds two words: write each as one, {first!r} and {word[len(first) + 1 :].strip()!r}"

@@ -29,10 +29,13 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
         return f": a file nests keys, so write {nested[1:-1]}"
     if key.replace("/", ".") in config_keys:
         return f"; did you mean {key.replace('/', '.')}?"
-    for name in (name for name in _endings(key.lower()) if "." in name):
+    for name in (name for name in _endings(key.lower()) if "." in name and not key.lower().startswith("critic.")):
         ours = [known for known in config_keys if known == name or known.endswith(f".{name}")]
         if len(ours) == 1:
             return f"; did you mean {ours[0]}?"
+    first = key.lower().partition(".")[0]
+    if first in ELSEWHERE and first not in config_keys:
+        return f": {ELSEWHERE[first]}"
     for name in _endings(key.lower()):
         if meant := VALUES.get(name, {}).get(value):
             return f"; here it is {meant}"
@@ -47,6 +50,11 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
     if 0 < len(own) <= MOST_LISTED:
         return f"; {section} has {', '.join(own)}"
     return f"; `grpo config {section}` lists its keys" if own else "; `grpo config WORD` searches all keys"
+
+
+def alias_of(name: str) -> str:
+    """Returns the key for a name of other frameworks, with or without the sections before it, or ""."""
+    return next((ALIASES[ending] for ending in _endings(name.lower()) if ending in ALIASES), "")
 
 
 def _endings(key: str) -> Iterator[str]:

@@ -143,8 +143,8 @@ def check_training(config: TrainConfig) -> None:
     for name in config.rollout.sampling.extra:
         require(
             name in NEUTRAL,
-            f"rollout.sampling.extra.{name} may change probabilities of tokens, and the learner scores those of the "
-            "model: leave it out; `grpo eval` takes it",
+            f"rollout.sampling.extra.{name}: training takes {', '.join(NEUTRAL)} alone, since what vLLM has besides "
+            "may change probabilities of tokens, and the learner scores those of the model; `grpo eval` takes it",
         )
 
 

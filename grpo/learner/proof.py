@@ -11,6 +11,7 @@ No list of model names decides.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -130,8 +131,15 @@ def _prove(path: str, config: PretrainedConfig, build: Build, rule: Rule, calm: 
         outcomes.append(f"{called} off by {deviation:.1g}")
     raise UserError(
         f"{path}: {config.model_type} is not computed exactly here, so it is not trained; against its own eager "
-        f"forward pass it is {', '.join(outcomes)}"
+        f"forward pass it is {', '.join(outcomes)}{_no_language_model(config)}"
     )
+
+
+def _no_language_model(config: PretrainedConfig) -> str:
+    """Returns the end of a refusal where a config names a class that is surely no causal language model, or ""."""
+    named = config.architectures or []
+    causal = any(re.search("CausalLM|LMHead|ConditionalGeneration", name) for name in named)
+    return "" if causal or not named else f"; its config.json says {named[0]}, which is no causal language model"
 
 
 def _first_line(error: Exception) -> str:

@@ -27,8 +27,8 @@ from grpo.config.memory_estimate import (
     optimizer_bytes,
     step_tokens,
 )
-from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
 from grpo.config.placement import gpus_wanted, num_serving, placement_table
+from grpo.config.surprises import surprises
 from grpo.host import device_memory, main_memory, ranks
 from grpo.host.terminal import Terminal, facts_table
 from grpo.learner.loading import with_lora
@@ -154,26 +154,6 @@ def in_short(config: TrainConfig, count: int, places: Places, memory: Memory, of
         f"the run: {config.num_steps:,} optimizer steps in {sizes['rounds']} rounds; dry_run=true shows all this as "
         "tables, with its price"
     )
-
-
-def surprises(config: TrainConfig) -> Iterator[str]:
-    """Yields lines about settings that are possible and rarely meant."""
-    if (warmup := config.learner.warmup_steps) > config.num_steps:
-        yield (
-            f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
-            f"{100 * config.num_steps / warmup:.2g}% of learner.learning_rate"
-        )
-    if config.model.lora.rank and config.learner.learning_rate < SLOW_ADAPTER_RATE:
-        yield (
-            f"adapters hardly learn at learner.learning_rate={config.learner.learning_rate:g}, since they begin at "
-            f"zero: {ADAPTER_RATE:g} is their default"
-        )
-    smallest, size, largest = config.dynamics.adaptive.smallest_group, config.dynamics.group_size, config.largest_group
-    if config.dynamics.name == "adaptive" and not smallest <= size <= largest:
-        yield (
-            f"the run begins with dynamics.group_size={size}, and the schedule chooses groups of {smallest} to "
-            f"{largest} only (dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
-        )
 
 
 def gpu_gib(config: TrainConfig) -> float:

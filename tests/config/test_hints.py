@@ -33,7 +33,7 @@ loss_type=grpo → objective=grpo
 loss_type=dapo → objective=dapo
 loss_type=cispo → objective=cispo
 loss_type=bnpo → objective.aggregation.level
-actor_rollout_ref.model.path model_name model_name_or_path critic.model.path pretrain model.name → model.path
+actor_rollout_ref.model.path model_name model_name_or_path pretrain model.name → model.path
 dataset_split dataset_train_split → task.data.split
 gpus num_gpus nproc trainer.n_gpus_per_node num_processes → hardware.ranks_per_node
 push_to_hub hub_model_id → grpo export RUN DIRECTORY upload=USER/NAME
@@ -46,8 +46,12 @@ max_prompt_length data.max_prompt_length task.prompt.max_length → task.prompt.
 max_completion_length actor_rollout_ref.rollout.response_length data.max_response_length → rollout.sampling.max_tokens
 rollout.sampling.max_new_tokens → rollout.sampling.max_tokens
 shuffle_dataset → task.curriculum.name
-generation_batch_size per_device_train_batch_size → dynamics.prompts_per_step
-actor_rollout_ref.actor.ppo_mini_batch_size data.train_batch_size rollout_batch_size → dynamics.prompts_per_step
+generation_batch_size → dynamics.prompts_per_step
+per_device_train_batch_size → completions make a step on all devices together
+data.train_batch_size → dynamics.refresh_interval × prompts_per_step
+critic.model.path critic.optim.lr → there is no critic here
+k → evaluation.pass_at=[K] measures pass@K
+actor_rollout_ref.actor.ppo_mini_batch_size rollout_batch_size → dynamics.prompts_per_step
 dynamics.prompts dynamics.batch_size → dynamics.prompts_per_step
 steps_per_generation dynamics.tau → dynamics.refresh_interval
 min_p generation_kwargs repetition_penalty → rollout.sampling.extra

@@ -282,6 +282,9 @@ def test_a_sweep_is_found_by_name_and_changed_by_words(tmp_path):
     sweep = compose_sweep("normalization", ["seeds=5"])
     assert (sweep.seeds, sweep.budget, [*sweep.variants][:2]) == (5, "samples", ["grpo", "dr_grpo"])
     own = tmp_path / "own.yaml"
+    own.write_text("variants: [seed=1, seed=2]")
+    with pytest.raises(UserError, match="variants takes names with lists of words"):
+        compose_sweep(str(own), [])
     own.write_text("variants: {a: [seed=1]}")
     assert compose_sweep(str(own), []).variants == {"a": ["seed=1"]}
     with pytest.raises(UserError, match="there is no sweep 'dail': choose one of dial, group_size"):

@@ -64,7 +64,7 @@ def test_sampling_gets_vllms_own_settings_and_training_refuses_what_changes_prob
     check_training(chosen)
     assert sampling_arguments(chosen.rollout.sampling, [2], 1)["ignore_eos"] is True
     with pytest.raises(
-        UserError, match=r"rollout.sampling.extra.min_p may change probabilities .* `grpo eval` takes it"
+        UserError, match=r"rollout.sampling.extra.min_p: training takes ignore_eos alone, .* `grpo eval` takes it"
     ):
         check_training(config("+rollout.sampling.extra={min_p: 0.1}"))
 

@@ -9,7 +9,6 @@ from transformers import AutoConfig, GPT2Config, LlamaConfig
 from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.memory_estimate import memory_estimate, offloaded_bytes
-from grpo.config.optimizer import with_learning_rate
 from grpo.config.validate import validate
 from grpo.host import device_memory, main_memory
 from grpo.prove import bench
@@ -25,7 +24,6 @@ from grpo.run.tables import (
     print_price,
     print_tables,
     shape_of,
-    surprises,
     too_much_memory,
     too_small_a_share,
 )
@@ -87,16 +85,6 @@ def test_a_warm_up_longer_than_the_run_is_reported(tmp_path, capsys):
     print_tables(settings, files_of(tmp_path))
     warning = "learner.warmup_steps=80000 is above num_steps=20: the learning rate ends at 0.025% of learner.learning_"
     assert warning in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_schedule_that_begins_outside_its_own_bounds_is_reported():
-    def said(*words):
-        return [*surprises(compose_config(["dynamics=adaptive", "dynamics.group_size=4", *words]))]
-
-    [warning] = said("dynamics.adaptive.smallest_group=6")
-    assert "begins with dynamics.group_size=4, and the schedule chooses groups of 6 to 64 only" in warning
-    assert said("dynamics.adaptive.smallest_group=4") == []
-    assert said("dynamics=fixed", "dynamics.adaptive.smallest_group=6") == []
 
 
 @pytest.mark.parametrize(
@@ -331,18 +319,6 @@ def test_a_dry_run_computes_for_a_card_that_is_not_here(tmp_path, monkeypatch, c
     # vLLM's share of it is 0.4.
     assert "GPUs of 24 GiB" in printed and "sampler's KV cache and graphs │ 9.6 GiB" in printed
     assert gpu_gib(replace(config, dry_run=False)) == 80 and gpu_gib(replace(config, device="cpu")) == 0
-
-
-def test_a_rate_at_which_adapters_hardly_learn_is_said_before_a_run():
-    def said(rate, rank=16):
-        return [
-            *surprises(with_learning_rate(compose_config([f"learner.learning_rate={rate}", f"model.lora.rank={rank}"])))
-        ]
-
-    assert said(1e-6) == [
-        "adapters hardly learn at learner.learning_rate=1e-06, since they begin at zero: 0.0001 is their default"
-    ]
-    assert said(2e-5) == said(0) == said(1e-6, rank=0) == []
 
 
 def test_sizes_are_found_where_layers_differ_and_where_there_is_no_attention(tmp_path):

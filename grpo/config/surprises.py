@@ -1,0 +1,59 @@
+"""This module finds settings that are possible and rarely meant. A run prints a line about each, and goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
+from grpo.config.run import TrainConfig
+
+# Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
+MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
+
+
+def surprises(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about settings that are possible and rarely meant."""
+    if (warmup := config.learner.warmup_steps) > config.num_steps:
+        yield (
+            f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
+            f"{100 * config.num_steps / warmup:.2g}% of learner.learning_rate"
+        )
+    if config.model.lora.rank and config.learner.learning_rate < SLOW_ADAPTER_RATE:
+        yield (
+            f"adapters hardly learn at learner.learning_rate={config.learner.learning_rate:g}, since they begin at "
+            f"zero: {ADAPTER_RATE:g} is their default"
+        )
+    smallest, size, largest = config.dynamics.adaptive.smallest_group, config.dynamics.group_size, config.largest_group
+    if config.dynamics.name == "adaptive" and not smallest <= size <= largest:
+        yield (
+            f"the run begins with dynamics.group_size={size}, and the schedule chooses groups of {smallest} to "
+            f"{largest} only (dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
+        )
+    yield from _odd_numbers(config)
+
+
+def _odd_numbers(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about numbers that are possible, and far from what anybody uses."""
+    objective, learner, epsilon = config.objective, config.learner, config.normalization.epsilon
+    if MOST_CLIP < objective.clip_high < math.inf:
+        yield f"objective.clip_high={objective.clip_high:g} clips ratios at {1 + objective.clip_high:g}: 0.28 is DAPO's"
+    if objective.kl.coefficient and objective.kl.estimator == "k1" and not objective.kl.in_reward:
+        yield (
+            "objective.kl.estimator=k1 in the loss does nothing on average: use k2 or k3, or put it into the reward by "
+            "objective.kl.place=reward"
+        )
+    if 0 < learner.learning_rate < LEAST_RATE:
+        yield f"learner.learning_rate={learner.learning_rate:g} moves no weight that a float32 number holds"
+    if (shrinking := learner.weight_decay * learner.learning_rate * config.num_steps) > MOST_SHRINKING:
+        yield (
+            f"learner.weight_decay={learner.weight_decay:g} shrinks every weight to {math.exp(-shrinking):.0%} of it "
+            "within the run"
+        )
+    if config.normalization.exponent and epsilon >= LARGE_EPSILON:
+        yield (
+            f"normalization.epsilon={epsilon:g} is as large as the standard deviations that it is added to, so groups "
+            "are hardly normalized: 1e-6 is usual"
+        )
+    if numbers := [word for word in config.rollout.sampling.stop if word.strip().isdecimal()]:
+        yield f"rollout.sampling.stop={numbers[0]} ends a completion at that text: token ids are not taken"

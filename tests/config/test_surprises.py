@@ -1,0 +1,66 @@
+"""These tests compose settings that are possible and rarely meant, and read what a run says of them."""
+
+import pytest
+
+from grpo.config.hydra import compose_config
+from grpo.config.optimizer import with_learning_rate
+from grpo.config.surprises import surprises
+
+
+def said_of(*words):
+    return [*surprises(with_learning_rate(compose_config([*words])))]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["objective.clip_high=28"], "objective.clip_high=28 clips ratios at 29: 0.28 is DAPO's"),
+        (["objective.kl.estimator=k1", "objective.kl.coefficient=0.04"], "in the loss does nothing on average"),
+        (["learner.learning_rate=1e-15"], "learner.learning_rate=1e-15 moves no weight"),
+        (["learner.weight_decay=10", "learner.learning_rate=1e-3", "num_steps=100"], "shrinks every weight to 37%"),
+        (["normalization.epsilon=1"], "normalization.epsilon=1 is as large as the standard deviations"),
+        (["rollout.sampling.stop=[1,2]"], "rollout.sampling.stop=1 ends a completion at that text"),
+    ],
+)
+def test_a_number_far_from_all_use_is_said(words, line):
+    [own] = said_of(*words)
+    assert line in own
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["objective=cispo"],
+        ["objective.clip_high=inf"],
+        ["objective.kl.estimator=k1", "objective.kl.place=reward", "objective.kl.coefficient=0.04"],
+        ["learner.weight_decay=0.1", "num_steps=1000"],
+        ["normalization.epsilon=1e-4"],
+        ["normalization=dr_grpo", "normalization.epsilon=0"],
+        ["rollout.sampling.stop=['Step 2']"],
+    ],
+)
+def test_usual_settings_are_passed_over(words):
+    assert said_of(*words) == []
+
+
+def test_a_schedule_that_begins_outside_its_own_bounds_is_reported():
+    def said(*words):
+        return [*surprises(compose_config(["dynamics=adaptive", "dynamics.group_size=4", *words]))]
+
+    [warning] = said("dynamics.adaptive.smallest_group=6")
+    assert "begins with dynamics.group_size=4, and the schedule chooses groups of 6 to 64 only" in warning
+    assert said("dynamics.adaptive.smallest_group=4") == []
+    assert said("dynamics=fixed", "dynamics.adaptive.smallest_group=6") == []
+
+
+def test_a_rate_at_which_adapters_hardly_learn_is_said_before_a_run():
+    def said(rate, rank=16):
+        return [
+            *surprises(with_learning_rate(compose_config([f"learner.learning_rate={rate}", f"model.lora.rank={rank}"])))
+        ]
+
+    assert said(1e-6) == [
+        "adapters hardly learn at learner.learning_rate=1e-06, since they begin at zero: 0.0001 is their default"
+    ]
+    assert said(2e-5) == said(0) == said(1e-6, rank=0) == []
