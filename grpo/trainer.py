@@ -12,6 +12,7 @@ import inspect
 import json
 import multiprocessing
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +25,16 @@ import pandas
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
 from grpo.config.complaints import paths
-from grpo.config.errors import require
-from grpo.config.folder import DATA_FILE, EVALUATIONS_FILE, METRICS_FILE, MODEL_FOLDER, SAMPLES_FILE, refuse_several
+from grpo.config.errors import first_line, require
+from grpo.config.folder import (
+    CONFIG_FILE,
+    DATA_FILE,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    MODEL_FOLDER,
+    SAMPLES_FILE,
+    refuse_several,
+)
 from grpo.config.hints import hint
 from grpo.config.hydra import compose_config
 from grpo.config.optimizer import with_learning_rate
@@ -35,6 +44,7 @@ from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
 from grpo.host.disk import open_own, require_writable
+from grpo.host.imports import look_here_last
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
@@ -87,7 +97,8 @@ class Result:
 
         require(self.folder.is_dir(), f"there is no folder {self.folder}: give the output_dir of a run")
         refuse_several(self.folder)
-        path = self.folder / name
+        path, is_run = self.folder / name, any((self.folder / file).exists() for file in (CONFIG_FILE, METRICS_FILE))
+        require(is_run, f"{self.folder} is the folder of no run: it has no {CONFIG_FILE}")
         frame = pandas.DataFrame(read_metrics(path) if path.exists() else [])
         return frame.set_index("step") if "step" in frame else frame
 
@@ -127,10 +138,14 @@ class Trainer:
         replaced = ["task.reward.parts="] if reward != () else []
         replaced += ["task.data.path=", "task.data.source="] if dataset is not None else []
         named = [word for word in words if word.startswith(tuple(replaced))]
+        empty = isinstance(reward, list) and not reward
+        require(not empty, "reward=[] has no function: give one, or leave it out for the rewards of task.reward.parts")
         require(not named, f"{''.join(named[:1])} and reward= or dataset= say the same: leave one of both out")
         environment.prepare()
         begin_anew()
+        look_here_last()
         self.config: TrainConfig = compose_config([*words])
+        self._path = self.config.task.data.path
         self._words = words
         self._rewards = _by_path(list(reward) if isinstance(reward, list | tuple) else [reward])
         if self._rewards:
@@ -151,7 +166,15 @@ class Trainer:
             sys.exit(UNGUARDED)
         # The user may have changed a file of rewards or losses since the process's last run.
         forget()
+        require(
+            isinstance(self.config, TrainConfig),
+            f"config={_short(self.config)} is no configuration: change the values of the one that the trainer has",
+        )
         _require_known(self.config)
+        require(
+            self._dataset is None or self.config.task.data.path == self._path,
+            "config.task.data.path and dataset= say the same: leave one of both out",
+        )
         self.config = from_dict(asdict(self.config))
         given.clear()
         given.update({path: function for path, function in self._rewards if path.startswith(f"{GIVEN}:")})
@@ -181,7 +204,7 @@ class Trainer:
         require(threading.current_thread() is threading.main_thread(), "train() runs in a process's main thread only")
         if self._dataset is not None:
             ranks.check_environment(self.config.output_dir)
-            path = str(Path(self.config.output_dir) / DATA_FILE)
+            path = self._path = str(Path(self.config.output_dir) / DATA_FILE)
             self.config.task.data = replace(self.config.task.data, source="file", path=path)
             # The data of a run that is in this folder already must not be replaced.
             validate(self.config, ranks.counts(self.config.hardware, self.config.dry_run)[0])
@@ -293,17 +316,28 @@ def _require_gradients() -> None:
     """Raises `UserError` inside a context of torch that changes what a step computes."""
     import torch
 
+    try:
+        device = torch.get_default_device().type
+    except (AssertionError, RuntimeError) as error:
+        raise UserError(f"torch.set_default_device() names a device that is not here ({first_line(error)})") from error
     for off, context in (
         (not torch.is_grad_enabled(), "torch.no_grad() or torch.inference_mode()"),
         (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"), "torch.autocast()"),
-        (torch.get_default_device().type == "meta", "torch.set_default_device('meta')"),
+        (device == "meta", "torch.set_default_device('meta')"),
     ):
         require(not off, f"train() is called within {context}, which changes what is computed: call it outside")
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value that JSON does not know: NumPy arrays to lists, NumPy scalars to numbers, others to text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Converts a value that JSON does not know: NumPy arrays to lists, NumPy scalars to numbers, others to text.
+
+    Raises TypeError for an object whose text is only the name of its class, and a place in memory.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if re.search(r" at 0x[0-9a-f]+>$", text := str(value)):
+        raise TypeError(f"a {type(value).__name__} has no text")
+    return text
 
 
 @dataclass(frozen=True, slots=True)

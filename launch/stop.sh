@@ -5,7 +5,8 @@
 set -euo pipefail
 file=${1:?usage: bash launch/stop.sh RUN_DIR}/launcher.pid
 [[ -f $file ]] || { echo "stop: there is no $file: nothing was launched there, or it has ended" >&2; exit 2; }
-read -r pid host <"$file"
+read -r pid host <"$file" || true
+[[ $host ]] || { echo "stop: $file names no launcher: end the run's processes by their numbers" >&2; exit 2; }
 [[ $host == "$(uname -n)" ]] || { echo "stop: the run's launcher is on $host: call this there" >&2; exit 2; }
 words=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") || words=
 [[ $words == *grpo*" launch "* ]] || { echo "stop: the launcher, process $pid, has been killed: remove $file" >&2; exit 2; }

@@ -165,6 +165,7 @@ def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, 
             [{"problem": "1?", "answer": 1}, {("a", "problem"): "1?"}],
             r"row 1, .* cannot be written as JSON \(keys must",
         ),
+        ([{"problem": threading.Lock(), "answer": 1}], r"row 0, .* cannot be written as JSON \(a lock has no text\)"),
         (pandas.DataFrame({("a", "problem"): ["1?"]}), r"row 0, .* columns need names that are texts"),
         (pandas.DataFrame([["1?", 1, 2]], columns=["problem", "answer", "answer"]), r"the column 'answer' twice"),
         ([pandas.DataFrame({"problem": ["1?", "2?"]})], r"row 0 is problem 0 1\? 1 2\?, not a mapping"),
@@ -263,6 +264,40 @@ def test_a_configuration_that_was_changed_wrongly_is_one_line(change, message):
     change(trainer.config)
     with pytest.raises(UserError, match=message):
         trainer.train()
+
+
+@pytest.mark.parametrize("config", [{"num_steps": 2}, None])
+def test_a_configuration_in_place_of_the_trainers_own_is_refused(config):
+    trainer = Trainer("experiment=tiny")
+    trainer.config = config
+    with pytest.raises(UserError, match=r"is no configuration: change the values of the one that the trainer has"):
+        trainer.train()
+
+
+def test_a_path_beside_a_dataset_is_refused_in_the_configuration_too():
+    trainer = Trainer("experiment=tiny", dataset=[{"problem": "1?", "answer": "1"}])
+    trainer.config.task.data.path = "other.jsonl"
+    with pytest.raises(UserError, match=r"config.task.data.path and dataset= say the same"):
+        trainer.train()
+
+
+def test_an_empty_list_of_rewards_is_refused():
+    with pytest.raises(UserError, match=r"reward=\[\] has no function"):
+        Trainer("experiment=tiny", reward=[])
+
+
+def test_a_result_of_another_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is the folder of no run: it has no config.json"):
+        _ = Result(tmp_path).metrics
+
+
+def test_a_default_device_that_is_not_here_is_one_line(fresh_process, monkeypatch):
+    def lacking():
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch, "get_default_device", lacking)
+    with pytest.raises(UserError, match=r"set_default_device\(\) names a device that is not here \(Torch not compiled"):
+        Trainer("experiment=tiny").train()
 
 
 def test_a_context_that_changes_a_step_is_refused(fresh_process):

@@ -269,6 +269,10 @@ def _check_run(config: TrainConfig) -> None:
             not re.fullmatch(r"[^:]*:\d+|.*@.*|\s*", host),
             f"hardware.hosts: {host!r} is no name or address alone: ~/.ssh/config says a host's port and user",
         )
+        _require(
+            config.hardware.hosts.count(host) == 1,
+            f"hardware.hosts names {host} twice, and its GPUs are used once: name each machine once",
+        )
     _check_source(config)
     _check_mlflow(config.tracking.mlflow)
     checkpoint = config.checkpoint

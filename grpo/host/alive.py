@@ -32,14 +32,16 @@ SIGN_OF_LIFE = re.compile(r"grpo: .* …( \d+ s)?")
 
 
 @contextmanager
-def working(what: str, tell: Callable[[str], None] = say, seldom: bool = False) -> Iterator[None]:
+def working(
+    what: str, tell: Callable[[str], None] = say, seldom: bool = False, everywhere: bool = False
+) -> Iterator[None]:
     """Prints now and then that `what`, for example "starting vLLM", goes on, until the context ends.
 
-    The first line comes after two seconds, and only on the first rank. With `seldom` a line comes once a minute, for
-    what a run does again and again. `tell` prints a line, by default on stderr.
+    The first line comes after two seconds, and only on the first rank, or `everywhere`. With `seldom` a line comes
+    once a minute, for what a run does again and again. `tell` prints a line, by default on stderr.
     """
     over = threading.Event()
-    if ranks.rank():
+    if ranks.rank() and not everywhere:
         yield
         return
     moments = count(A_MINUTE, A_MINUTE) if seldom else chain(FIRST_MOMENTS, count(60.0, LATER))

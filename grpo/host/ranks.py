@@ -53,6 +53,12 @@ def check_environment(output_dir: str) -> None:
         "WORLD_SIZE − 1: start them by `grpo launch` or torchrun, or unset both",
     )
     require(
+        _number("LOCAL_RANK", 0) < local_world_size() <= world_size() or not launched(),
+        f"the environment variables LOCAL_RANK={os.environ.get('LOCAL_RANK')}, LOCAL_WORLD_SIZE={local_world_size()} "
+        f"and WORLD_SIZE={world_size()} contradict one another: start ranks by `grpo launch` or torchrun, or unset "
+        "them",
+    )
+    require(
         "RANK" not in os.environ or launched() or world_size() == 1,
         f"the environment variables RANK={rank()} and WORLD_SIZE={world_size()} are set without LOCAL_RANK, as "
         "PyTorchJob and PAI do once for each machine: start the same words by `grpo launch … hardware.shell=each "

@@ -24,10 +24,11 @@ from torch.distributed import distributed_c10d
 from transformers.integrations import HfDeepSpeedConfig
 
 from grpo.config import LearnerConfig
-from grpo.config.errors import require
+from grpo.config.errors import UserError, first_line, require
 from grpo.config.optimizer import chosen_optimizer
 from grpo.config.pass_through import passing_on
 from grpo.host import ranks
+from grpo.host.alive import working
 from grpo.host.network import interface_of, own_address
 from grpo.learner.rounding import dithered
 
@@ -69,7 +70,14 @@ def init_distributed(device: torch.device, deadline_seconds: float) -> bool:
     if not dist.is_initialized():
         # vLLM's engine may have ended the groups of an earlier run. DeepSpeed would use them in this one.
         groups._release_process_group_references(group=None)
-        dist.init_process_group(backend, timeout=deadline, **own_store)
+        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        try:
+            with working(f"waiting for the other ranks at {address}", seldom=True, everywhere=not alone):
+                dist.init_process_group(backend, timeout=deadline, **own_store)
+        except dist.DistNetworkError as error:
+            raise UserError(
+                f"the ranks cannot meet at {address} (MASTER_ADDR and MASTER_PORT): {first_line(error)}"
+            ) from error
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
     return alone
 

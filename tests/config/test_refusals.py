@@ -120,6 +120,7 @@ task.name= → task.name is empty: name the task, such as task.name=sums
 tracking.project= → tracking.project is empty: name the project, such as tracking.project=grpo
 output_dir=" " → output_dir is empty: name a folder, such as output_dir=runs/mine
 hardware.hosts=[a:22] → is no name or address alone
+hardware.hosts=[a,b,a] → hardware.hosts names a twice
 hardware.hosts=[me@a] → is no name or address alone
 hardware.hosts=[""] → is no name or address alone
 rollout.budget.enabled=true  dynamics.group_size=4 → needs rollout.budget.pilot=4 < dynamics.group_size=4 <=

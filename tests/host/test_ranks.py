@@ -50,6 +50,17 @@ def test_a_machine_of_a_job_that_numbers_machines_is_no_rank(monkeypatch):
         ranks.check_environment("runs/x")
 
 
+@pytest.mark.parametrize(("local_rank", "here"), [("0", "4"), ("2", "2")])
+def test_variables_that_contradict_one_another_are_refused(local_rank, here, monkeypatch):
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": here}
+    for name, value in {**variables, "MASTER_ADDR": "a", "MASTER_PORT": "23456"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        UserError, match=rf"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={here} and WORLD_SIZE=2 contradict"
+    ):
+        ranks.check_environment("runs/x")
+
+
 def test_the_one_machine_of_such_a_job_is_the_only_rank(monkeypatch):
     for name in ("LOCAL_RANK", "MASTER_PORT"):
         monkeypatch.setenv(name, "")

@@ -110,6 +110,11 @@ def test_one_on_another_machine_is_named_and_nothing_here_is_touched(launcher, t
     assert launcher.poll() is None
 
 
+def test_a_file_that_names_no_launcher_is_named(tmp_path):
+    done = stop(tmp_path, "")
+    assert done.returncode == 2 and "launcher.pid names no launcher" in done.stderr
+
+
 def test_another_process_of_that_number_is_not_touched(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE)
     try:

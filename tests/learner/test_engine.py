@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import socket
 from datetime import timedelta
 
 import deepspeed
@@ -68,6 +69,20 @@ def test_groups_that_deepspeed_and_vllm_make_have_the_deadline_of_the_run(backen
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     engine.init_distributed(torch.device("cpu"), 7200)
     assert own == [distributed_c10d._get_default_timeout(backend)] == [timedelta(hours=2)]
+
+
+def test_ranks_that_cannot_meet_end_with_one_line(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        with pytest.raises(UserError, match=rf"cannot meet at 127.0.0.1:{port} .*EADDRINUSE"):
+            engine.init_distributed(torch.device("cpu"), 5)
 
 
 def test_the_group_of_another_thread_has_the_deadline_that_it_asks_for(monkeypatch):
