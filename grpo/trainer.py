@@ -166,15 +166,7 @@ class Trainer:
             sys.exit(UNGUARDED)
         # The user may have changed a file of rewards or losses since the process's last run.
         forget()
-        require(
-            isinstance(self.config, TrainConfig),
-            f"config={_short(self.config)} is no configuration: change the values of the one that the trainer has",
-        )
-        _require_known(self.config)
-        require(
-            self._dataset is None or self.config.task.data.path == self._path,
-            "config.task.data.path and dataset= say the same: leave one of both out",
-        )
+        self._require_sound()
         self.config = from_dict(asdict(self.config))
         given.clear()
         given.update({path: function for path, function in self._rewards if path.startswith(f"{GIVEN}:")})
@@ -215,6 +207,18 @@ class Trainer:
         # The parts of a learner refer to one another. Without this, a second run would find its memory still in use.
         gc.collect()
         return Result(Path(self.config.output_dir))
+
+    def _require_sound(self) -> None:
+        """Raises `UserError` where `config` has been changed into something that is no configuration of this run."""
+        require(
+            isinstance(self.config, TrainConfig),
+            f"config={_short(self.config)} is no configuration: change the values of the one that the trainer has",
+        )
+        _require_known(self.config)
+        require(
+            self._dataset is None or self.config.task.data.path == self._path,
+            "config.task.data.path and dataset= say the same: leave one of both out",
+        )
 
     def _checked(self) -> TrainConfig:
         """Returns the configuration with the model that it names. Raises `UserError` for what `grpo train` refuses
