@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.commands.words import paths_and_settings, positive, seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import METRICS_FILE, MODEL_FOLDER, refuse_several
+from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, checkpoints_in, refuse_several
 from grpo.config.start import named_by_start, run_name
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
@@ -55,6 +55,7 @@ def run(words: Sequence[str]) -> int:
     if len(paths) == 1 and paths[0].is_file():
         return _of_log(paths[0], settings)
     for path in paths:
+        require(not path.is_file(), f"{path} is a file, and runs are compared by their folders: give a log alone")
         require(path.is_dir(), f"there is no folder {path}")
     settings = typed(settings, output=Path, watch=seconds, also=formats)
     also = settings.pop("also", ())
@@ -111,6 +112,11 @@ def _of_run(folder: Path, settings: Mapping[str, Any], also: Sequence[str]) -> i
     require(not settings, f"a run's report is written into its own folder: leave out {', '.join(settings)}=")
     refuse_several(folder, f"; `grpo report {folder}/*` compares them")
     has_rounds = (folder / METRICS_FILE).exists()
+    lost = "empty" if has_rounds and not (folder / METRICS_FILE).stat().st_size else "" if has_rounds else "gone"
+    require(
+        not lost or not checkpoints_in(folder / CHECKPOINTS),
+        f"{folder} has checkpoints, and its {METRICS_FILE} is {lost}: restore that file from a copy",
+    )
     if not has_rounds and (ending := read_ending(folder)):
         why = ending.why or f"it has no {METRICS_FILE}"
         raise UserError(f"the run in {folder} {ending.state} before its first round: {why}")

@@ -47,6 +47,8 @@ OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised
 def run(words: Sequence[str]) -> int:
     """Prints the chosen groups. Returns the exit code."""
     folders, words = paths_and_settings(words)
+    flag = next((str(folder) for folder in folders if str(folder).startswith("--")), "")
+    require(not flag, f"{flag} is no KEY=VALUE: write it such as limit=3 (grpo samples help)")
     if len(folders) != 1:
         raise UserError("grpo samples needs the folder of one run (grpo samples help)")
     settings = typed(
@@ -58,12 +60,25 @@ def run(words: Sequence[str]) -> int:
     require(kind in (None, *KINDS), f"group={kind!r} is none of {' | '.join(KINDS)}")
     outcome = settings.get("outcome")
     require(outcome in (None, *OUTCOMES), f"outcome={outcome!r} is none of {' | '.join(OUTCOMES)}")
-    console, num_shown, rows = Terminal(), 0, whole_completions(folders[0])
+    console, num_shown, steps, sources = Terminal(), 0, set[int](), set[str]()
+
+    def seen(rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            steps.add(row["step"])
+            sources.add(row.get("source") or "")
+            yield row
+
+    rows = seen(whole_completions(folders[0]))
     for group, matching_rows in islice(chosen_groups(rows, settings), limit or None):
         _show(console, group, matching_rows)
         num_shown += 1
+    require(bool(steps), f"{folders[0]} holds no completions: its run has finished no round, or kept none")
     if not num_shown:
-        console.print("no completion fits; without words the last round's are shown")
+        named = ", ".join(sorted(sources - {""})) or "none"
+        console.print(
+            f"no completion fits {' '.join(words)}: the run kept completions of the steps {min(steps)} to {max(steps)} "
+            f"and of the sources {named}"
+        )
     return 0
 
 

@@ -44,6 +44,7 @@ def read_solve_rates(path: Path, column: str = "") -> PassRates:
     rows = read_rows(path, "the file of pass rates")
     if not column:
         column = MEASURED_COLUMN if any(MEASURED_COLUMN in row for row in rows) else LLAMA_COLUMN
+    require(bool(rows), f"{path} has no rows")
     rates = [row[column] for row in rows if row.get(column) is not None]
     if not rates:
         columns = ", ".join(sorted({name for row in rows[:100] for name in row}))

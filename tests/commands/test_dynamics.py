@@ -26,6 +26,21 @@ def test_a_plan_for_a_folder_of_runs_names_them(runs):
         dynamics.run(["plan", str(runs)])
 
 
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([0.0] * 9, "no problem is ever solved, so no group of any size teaches anything"),
+        ([1.0] * 9, "all problems are always solved, so no group"),
+        ([], "rates.jsonl has no rows"),
+    ],
+)
+def test_a_plan_without_anything_to_learn_is_refused(rates, message, tmp_path):
+    path = tmp_path / "rates.jsonl"
+    path.write_text("".join(json.dumps({"solve_rate": rate}) + "\n" for rate in rates))
+    with pytest.raises(UserError, match=message):
+        dynamics.run(["plan", str(path)])
+
+
 def test_a_plan_for_a_run_says_what_reads_it(runs):
     message = rf"{runs}/a is a run, and plan takes a file of pass rates.*`grpo dynamics whatif {runs}/a` predicts it"
     with pytest.raises(UserError, match=message):

@@ -72,6 +72,22 @@ def test_a_run_that_failed_before_its_first_round_is_reported_with_the_reason(tm
     assert "the server did not answer; it has finished no round" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("lost", ["gone", "empty"])
+def test_a_run_whose_metrics_were_lost_is_told_from_one_without_rounds(lost, tmp_path, capsys):
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000004" / "state.json").write_text("{}")
+    if lost == "empty":
+        (tmp_path / "metrics.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 2
+    assert f"has checkpoints, and its metrics.jsonl is {lost}: restore that file from a copy" in capsys.readouterr().err
+
+
+def test_a_log_is_not_compared_with_runs(tmp_path, capsys):
+    (tmp_path / "log.json").write_text("[]")
+    assert main(["report", str(tmp_path), str(tmp_path / "log.json")]) == 2
+    assert "log.json is a file, and runs are compared by their folders: give a log alone" in capsys.readouterr().err
+
+
 def test_signs_of_life_come_before_the_report_and_not_within_it(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "x", rounds=3)
     monkeypatch.setattr(alive, "FIRST_MOMENTS", (0.0, 0.01, 0.02, 0.03))

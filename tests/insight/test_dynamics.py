@@ -366,7 +366,7 @@ def test_a_csv_with_a_column_of_its_own(tmp_path):
     assert scaled["pass_rate"].values.tolist() == [step / 10 for step in range(1, 11)]
     with pytest.raises(UserError, match=r"reward of .* goes from 1 to 10, beyond \[0, 2\]: give its value"):
         read_log(path, "reward", 2.0)
-    with pytest.raises(UserError, match="no column speed; its columns are: accuracy, reward"):
+    with pytest.raises(UserError, match="no column speed with numbers; those that have some are: accuracy, reward"):
         read_log(path, "speed")
 
 

@@ -412,6 +412,45 @@ def test_a_table_is_read_whatever_separates_its_values(tmp_path, name, text):
     assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("step,reward\n1,0,5\n2,0,6\n", "line 2 of .* has more cells than its header: write numbers with a point"),
+        ("step;reward\n1;0.5\n2;0,6\n", "line 3 of .* has the number '0,6': write it with a point"),
+    ],
+)
+def test_a_table_with_decimal_commas_is_refused(tmp_path, text, complaint):
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        read_log(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        ([{"step": 1, "reward": 0.5}] * 3, "all 3 rows have the step 1, so the last one alone counts"),
+        (
+            [{"step": n, "reward": 0.5, "kl": float("inf") if n == 2 else 0.1} for n in range(3)],
+            "1 infinite values of kl",
+        ),
+        ([{"step": n, "reward": float("nan"), "kl": 0.1} for n in range(3)], "reward of the log hold no finite number"),
+    ],
+)
+def test_what_is_left_out_of_a_log_is_said(tmp_path, rows, note):
+    assert any(note in line for line in read_log(write_lines(tmp_path / "log.jsonl", rows)).notes)
+
+
+def test_numbers_that_are_texts_are_numbers(tmp_path):
+    passed = read_log(write_lines(tmp_path / "log.jsonl", [{"step": "1", "reward": "0.5"}]))["pass_rate"]
+    assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
+
+
+def test_a_damaged_event_file_is_named(tmp_path):
+    (tmp_path / "events.out.tfevents.1").write_bytes(bytes(range(256)))
+    with pytest.raises(UserError, match="holds no scalars of two steps or more: its event files are empty or damaged"):
+        read_log(tmp_path)
+
+
 @pytest.mark.parametrize("planned", [1e308, 10**15, float("nan")])
 def test_a_number_of_steps_that_no_run_takes_is_none(tmp_path, planned):
     (tmp_path / "trainer_state.json").write_text(

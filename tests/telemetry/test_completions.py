@@ -85,7 +85,17 @@ def test_samples_are_chosen_by_words_and_cannot_control_the_terminal(tmp_path, c
     assert "\\x1b[2J8" in wrong and "\x1b" not in wrong
     assert shown("contains=8").count("✗ wrong") == 2
     assert shown("problem=sums-3@").count("of 2 right") == 2
-    assert "no completion fits" in shown("outcome=failed")
+    assert "no completion fits outcome=failed" in shown("outcome=failed")
+    kept = "no completion fits step=50: the run kept completions of the steps 2 to 4 and of the sources none"
+    assert kept in " ".join(shown("step=50").split())
+    with pytest.raises(UserError, match=r"--limit is no KEY=VALUE: write it such as limit=3"):
+        samples.run([str(tmp_path), "--limit", "3"])
+
+
+def test_a_folder_whose_samples_are_empty_is_named(tmp_path):
+    (tmp_path / "samples.jsonl").write_text("")
+    with pytest.raises(UserError, match="holds no completions: its run has finished no round, or kept none"):
+        samples.run([str(tmp_path)])
 
 
 def test_completions_of_a_group_that_could_not_be_graded_are_neither_right_nor_wrong(tmp_path, capsys):

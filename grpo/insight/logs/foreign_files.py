@@ -38,9 +38,11 @@ def read_event_files(path: Path) -> list[dict[str, Any]]:
                 rows.setdefault(event.step, {"step": event.step})[tag] = event.value
         if len(rows) > 1:
             runs[place] = rows
+    if not runs:
+        raise UserError(f"{path} holds no scalars of two steps or more: its event files are empty or damaged")
     if len(runs) > 1:
         raise UserError(f"{path} holds the event files of {len(runs)} runs: give one of {', '.join(map(str, runs))}")
-    (rows,) = runs.values() or [{}]
+    (rows,) = runs.values()
     return [rows[step] for step in sorted(rows)]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from grpo.config import UserError
 from grpo.dynamics.history import NO_HISTORY, history_of_values
@@ -69,19 +70,28 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
-        notes=[*log.notes, *_too_large(own_columns), *([note] if note else [])],
+        notes=[*log.notes, *_left_out(steps, own_columns), *([note] if note else [])],
     )
 
 
-def _too_large(columns: Mapping[str, Column]) -> list[str]:
-    """Says how many finite numbers beyond ±`LARGEST` were left out, and of which columns."""
+def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column]) -> list[str]:
+    """Says what of the rows is not read: all of one step but the last, infinite numbers, columns without numbers, and
+    numbers beyond ±`LARGEST`."""
+    notes = []
+    if len(steps) >= FEWEST_ROWS and (steps == steps[0]).all():
+        notes.append(f"all {len(steps)} rows have the step {steps[0]:g}, so the last one alone counts: number the rows")
+    infinite = {name: int(np.isinf(column.values).sum()) for name, column in columns.items()}
+    notes += [f"{number} infinite values of {name} are left out" for name, number in infinite.items() if number]
+    empty = [name for name, column in columns.items() if not np.isfinite(column.values).any()]
+    notes += [f"{', '.join(empty)} of the log hold no finite number"] if empty else []
     numbers = {
         name: int((np.isfinite(column.values) & (np.abs(column.values) > LARGEST)).sum())
         for name, column in columns.items()
     }
     columns_named = ", ".join(name for name, number in numbers.items() if number)
     left_out = sum(numbers.values())
-    return [f"{left_out} values beyond ±{LARGEST:g} are left out, of {columns_named}"] if left_out else []
+    notes += [f"{left_out} values beyond ±{LARGEST:g} are left out, of {columns_named}"] if left_out else []
+    return notes
 
 
 def _named(
@@ -93,8 +103,8 @@ def _named(
     """
     if name not in own_series and name not in series:
         raise UserError(
-            f"{path} has no column {name}; its columns are: {', '.join(sorted(own_series))}. Choose the one with the "
-            "pass rate by column=NAME"
+            f"{path} has no column {name} with numbers; those that have some are: {', '.join(sorted(own_series))}. "
+            "Choose the one with the pass rate by column=NAME"
         )
     rates = own_series.get(name, series.get(name, NOTHING))
     if not _is_rate(rates, scale):

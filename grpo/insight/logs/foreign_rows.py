@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ BOUNDS = ("__MIN", "__MAX")
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
+_DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
 
@@ -130,7 +132,8 @@ def _gathered(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
     run = LastRun()
     for row in rows:
         if isinstance(row, Mapping):
-            run.add(row)
+            is_text = isinstance(row.get("step"), str)
+            run.add({name: _as_number(value) for name, value in row.items()} if is_text else row)
     return ForeignRows(run.columns, max_steps, run.notes)
 
 
@@ -172,7 +175,15 @@ def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
             reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
             names = _metrics_of(path, [name for name in reader.fieldnames or () if name], column)
             for row in reader:
+                # DictReader puts cells beyond the header there.
+                require(
+                    None not in row,
+                    f"line {reader.line_num} of {path} has more cells than its header: write numbers with a point, and "
+                    "put texts that hold a separator into quotes",
+                )
                 numbers = {metric: _number(row[name]) for name, metric in names.items()}
+                comma = next((row[name] for name in names if _DECIMAL_COMMA.fullmatch(row[name] or "")), "")
+                require(not comma, f"line {reader.line_num} of {path} has the number {comma!r}: write it with a point")
                 yield {metric: value for metric, value in numbers.items() if value is not None}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None
@@ -198,6 +209,11 @@ def _metrics_of(path: Path, names: list[str], column: str | None) -> dict[str, s
         for name, (run, metric) in metrics.items()
         if (not run or run in runs) and not metric.endswith(BOUNDS)
     }
+
+
+def _as_number(value: Any) -> Any:
+    """Returns the number that a text holds, or the value itself."""
+    return value if not isinstance(value, str) or (number := _number(value)) is None else number
 
 
 def _number(text: str | None) -> float | None:
