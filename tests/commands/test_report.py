@@ -73,7 +73,7 @@ def test_a_run_that_failed_before_its_first_round_is_reported_with_the_reason(tm
 
 
 @pytest.mark.parametrize("lost", ["gone", "empty"])
-def test_a_run_whose_metrics_were_lost_is_told_from_one_without_rounds(lost, tmp_path, capsys):
+def test_metrics_that_were_lost_are_named_where_checkpoints_show_rounds(lost, tmp_path, capsys):
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000004" / "state.json").write_text("{}")
     if lost == "empty":

@@ -436,7 +436,7 @@ def test_a_table_with_decimal_commas_is_refused(tmp_path, text, complaint):
         ([{"step": n, "reward": float("nan"), "kl": 0.1} for n in range(3)], "reward of the log hold no finite number"),
     ],
 )
-def test_what_is_left_out_of_a_log_is_said(tmp_path, rows, note):
+def test_a_log_of_which_rows_or_numbers_are_left_out_has_a_note(tmp_path, rows, note):
     assert any(note in line for line in read_log(write_lines(tmp_path / "log.jsonl", rows)).notes)
 
 
