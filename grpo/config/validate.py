@@ -288,7 +288,7 @@ def _check_run(config: TrainConfig) -> None:
         f"start: name output_dir, or set {START_VARIABLE} to a name that stays the same, such as a job's number",
     )
     _require(
-        bool(checkpoint.resume) or config.dry_run or not saved,
+        bool(checkpoint.resume) or not saved,
         f"{config.output_dir} already holds a run: continue it with `checkpoint.resume=true "
         f"output_dir={config.output_dir}`, or choose another output_dir",
     )

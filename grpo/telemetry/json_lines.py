@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
@@ -21,6 +23,8 @@ from grpo.config.plain_json import parse_json
 from grpo.host.disk import open_own
 from grpo.telemetry.row_kinds import wrong_in
 
+logger = logging.getLogger(__name__)
+
 Row = Mapping[str, Any]
 """A row is one line of a log: values by their names."""
 
@@ -30,10 +34,12 @@ class JsonLines:
 
     The file is begun anew, or with a `resume_step` cut back to the lines up to that step.
 
-    Each line reaches the operating system at once, so a killed process loses at most the line it was writing.
+    Each line reaches the operating system at once, so a killed process loses at most the line it was writing. If
+    somebody removes the file, a warning says so, and the next lines go into a new one.
     """
 
     def __init__(self, path: Path, resume_step: float | None = None) -> None:
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         if resume_step is None or not path.exists():
             self._file = open_own(path, "w", encoding="utf-8")
@@ -46,6 +52,13 @@ class JsonLines:
             self._file.write("\n")
 
     def write(self, row: Mapping[str, Any], step: int) -> None:
+        if not os.fstat(self._file.fileno()).st_nlink:
+            logger.warning(
+                "%s was removed while the run wrote into it: lines from step %s on go into a new one", self._path, step
+            )
+            self._file.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_own(self._path, "w", encoding="utf-8")
         self._file.write(_line({"step": step, **row}))
         self._file.flush()
 

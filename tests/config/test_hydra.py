@@ -155,8 +155,9 @@ def test_a_completion_as_long_as_the_model_leaves_no_room_for_a_prompt_that_fits
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
-    with pytest.raises(UserError, match="already holds a run"):
-        validate(compose_config([f"output_dir={tmp_path}"]))
+    for words in ([], ["dry_run=true"]):
+        with pytest.raises(UserError, match="already holds a run"):
+            validate(compose_config([f"output_dir={tmp_path}", *words]))
 
 
 @pytest.mark.parametrize("sampling", ["top_p=0.9", "top_k=5"])

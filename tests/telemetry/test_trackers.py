@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -55,6 +56,17 @@ def test_each_call_is_one_line_that_can_be_read_before_the_run_ends(tmp_path):
     tracker.log({"reward/mean": 0.5}, 1)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "reward/mean": 0.5}\n'
     tracker.close()
+
+
+def test_lines_go_into_a_new_file_if_somebody_removes_the_folder(tmp_path, caplog):
+    tracker = JsonlTracker(tmp_path / "run")
+    tracker.log({"reward": 0.1}, 1)
+    shutil.rmtree(tmp_path / "run")
+    tracker.log({"reward": 0.2}, 2)
+    tracker.log({"reward": 0.3}, 3)
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [2, 3]
+    [warning] = caplog.messages
+    assert "metrics.jsonl was removed while the run wrote into it: lines from step 2 on go into a new one" in warning
 
 
 def test_any_completion_survives_on_one_line(tmp_path):
