@@ -30,7 +30,8 @@ def weight_buckets(
     """Yields the model's weights in `form` (see `grpo.types.weights`), a few whole tensors at a time, in `dtype`.
 
     The tensors of a bucket are valid until the next bucket is asked for. Tied weights come once, under their first
-    name. Adapters are merged in float32, and the sum is rounded to `dtype` without bias.
+    name. Adapters are merged in float32. Such a sum is rounded to `dtype` without bias, and so is a trained float32
+    weight.
     """
     weights = list(_weights(policy.language_model))
     if form == MERGED:
@@ -73,7 +74,11 @@ class _Weight:
         return [self.parameter, *self.adapters]
 
     def base(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-        return [(self.name, self.parameter.detach().to(dtype))]
+        weight = self.parameter.detach()
+        if weight.dtype == torch.float32 and self.parameter.requires_grad:
+            # Most steps are smaller than half a step of a coarser type.
+            return [(self.name, rounded(weight, dtype, self.name))]
+        return [(self.name, weight.to(dtype))]
 
     def merged(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         if self.layer is None:

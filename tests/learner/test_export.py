@@ -7,13 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.engines import LoraConfig
 from grpo.config.saved import described
+from grpo.learner.export import EXPORT_DTYPES as DTYPES
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
+from grpo.learner.policy import base_model
 from tests.fakes import SingleRank
 from tests.learner.models import files_of, tiny_llama
 
@@ -35,9 +38,30 @@ def folder_at(path, tokenizer=lambda folder: None):
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", torch.float16), ("float32", torch.float32)])
 def test_a_model_is_written_in_the_dtype_that_is_asked_for(dtype, kind, policy, base, tmp_path):
     export(policy, dtype, folder_at(tmp_path / "model"), SingleRank())
+    stored = load_file(tmp_path / "model" / "model.safetensors")
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto").state_dict()
     before = AutoModelForCausalLM.from_pretrained(base).state_dict()
-    assert written.keys() == before.keys() and all(torch.equal(written[name], before[name].to(kind)) for name in before)
+    assert written.keys() == before.keys() and {weight.dtype for weight in stored.values()} == {kind}
+    # A number is rounded up or down, by less than a step.
+    step = {torch.float16: 2**-10, torch.float32: 0.0}[kind]
+    assert all(torch.allclose(written[name].float(), before[name], step, 1e-7) for name in before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_small_change_of_float32_weights_survives_in_a_coarser_dtype(dtype, base, tmp_path):
+    policy = load_policy(files_of(base), ModelConfig(path=str(base)), "float32", 64)
+    weights, change = dict(base_model(policy.language_model).named_parameters()), {}
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(weight.to(DTYPES[dtype]))
+            change[name] = 1e-5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)).sign()
+        before = {name: weight.clone() for name, weight in weights.items()}
+        for name, weight in weights.items():
+            weight += change[name]
+    export(policy, dtype, folder_at(tmp_path / "model"), SingleRank())
+    written = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
+    arrived = sum(float(((written[name] - before[name]) * change[name]).sum()) for name in change)
+    assert arrived / sum(float(one.square().sum()) for one in change.values()) == pytest.approx(1, abs=0.1)
     card = tmp_path / "model" / "README.md"
     assert card.read_text() == "# A card"
     assert {path.stat().st_mode for path in (tmp_path / "model").iterdir()} == {card.stat().st_mode}
