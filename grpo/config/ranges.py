@@ -32,6 +32,7 @@ SHARES = (
     "task.curriculum.easy",
     "task.curriculum.hard",
     "task.curriculum.without_solve_rate",
+    "task.curriculum.width",
 )
 
 PORTS = ("rollout.servers.port", "hardware.first_port")

@@ -72,6 +72,7 @@ RULES = (
         lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
         "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0",
     ),
+    Rule(("task.prompt.chat_template",), lambda c: c.task.prompt.chat, "add task.prompt.chat=true"),
     Rule(("normalization.k",), lambda c: _own(c.normalization.name, "pass_at_k"), "add normalization=pass_at_k"),
     Rule(("normalization.epsilon_in",), lambda c: c.normalization.epsilon, "set normalization.epsilon above 0"),
     Rule(

@@ -104,6 +104,11 @@ def _check_together(config: TrainConfig) -> None:
     )
 
 
+def _at_most_one(part: RewardPartConfig) -> bool:
+    """Tells whether a part of a reward is one of grpo's own, which compare answers."""
+    return ":" not in part.name and not remote_kind(part.name) and part.name.partition("/")[0] != "episode"
+
+
 def _check_set(config: TrainConfig) -> None:
     """Checks data and reward of a task that has no sets."""
     data, reward, answer = config.task.data, config.task.reward, config.rollout.sampling.max_tokens
@@ -114,6 +119,13 @@ def _check_set(config: TrainConfig) -> None:
     )
     template = config.task.prompt.template
     require("{question}" in template, f"task.prompt.template={template!r} lacks {{question}}, where the problem is put")
+    require(
+        "{{question}}" not in template.replace(" ", ""),
+        f"task.prompt.template={template!r} would put braces around the problem: write {{question}}",
+    )
+    for part in filter(_at_most_one, reward.parts[:1]):
+        reached = reward.correct_at <= 1
+        require(reached, f"task.reward.correct_at={reward.correct_at:g} is never reached: {part.name} is at most 1")
     _check_parts("task.reward.parts", reward.parts)
     _check_episode(config)
     for source, source_reward in reward.by_source.items():

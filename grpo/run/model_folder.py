@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 import transformers
 from safetensors import safe_open
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
@@ -96,13 +97,19 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
 def _check_layers(settings: Mapping[str, Any], name: str) -> None:
     """Raises UserError for a number of layers or experts, or a size, that no model has. A model of very many modules
     would take hours to be made, even without weights. Positions that are scaled in a way without a name would not be
-    scaled at all."""
+    scaled at all. Weights are floating-point numbers."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             _check_layers(value, name)
             require(
                 "factor" not in value or not key.startswith("rope_") or "rope_type" in value or "type" in value,
                 f"{name}: its {CONFIG} has {key} with a factor and without a rope_type, which would be ignored: add it",
+            )
+        elif key in ("dtype", "torch_dtype") and isinstance(value, str) and value != "auto":
+            kind = getattr(torch, value.removeprefix("torch."), None)
+            require(
+                isinstance(kind, torch.dtype) and kind.is_floating_point,
+                f"{name}: its {CONFIG} says {key}={value}, and weights are floating-point numbers: correct it",
             )
         elif key in POSITIVE and isinstance(value, int):
             require(value > 0, f"{name}: its {CONFIG} says {key}={value}, which no model has: correct it")

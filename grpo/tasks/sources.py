@@ -122,6 +122,9 @@ def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
 
     if not data.path or not data.split:
         raise UserError('task.data.source=hub needs task.data.path ("owner/name") and task.data.split.')
+    require(not Path(data.path).is_file(), f"task.data.path={data.path} is a file here: set task.data.source=file")
+    name = "/".join(data.path.rstrip("/").split("/")[-2:])
+    require("://" not in data.path, f"task.data.path={data.path} is an address: give the data set's name, {name}")
     try:
         dataset = load_dataset(data.path, data.subset or None, split=data.split)
     except Exception as error:  # several packages raise a dozen kinds, all of which mean that the set cannot be loaded

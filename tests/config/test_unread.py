@@ -24,6 +24,10 @@ CASES = [
         ["experiment=tiny", "task.prompt.tool_parser=hermes"],
         "task.prompt.tool_parser=hermes has no effect here: set task",
     ),
+    (
+        ["task.prompt.chat=false", "task.prompt.chat_template=chatml_tools"],
+        "task.prompt.chat_template=chatml_tools has no effect here: add task.prompt.chat=true",
+    ),
     (["task=file", "task.data.split=test"], "task.data.split=test has no effect here: set task.data.source=hub"),
     (["experiment=tiny", "task.data.path=a.jsonl"], "task.data.path=a.jsonl has no effect here: set task.data.source"),
     (["task=file", "task.data.size=9"], "task.data.size=9 has no effect here: use a generator"),

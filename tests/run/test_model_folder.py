@@ -184,6 +184,7 @@ def test_every_command_finds_its_model_here():
     ("settings", "complaint"),
     [
         ({"num_hidden_layers": 10**9}, ": its config.json says num_hidden_layers=1,000,000,000, which no model has"),
+        ({"dtype": "int8"}, ": its config.json says dtype=int8, and weights are floating-point numbers: correct it"),
         ({"num_hidden_layers": -3}, ": its config.json says num_hidden_layers=-3, which no model has: correct it"),
         ({"text_config": {"num_experts": 10**6}}, ": its config.json says num_experts=1,000,000, which no model has"),
         (
