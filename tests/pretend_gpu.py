@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import grpo
+from grpo.learner import rounding
 from tests.pretend_kernels import FUSED, STAND_INS, WHOLE
 
 
@@ -212,7 +213,8 @@ class _FromNumbers(TorchFunctionMode):
             # Torch would ask its CUDA which device is the current one.
             arguments = (arguments[0], *map(_indexed, arguments[1:]))
             named = {name: _indexed(value) for name, value in named.items()}
-        if function in (torch.tensor, torch.as_tensor) and named.get("device") is not None:
+        # Random numbers are those of the CPU, too.
+        if function in (torch.tensor, torch.as_tensor, torch.randint) and named.get("device") is not None:
             device = named.pop("device")
             return function(*arguments, **named).to(device)
         return function(*arguments, **named)
@@ -270,7 +272,10 @@ def pretend_gpu() -> Iterator[torch.device]:
     bias = patch.object(CausalBias, "__new__", lambda kind, *arguments: Tensor._make_subclass(kind, _empty(0)))
     # vLLM's worker on a CPU replaces this by a function of its own, in a process that has imported it.
     pinned = patch.object(Tensor, "pin_memory", _pinned)
-    mocks = patch.multiple(torch.cuda, **of_cuda), patch.object(torch.nn.Module, "_apply", _moved), bias, pinned
+    seeded = rounding.seeded
+    drawn = patch.object(rounding, "seeded", lambda device, name: seeded(CPU, name))
+    moved = patch.object(torch.nn.Module, "_apply", _moved)
+    mocks = patch.multiple(torch.cuda, **of_cuda), moved, bias, pinned, drawn
     # Backward passes run in this thread, where the modes are.
     modes = _FromNumbers(), _Everywhere(), torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:

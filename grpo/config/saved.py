@@ -204,8 +204,6 @@ def _of_checkpoint(model: ModelConfig, checkpoint: Path) -> ModelConfig:
 
 def _of_adapter(model: ModelConfig, folder: Path) -> ModelConfig:
     settings = _read(folder / ADAPTER_CONFIG)
-    kind = settings.get("peft_type")
-    require(kind == "LORA", f"{folder} is an adapter of the kind {kind}; only LORA is trained")
     unusual_settings = [f"{name}={settings[name]}" for name in UNTRAINED if settings.get(name)]
     unusual_settings += [f"bias={settings['bias']}"] if settings.get("bias", "none") != "none" else []
     began = settings.get("init_lora_weights")
@@ -238,6 +236,11 @@ def _base(settings: Mapping[str, Any], folder: Path) -> str:
     require(
         bool(name), f"{folder / ADAPTER_CONFIG} names no base model: set model.path to it, and model.start={folder}"
     )
+    require(
+        not str(name).startswith(("/", ".", "~")) or Path(name).expanduser().is_dir(),
+        f"{folder / ADAPTER_CONFIG} names the base model {name}, which is not here: set model.path to where it is, and "
+        f"model.start={folder}",
+    )
     return str(name)
 
 
@@ -259,6 +262,8 @@ def _agreed(asked_lora: LoraConfig, earlier_lora: LoraConfig, place: Path, remed
 def _read(file: Path) -> dict[str, Any]:
     try:
         settings = parse_json(file.read_text(encoding="utf-8"))
+        kind = settings["peft_type"]
+        require(kind == "LORA", f"{file.parent} is an adapter of the kind {kind}; only LORA is trained")
         if isinstance(settings["r"], int) and isinstance(settings["lora_alpha"], int | float):
             return settings
         raise ValueError("r and lora_alpha are no numbers")

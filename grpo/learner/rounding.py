@@ -18,6 +18,11 @@ from torch import Tensor
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}
 
 
+def seeded(device: torch.device, name: str) -> torch.Generator:
+    """Returns a source of random numbers that are the same for the same name."""
+    return torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+
+
 def rounded(exact: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Rounds float32 numbers to `dtype` without bias. A number that `dtype` has stays as it is.
 
@@ -26,7 +31,7 @@ def rounded(exact: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """
     if dtype not in DROPPED:
         return exact.to(dtype)
-    generator = torch.Generator(exact.device).manual_seed(zlib.crc32(name.encode()))
+    generator = seeded(exact.device, name)
     bits, dropped = exact.contiguous().view(torch.int32), DROPPED[dtype]
     shape, device = bits.shape, exact.device
     noise = torch.randint(0, 1 << dropped, shape, dtype=torch.int32, generator=generator, device=device)
@@ -41,7 +46,7 @@ def dithered(weights: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     `weights` are float32 numbers that `dtype` has. Zeros and what is not finite stay as they are. The random numbers
     come from `name`, as in `rounded`.
     """
-    generator = torch.Generator(weights.device).manual_seed(zlib.crc32(name.encode()))
+    generator = seeded(weights.device, name)
     half = 1 << DROPPED[dtype] - 1
     noise = torch.randint(1 - half, half, weights.shape, dtype=torch.int32, generator=generator, device=weights.device)
     moved = (weights.contiguous().view(torch.int32) + noise).view(torch.float32)

@@ -89,8 +89,12 @@ def _file_of(module: str) -> Path | None:
 
 
 def open_manifest(output: Path, start: Mapping[str, Any], resumed: bool) -> None:
-    """Writes the manifest of a run that starts, or adds the start of one that is resumed."""
+    """Writes the manifest of a run that starts, or adds the start of one that is resumed. Then a line says which of the
+    user's own files have changed."""
     earlier = read_manifest(output).get("starts", []) if resumed and (output / MANIFEST_FILE).exists() else []
+    for name, digest in start["own_files"].items() if earlier else ():
+        if earlier[-1].get("own_files", {}).get(name, digest) != digest:
+            print(f"  changed since: what {name} holds")
     write_whole(output / MANIFEST_FILE, json.dumps({"starts": [*earlier, start]}, indent=1))
 
 

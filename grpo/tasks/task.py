@@ -21,9 +21,14 @@ from grpo.tasks.prompt_encoding import PromptEncoder, filled, unfilled
 from grpo.tasks.prompt_stream import Mixture, PromptStream
 from grpo.tasks.rewards import readable
 from grpo.tasks.sources import listed, load_problems
+from grpo.tasks.unit_tests import row_tests
+from grpo.tasks.verification import UnparsableAnswer
 from grpo.types import Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
+
+# The tests of this many rows are read before a run.
+MOST_READ = 100
 
 
 class VerifiableTask:
@@ -281,6 +286,7 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
         logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
     _require_columns(config, problems)
     _require_sources(config, problems)
+    _require_tests(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable]
     if contradictory := _contradictory(config, usable):
         logger.warning(
@@ -311,6 +317,23 @@ def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:
         raise UserError(
             f"task.reward.by_source: no problem has the source {listed(tuple(sorted(unknown)))}; there are "
             f"{listed(tuple(sorted(sources)))}."
+        )
+
+
+def _require_tests(config: TaskConfig, problems: Sequence[Problem]) -> None:
+    """Raises `UserError` where programs are judged, and none of the first problems has tests that can be read."""
+    judged = [problem for problem in problems if "code" in config.reward.of(problem.source).weights][:MOST_READ]
+    reasons = []
+    for problem in judged:
+        try:
+            row_tests(problem.answer, problem.metadata)
+            return
+        except UnparsableAnswer as error:
+            reasons.append(str(error))
+    if reasons:
+        raise UserError(
+            f"task.reward.parts has code, which runs a row's unit tests, and the first {len(reasons)} have none that "
+            f"can be read ({reasons[0]}): choose another part, or data with tests"
         )
 
 

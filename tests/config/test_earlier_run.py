@@ -105,6 +105,11 @@ def test_an_adapter_names_its_base_unless_another_is_given(adapter):
         ({"bias": "all"}, "has bias=all"),
         ({"target_modules": ".*_proj"}, "names its target_modules by the pattern"),
         ({"base_model_name_or_path": None}, "names no base model: set model.path to it, and model.start="),
+        (
+            {"base_model_name_or_path": "/gone/base"},
+            "names the base model /gone/base, which is not here: set model.path",
+        ),
+        ({"peft_type": "PREFIX_TUNING", "r": None}, "is an adapter of the kind PREFIX_TUNING; only LORA is trained"),
         ({"r": "four"}, "adapter_config.json is damaged"),
     ],
 )

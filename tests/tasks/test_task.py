@@ -319,6 +319,15 @@ def test_a_name_in_the_template_that_is_no_column_is_refused(template, message, 
         usable_problems(task_config)
 
 
+def test_programs_are_not_judged_without_tests(write_rows):
+    rows = [{"problem": str(index), "answer": "1"} for index in range(5)]
+    parts = RewardConfig(parts=[RewardPartConfig(name="code")])
+    with pytest.raises(UserError, match=r"has code, which runs a row.s unit tests, and the first 5 have none"):
+        usable_problems(TaskConfig(data=DataConfig(path=write_rows(rows)), reward=parts))
+    tested = [*rows, {"problem": "5", "answer": "assert f(1) == 2"}]
+    assert len(usable_problems(TaskConfig(data=DataConfig(path=write_rows(tested)), reward=parts))) == 6
+
+
 def test_a_prompt_with_two_right_answers_is_reported(tokenizer, write_rows, caplog):
     rows = [{"problem": "1 + 1", "answer": answer} for answer in ("2", "3", "2")] + [{"problem": "1", "answer": "1"}]
     task_config = TaskConfig(

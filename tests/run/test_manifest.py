@@ -1,0 +1,10 @@
+"""These tests open a run's manifest, at its first start and when it is resumed."""
+
+from grpo.run.manifest import open_manifest, read_manifest
+
+
+def test_a_reward_that_was_changed_before_a_resumption_is_named(tmp_path, capsys):
+    open_manifest(tmp_path, {"step": 0, "own_files": {"a.py": "1", "b.py": "2"}}, resumed=False)
+    open_manifest(tmp_path, {"step": 3, "own_files": {"a.py": "9", "b.py": "2", "c.py": "3"}}, resumed=True)
+    assert capsys.readouterr().out == "  changed since: what a.py holds\n"
+    assert [start["step"] for start in read_manifest(tmp_path)["starts"]] == [0, 3]
