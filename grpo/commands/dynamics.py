@@ -202,15 +202,13 @@ def _pass_rates(path: Path, column: str) -> PassRates:
     require(not is_run(path), f"{path} is a run, and {advice}: `grpo dynamics whatif {path}` predicts it otherwise set")
     try:
         pass_rates = read_solve_rates(path, column)
-        always = {0.0: "no problem is ever solved", 1.0: "all problems are always solved"}.get(pass_rates.rates[0])
-        require(
-            not (always and len({*pass_rates.rates}) == 1),
-            f"{path}: {always}, so no group of any size teaches anything: choose other problems, or check the reward",
-        )
-        return pass_rates
     except UserError:
         refuse_several(path, f"; `grpo dynamics whatif` reads a run, and {advice}")
         raise
+    nothing = "so no group of any size teaches anything: choose other problems, or check the reward"
+    require(max(pass_rates.rates) > 0, f"{path}: no problem is ever solved, {nothing}")
+    require(min(pass_rates.rates) < 1, f"{path}: all problems are always solved, {nothing}")
+    return pass_rates
 
 
 # Reads the words of an analysis, and returns what does it.

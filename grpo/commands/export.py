@@ -17,11 +17,11 @@ USAGE = """usage: grpo export CHECKPOINT | RUN DIRECTORY [dtype=bfloat16|float16
 
 Writes the model of a checkpoint with its tokenizer and a model card into DIRECTORY, which transformers and vLLM load.
 A run's folder stands for its checkpoint with the best held-out pass rate, or the newest where none was evaluated.
-dtype is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it was
-trained, in peft's format, instead of merging it into the weights. Merged weights are rounded to dtype without bias, so
-that their products keep the adapter's change, and dtype=float32 rounds nothing. upload=USER/NAME sends DIRECTORY to the
-Hugging Face hub too, where a new model is private unless public=true. A model that is beyond a gate of its run is
-refused unless despite_gates=true. It needs no GPU. Python code that comes with the model runs only with
+dtype is that of the written weights, by default that of training. adapter=true writes the LoRA adapter alone as it
+was trained, in peft's format, instead of merging it into the weights. Merged and float32 weights are rounded to dtype
+without bias, so that their products keep small changes, and dtype=float32 rounds nothing. upload=USER/NAME sends
+DIRECTORY to the Hugging Face hub too, where a new model is private unless public=true. A model that is beyond a gate
+of its run is refused unless despite_gates=true. It needs no GPU. Python code that comes with the model runs only with
 model.trust_remote_code=true, also if the checkpoint's own configuration allows it.
 
   grpo export runs/x models/x  the best checkpoint of a run

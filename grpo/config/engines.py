@@ -216,9 +216,8 @@ class LearnerConfig:
     # several times slower in bfloat16.
     precision: str = "auto"
     # In bfloat16 the float32 master of each weight begins at a random place that rounds to the same weight, so that the
-    # right share of the weights follows a step of any size. False begins each master at the weight itself, as other
-    # frameworks do: steps of RL are mostly less than half of a bfloat16's step, and round away until many have added
-    # up.
+    # right share of the weights follows a step of any size. False begins each master at the weight itself: steps of RL
+    # are mostly less than half of a bfloat16's step, and round away until many have added up.
     dither: bool = True
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False

@@ -29,13 +29,13 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
         return f": a file nests keys, so write {nested[1:-1]}"
     if key.replace("/", ".") in config_keys:
         return f"; did you mean {key.replace('/', '.')}?"
-    for name in (name for name in _endings(key.lower()) if "." in name and not key.lower().startswith("critic.")):
-        ours = [known for known in config_keys if known == name or known.endswith(f".{name}")]
-        if len(ours) == 1:
-            return f"; did you mean {ours[0]}?"
     first = key.lower().partition(".")[0]
     if first in ELSEWHERE and first not in config_keys:
         return f": {ELSEWHERE[first]}"
+    for name in (name for name in _endings(key.lower()) if "." in name):
+        ours = [known for known in config_keys if known == name or known.endswith(f".{name}")]
+        if len(ours) == 1:
+            return f"; did you mean {ours[0]}?"
     for name in _endings(key.lower()):
         if meant := VALUES.get(name, {}).get(value):
             return f"; here it is {meant}"
