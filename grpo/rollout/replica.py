@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from grpo.config.errors import UserError, require
+from grpo.config.errors import UserError, first_line, require
 from grpo.config.placement import KEY_VARIABLE
 from grpo.host.disk import open_own
 from grpo.host.network import watchful
@@ -173,7 +173,7 @@ class Replica:
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         if run:
             self.headers[RUN] = quote(run)
-        self._request_seconds = request_seconds
+        self._request_seconds, self._trouble = request_seconds, ""
 
     @property
     def alive(self) -> bool:
@@ -210,18 +210,15 @@ class Replica:
     async def status(self, first: bool = False) -> int | None:
         """Returns the HTTP status of the engine's answer, or None when no answer comes in time. The status is 500 when
         the engine has died and its server has stayed, `CLOSED` when nothing listens at the server's port, and 404 for a
-        web page. The `first` time UserError is raised for a name that nobody knows, and for https where the server
-        does not speak it."""
+        web page. The `first` time UserError is raised for https where the server does not speak it."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
         session = aiohttp.ClientSession(headers=self.headers, timeout=timeout)
         try:
             async with session, session.get(f"{self.url}/is_paused", allow_redirects=False) as answer:
                 return 404 if answer.content_type == "text/html" and answer.status == 200 else answer.status
         except aiohttp.ClientConnectorError as error:
-            if first and isinstance(error, aiohttp.ClientConnectorDNSError):
-                raise UserError(
-                    f"{self.url} has a name that nobody knows here: correct rollout.servers.urls"
-                ) from error
+            # The name of a machine that is still starting may be unknown yet.
+            self._trouble = first_line(error)
             if first and isinstance(error, aiohttp.ClientSSLError):
                 raise UserError(f"{self.url} speaks no https, or its certificate is not valid: use http://") from error
             return CLOSED
@@ -245,7 +242,7 @@ class Replica:
         """Waits until the server answers. Raises UserError when it has exited, wants another key, or does not answer
         within `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while (status := await self.status(first=True)) != 200:
+        while (status := await self.status(first=self.process is None)) != 200:
             if status == 401:
                 raise UserError(
                     f"the vLLM server at {self.url} wants another key: set {KEY_VARIABLE} to that of its run"
@@ -261,8 +258,8 @@ class Replica:
                 advice = "see logs/ in the run's folder"
                 remedy = advice if self.process else "start it there with `grpo serve`, correct rollout.servers.urls"
                 raise UserError(
-                    f"the vLLM server at {self.url} did not answer within rollout.servers.start_seconds={seconds:g}: "
-                    f"{remedy}, or raise it"
+                    f"the vLLM server at {self.url} did not answer within rollout.servers.start_seconds={seconds:g}"
+                    f"{f' ({self._trouble})' if self._trouble else ''}: {remedy}, or raise it"
                 )
             await asyncio.sleep(POLL_SECONDS)
 
