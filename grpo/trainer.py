@@ -44,7 +44,7 @@ from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
 from grpo.host import environment, ranks
 from grpo.host.disk import open_own, require_writable
-from grpo.host.imports import look_here_last
+from grpo.host.imports import is_unguarded, look_here_last
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
@@ -54,9 +54,9 @@ Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
 OF_TRL = {"args": "words", "callbacks": "after_round=", "reward_funcs": "reward=", "train_dataset": "dataset="}
-"""TRL's trainer takes these arguments. This one takes what stands beside them, and all else as words."""
-UNGUARDED = 'grpo: a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
-"""A grading process that reaches `train` exits with this message. The run then reports that the process has ended."""
+"""This trainer takes what stands beside these arguments of TRL's trainer, and all else as words."""
+UNGUARDED = 'a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
+"""A script without that line is refused with this message. A grading process that reaches `train` exits with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class Trainer:
         again. Two kinds of processes train once: ranks that a launcher started, and those with vLLM's engine on a GPU
         (rollout=vllm). `train` has to be called in the main thread, the one that gets Ctrl-C.
         """
-        if under_way() or getattr(multiprocessing.current_process(), "_inheriting", False):
-            # A grading process imports the script that started it, and would start a run of its own.
-            sys.exit(UNGUARDED)
+        if under_way() or getattr(multiprocessing.current_process(), "_inheriting", False):  # as in a grading process
+            sys.exit(f"grpo: {UNGUARDED}")
+        require(not is_unguarded(), UNGUARDED)
         # The user may have changed a file of rewards or losses since the process's last run.
         forget()
         self._require_sound()

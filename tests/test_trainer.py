@@ -199,7 +199,14 @@ def test_a_run_in_another_thread_than_the_main_one_is_one_line(tmp_path):
         threads.submit(trainer.train).result()
 
 
-def test_a_script_without_a_main_guard_is_named_by_the_process_that_imports_it(monkeypatch):
+def test_a_script_without_a_main_guard_is_refused(monkeypatch, tmp_path):
+    (script := tmp_path / "script.py").write_text('Trainer("experiment=tiny").train()')
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    with pytest.raises(UserError, match='has to call train.. below `if __name__ == "__main__":`'):
+        Trainer("experiment=tiny").train()
+
+
+def test_a_grading_process_that_imports_an_unguarded_script_ends(monkeypatch):
     trainer = Trainer("experiment=tiny")
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(SystemExit, match='has to call train.. below `if __name__ == "__main__":`'):

@@ -158,7 +158,20 @@ def _check_own(file: Path) -> None:
     if not isinstance(defaults, list) or defaults in ([], ["_self_"]):
         raise UserError(f"{file.name} does not build on train.yaml: {_BEGINNING}")
     if "_self_" not in defaults[1:]:
-        raise UserError(f"{file.name} does not say that its own values come after those of train.yaml: {_BEGINNING}")
+        own = [_written_default(entry) for entry in defaults if entry != "_self_"]
+        raise UserError(
+            f"{file.name} does not say that its own values come after those of train.yaml: begin it with `defaults: "
+            f"[{', '.join([*own, '_self_'])}]`"
+        )
+
+
+def _written_default(entry: Any) -> str:
+    """Returns an entry of a list of defaults as it has to be written behind train.yaml's, which choose groups too."""
+    if not isinstance(entry, dict):
+        return str(entry)
+    group, choice = next(iter(entry.items()), ("", ""))
+    is_ours = (config_directory() / str(group).lstrip("/")).is_dir()
+    return f"{{{'override ' if is_ours else ''}{group}: {choice}}}"
 
 
 def _search_path(request: Request, first: Path) -> list[str]:
@@ -286,6 +299,12 @@ def compose_suite(config: TrainConfig) -> list[TaskConfig]:
         task.data.held_out_fraction = 0.0
         task.prompt = replace(task.prompt, **{key: getattr(prompts[0], key) for key in shared_keys})
         tasks.append(task)
+    files = [Path(folder) / f"{name}.jsonl" for name in config.evaluation.suite if "." not in name]
+    require(
+        not folder or not files or any(file.is_file() for file in files),
+        f"evaluation.suite_folder={folder} has no file of evaluation.suite, such as {min(files, default=folder)}: put "
+        "it there, or leave the folder out, and the hub is asked",
+    )
     names = [task.name for task in tasks]
     require(
         len({*names}) == len(names), f"evaluation.suite has two sets of one name ({', '.join(names)}): rename a file"

@@ -188,6 +188,11 @@ def _left_by(run: Path) -> Path:
 
 def _of_checkpoint(model: ModelConfig, checkpoint: Path) -> ModelConfig:
     earlier_model = read_config(checkpoint).model
+    require(
+        not model.start or model.path in ("", earlier_model.path),
+        f"model.start={checkpoint} is a checkpoint of {earlier_model.path or earlier_model.source}, so model.path="
+        f"{model.path} has no effect: leave out one of the two",
+    )
     remedy = f"`grpo export {checkpoint} DIRECTORY` makes one model of it, then give model.path=DIRECTORY"
     lora = _agreed(model.lora, earlier_model.lora, checkpoint, remedy)
     return replace(

@@ -220,7 +220,13 @@ RULES = (
     ),
 )
 
-NOT_TRAINED = (Rule(("checkpoint.", "limits.", "num_steps"), lambda _: False, "only grpo train reads it; use that"),)
+NOT_TRAINED = (
+    Rule(
+        ("checkpoint.", "limits.", "num_steps", "normalization.", "objective."),
+        lambda _: False,
+        "only grpo train reads it; use that",
+    ),
+)
 """These are the rules of commands that measure a model and do not train it."""
 
 

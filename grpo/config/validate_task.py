@@ -127,6 +127,7 @@ def _check_set(config: TrainConfig) -> None:
         reached = reward.correct_at <= 1
         require(reached, f"task.reward.correct_at={reward.correct_at:g} is never reached: {part.name} is at most 1")
     _check_parts("task.reward.parts", reward.parts)
+    _check_generators_grader(config.task)
     _check_episode(config)
     for source, source_reward in reward.by_source.items():
         if source_reward.parts or not source_reward.extract:
@@ -164,6 +165,14 @@ def _check_set(config: TrainConfig) -> None:
         0 <= data.held_out_fraction < 1,
         f"task.data.held_out_fraction={data.held_out_fraction} must lie in [0, 1): 0.1 holds out a tenth, "
         "and with 0 grpo eval asks any problem",
+    )
+
+
+def _check_generators_grader(task: TaskConfig) -> None:
+    require(
+        task.data.source == "reasoning_gym" or all(part.name != "reasoning_gym" for part in task.reward.parts),
+        "task.reward.parts: reasoning_gym grades answers to its own generators' problems, and these come from "
+        f"task.data.source={task.data.source}: choose another part, such as math or exact",
     )
 
 

@@ -76,3 +76,9 @@ def how_to_install(module: str) -> str | None:
         if extra and re.match(r"[\w-]+", requirement)[0] == wanted:
             return f"in a clone of grpo: pip install '.[{extra[1:-1]}]'"
     return None
+
+
+def is_unguarded() -> bool:
+    """Tells whether this process's script does all it does again where another process imports it."""
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    return script.suffix == ".py" and script.is_file() and "__name__" not in script.read_text(errors="replace")

@@ -152,6 +152,15 @@ def longest_length(files: ModelFiles) -> float:
     return min([made_for, *(limit for limit, _ in _limits(files.path, files.config))])
 
 
+def most_positions(files: ModelFiles) -> float:
+    """Returns the largest `model.max_length` that a model's config has positions for, or infinity where it names none.
+    Scaled rotary positions reach further, by their factor."""
+    tables = getattr(files.text, "rope_parameters", None) or {}
+    factors = [table.get("factor") or 1 for table in (tables, *tables.values()) if isinstance(table, dict)]
+    made_for = getattr(files.text, "max_position_embeddings", None) or math.inf
+    return made_for * max([1, *factors])
+
+
 def check_positions(path: str | Path, config: PretrainedConfig, max_length: int) -> None:
     """Raises UserError where learner and sampler may differ on sequences of up to `max_length` tokens."""
     for limit, reason in _limits(path, config):

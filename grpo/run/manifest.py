@@ -63,15 +63,19 @@ def facts_of_start(config: TrainConfig, model: Path, problems: str, device: torc
 
 
 def own_files(config: TrainConfig) -> dict[str, str]:
-    """Returns the SHA-256 of the files with the user's own rewards, episodes and functions of the loss, by their names
-    in the configuration. A function that exists in a process only has none. Files that such a file imports are not
-    seen."""
+    """Returns the SHA-256 of the files with the user's own rewards, episodes, chat templates and functions of the loss,
+    by their names in the configuration. A function that exists in a process only has none. Files that such a file
+    imports are not seen."""
     objective, names = config.objective, []
     for of_set in config.task.all_sets.values():
         parts = [of_set.reward.parts, *(reward.parts for reward in of_set.reward.by_source.values())]
         names += [of_set.episode, *(part.name for reward_parts in parts for part in reward_parts)]
     names += [config.normalization.name, objective.name, objective.aggregation.level, objective.kl.estimator]
-    digests = {}
+    digests = {
+        prompt.chat_template: sha256(Path(prompt.chat_template))
+        for prompt in (of_set.prompt for of_set in config.task.all_sets.values())
+        if Path(prompt.chat_template).is_file()
+    }
     for module in dict.fromkeys(name.rpartition(":")[0] for name in names if ":" in name):
         if module != GIVEN and (file := _file_of(module)) and file.is_file():
             digests[module] = sha256(file)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import first_line, require
 from grpo.config.plain_json import parse_json
+from grpo.config.saved import ADAPTER_WEIGHTS
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.models.files import ModelFiles
@@ -62,6 +65,12 @@ def model_files(
         files = ModelFiles(with_config(path, {"quantization_config": {"dequantize": True}}), files.trust)
     if needs_weights:
         check_weights(files, name)
+    adapter = Path(config.model.start) / ADAPTER_WEIGHTS
+    if config.model.start and adapter.exists():
+        try:
+            safe_open(adapter, framework="pt").keys()
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{adapter} is damaged: copy it again ({first_line(error)})") from error
     return files
 
 
@@ -91,6 +100,7 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
         raise UserError(f"{name}: transformers cannot read its {CONFIG}: {reason}") from error
     if not own_code:
         _check_kind(config, f"{name} is a {kind} model")
+        _check_scaling(config, name)
     return settings
 
 
@@ -118,6 +128,18 @@ def _check_layers(settings: Mapping[str, Any], name: str) -> None:
                 value <= MOST_MODULES and (value > 0 or key not in OF_LAYERS),
                 f"{name}: its {CONFIG} says {key}={value:,}, which no model has: correct it",
             )
+
+
+def _check_scaling(config: PretrainedConfig, name: str) -> None:
+    """Raises UserError for a way of scaling positions that transformers does not know."""
+    tables = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    for table in (tables, *tables.values()):
+        way = table.get("rope_type", "default") if isinstance(table, Mapping) else "default"
+        require(
+            way == "default" or way in ROPE_INIT_FUNCTIONS,
+            f"{name}: its {CONFIG} scales positions by rope_type={way}, which transformers does not know: choose one "
+            f"of {', '.join(sorted(ROPE_INIT_FUNCTIONS))}",
+        )
 
 
 def _check_kind(config: PretrainedConfig, it_is: str) -> None:

@@ -23,7 +23,7 @@ from grpo.host.alive import working
 from grpo.host.repeatable import make_repeatable
 from grpo.host.terminal import Terminal, say
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
-from grpo.learner.loading import longest_length, proven_layout
+from grpo.learner.loading import longest_length, most_positions, proven_layout
 from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import RELEASES_CACHE, vllm_since
 from grpo.run import preflight
@@ -190,6 +190,11 @@ def fit_lengths(
         asked += f" and task.limits.observed_tokens={observed}"
     answer += observed
     most = room + answer
+    require(
+        configured <= (reach := most_positions(files)),
+        f"model.max_length={configured} is more than the {reach} positions of the model in {files.path}: lower it, or "
+        "set it to 0, which takes what the data need",
+    )
 
     def fitted(of_set: TaskConfig, measured: int) -> TaskConfig:
         longest = of_set.prompt.max_tokens or min(max(1, measured), room)

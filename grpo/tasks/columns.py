@@ -196,7 +196,7 @@ def foreign_format(columns: Sequence[str], question_column: str) -> str:
     return f"; these look like {format_name} columns, which task={name} reads"
 
 
-_QUESTIONS = ("question", "problem", "prompt", "input", "query", "instruction")
+_QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 _ANSWERS = ("answer", "solution", "ground_truth", "label", "target", "output", "response", "completion")
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class PromptEncoder:
         self._default_system = self._written_system() if config.chat and config.system == "" else ""
         if config.chat:
             self._require_question()
+        self._require_plain_words()
 
     def __call__(self, problem: Problem) -> tuple[int, ...]:
         """Returns the prompt's token ids, up to where the completion begins."""
@@ -260,6 +262,25 @@ class PromptEncoder:
             not system or _MARK[::-1] in prompt,
             f"{template} leaves out task.prompt.system: write its text into task.prompt.template",
         )
+
+    def _require_plain_words(self) -> None:
+        """Raises `UserError` for a configured text with a special token that is written around it anyway. The model
+        would read that token twice."""
+        config, tokenizer = self._config, self._tokenizer
+        texts, by, remedy = {"template": config.template}, "the tokenizer", ""
+        if config.chat:
+            texts |= {"system": config.system or "", "examples": str(config.examples)}
+            by, remedy = "the chat template", ", or set task.prompt.chat=false"
+        try:
+            around = self._render([_message("user", "1")]) if config.chat else tokenizer.decode(tokenizer.encode("1"))
+        except UserError:
+            return  # it refuses this conversation, but may take those of the data
+        for name, token in product(texts, tokenizer.all_special_tokens):
+            twice = token in texts[name] if config.chat else texts[name].startswith(token)
+            require(
+                not (twice and token in around),
+                f"task.prompt.{name} holds {token}, which {by} writes too: leave it out{remedy}",
+            )
 
     @property
     def _template(self) -> tuple[str, str]:

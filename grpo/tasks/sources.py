@@ -80,10 +80,11 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
             f"no usable problem in {data.path or data.source}: {report}; check task.data.question_column and "
             "task.data.answer_column"
             + (", task.data.answer_pattern" if data.answer_pattern else "")
-            + (", and task.data.choices_column." if data.choices_column else f".{report.first}")
+            + (", and task.data.choices_column." if data.choices_column else ".")
+            + report.first
         )
     if report.unusable and data.bad_rows == "refuse":
-        raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.")
+        raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.{report.first}")
     ids = set()
     for problem in problems:
         if problem.problem_id in ids:
@@ -230,6 +231,11 @@ def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     """Returns a message with the question and answer of an unusable row, and the forms that can be used."""
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
+    if data.choices_column and conversation(cell(row, data.question_column))[1] and text_of(answer):
+        return (
+            f" The first has the answer {answer!r:.80} and the choices {cell(row, data.choices_column)!r:.80}; choices "
+            "are a list of two or more, and an answer is the label, the text, the letter or the index of one."
+        )
     return (
         f" The first has the question {cell(row, data.question_column)!r:.80} and the answer {answer!r:.80}; "
         "a question is text, or chat messages that end with the user's, and an answer is text or a number, true or "

@@ -62,6 +62,13 @@ def test_a_checkpoint_brings_its_model_and_adapters_but_no_code_of_its_own(check
     assert described(model) == model and is_checkpoint(model.start)
 
 
+def test_a_model_beside_a_checkpoint_of_another_one_is_refused(checkpoint):
+    folder = str(checkpoint(path="some/base"))
+    assert described(ModelConfig(path="some/base", start=folder)).path == "some/base"
+    with pytest.raises(UserError, match="is a checkpoint of some/base, so model.path=other/base has no effect"):
+        described(ModelConfig(path="other/base", start=folder))
+
+
 @pytest.mark.parametrize(
     ("saved", "given", "said"),
     [

@@ -121,6 +121,9 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
     for name in ("unsaid", "first"):
         with pytest.raises(UserError, match=f"{name}.yaml does not say that its own values come after"):
             composed(f"{tmp_path}/{name}.yaml")
+    (tmp_path / "group.yaml").write_text("defaults: [train, {task: gsm8k}]\n")
+    with pytest.raises(UserError, match=r"with `defaults: \[train, {override task: gsm8k}, _self_\]`"):
+        composed(f"{tmp_path}/group.yaml")
     with pytest.raises(UserError, match="hydra.run.dir is not read here: output_dir is a run's folder"):
         composed("hydra.run.dir=x")
 

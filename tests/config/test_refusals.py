@@ -15,6 +15,7 @@ learner.max_gradient_norm=-1 → must not be negative
 learner.learning_rate=1000 → learner.learning_rate=1000 is about the change that AdamW makes
 learner.weight_decay=1e6 → learner.weight_decay=1e+06 times learner.learning_rate=1e-06 takes 100% of
 learner.adam_epsilon=0 → learner.adam_epsilon=0.0 must be above 0
+task=tiny_arithmetic  task.reward.parts=[{name: reasoning_gym}] → reasoning_gym grades answers to its own gen
 normalization.exponent=50 → normalization.exponent=50 must lie between -10 and 10
 evaluation.num_problems=-1 → must not be negative
 limits.tokens=-1 → must not be negative

@@ -76,9 +76,11 @@ def test_a_local_copy_of_a_set_is_read_instead_of_the_hub(tmp_path):
     assert (second.data.source, second.data.path) == ("hub", "math-ai/aime25")
 
 
-def test_a_folder_of_local_copies_that_does_not_exist_is_refused():
+def test_a_folder_without_local_copies_is_refused(tmp_path):
     with pytest.raises(UserError, match="evaluation.suite_folder=nowhere: there is no such folder"):
         compose_suite(compose_config(["evaluation.suite=[aime24]", "evaluation.suite_folder=nowhere"]))
+    with pytest.raises(UserError, match="has no file of evaluation.suite, such as .*/aime24.jsonl: put it there"):
+        compose_suite(compose_config(["evaluation.suite=[aime24]", f"evaluation.suite_folder={tmp_path}"]))
 
 
 def test_a_file_in_the_suite_is_read_and_asked_as_the_runs_own_problems_are(tmp_path):

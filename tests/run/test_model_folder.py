@@ -192,6 +192,10 @@ def test_every_command_finds_its_model_here():
             ": its config.json says max_position_embeddings=0, which no model has: correct",
         ),
         ({"rope_scaling": {"factor": 8.0}}, ": its config.json has rope_scaling with a factor and without a rope_type"),
+        (
+            {"rope_scaling": {"rope_type": "stretch", "factor": 8.0}},
+            ": its config.json scales positions by rope_type=stretch, which transformers does not know: choose one of",
+        ),
         ({"is_encoder_decoder": True}, " is a llama model, whose encoder reads what its decoder then answers"),
     ],
 )

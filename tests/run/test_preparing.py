@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from grpo.config import DataConfig, TaskConfig, TrainConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.config.saved import described
-from grpo.models.resolve import resolve
+from grpo.models.resolve import resolve, with_config
 from grpo.run.parts import warm_start_examples
 from grpo.run.preparing import _refuse_trained_on, fit_lengths, with_precision
 from grpo.tasks.task import LoadedTask, loaded_task
@@ -60,11 +60,15 @@ def test_lengths_without_room_are_refused_after_the_data_are_read(tiny, problems
         fitted(tiny, problems, "evaluation.max_tokens=2048")
     with pytest.raises(UserError, match="=2000 plus rollout.sampling.max_tokens=60 is more than the 2048 positions"):
         fitted(tiny, problems, "rollout.sampling.max_tokens=60", "task.prompt.max_tokens=2000")
-    observed = "task.limits.observed_tokens=2000"
-    with pytest.raises(UserError, match=f"beside rollout.sampling.max_tokens=60 and {observed}, .*: lower one of"):
-        fitted(tiny, problems, "rollout.sampling.max_tokens=60", observed, "task.episode=calculator")
-    with pytest.raises(UserError, match="there is no file"):
-        fitted(tiny, tmp_path / "nowhere.jsonl", "rollout.sampling.max_tokens=2048")
+    with pytest.raises(UserError, match="model.max_length=2049 is more than the 2048 positions of the model in .*: lo"):
+        fitted(tiny, problems, "model.max_length=2049")
+
+
+def test_scaled_positions_leave_room_for_a_longer_model(tiny, problems):
+    scaled = with_config(tiny[0], {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}})
+    assert fitted((scaled, tiny[1]), problems, "model.max_length=4096")[1] == 4096
+    with pytest.raises(UserError, match="model.max_length=4097 is more than the 4096"):
+        fitted((scaled, tiny[1]), problems, "model.max_length=4097")
 
 
 def test_problems_longer_than_the_model_teach_a_tiny_one_nothing(tmp_path):

@@ -137,7 +137,7 @@ def test_the_answer_of_a_multiple_choice_question_is_its_letter(write_rows):
     problems, report = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
     assert [problem.answer for problem in problems] == ["B", "A"]
     assert report.unusable == ("sums-2",)
-    with pytest.raises(UserError, match=r"task.data.answer_column, and task.data.choices_column\.$"):
+    with pytest.raises(UserError, match=r"and task.data.choices_column\. The first has the answer 'green'"):
         load_problems(DataConfig(path=write_rows(rows[2:]), choices_column="choices"))
     assert letter_of("2", ["1", "2", "3"]) == "B"  # the text of a choice comes before its index
     assert letter_of("AB", ["red", "blue"]) == letter_of("C", ["red", "blue"]) == letter_of("", ["", "blue"]) == ""

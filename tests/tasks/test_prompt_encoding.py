@@ -137,6 +137,30 @@ def test_prompt_settings_that_cannot_work_are_one_line(template, settings, messa
         decoded(tokenizer, **settings)
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"template": "<|im_start|>user\n{question}<|im_end|>\n"},
+        {"system": "<|im_start|>Be kind."},
+        {"examples": [["1 + 1 =", "2<|im_end|>"]]},
+    ],
+)
+def test_a_token_that_the_chat_template_writes_too_is_refused(texts):
+    tokenizer = byte_tokenizer(template=CHATML)
+    with pytest.raises(UserError, match=rf"^task.prompt.{next(iter(texts))} holds <\|im_\w+\|>, which the chat temp"):
+        decoded(tokenizer, **texts)
+
+
+def test_a_base_models_first_token_is_refused_where_its_tokenizer_writes_it_too():
+    tokenizer = byte_tokenizer(bos="<s>")
+    assert decoded(tokenizer, chat=False, template="<s>{question}") == "<s>7 + 5 ="
+    first = [("<s>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=first)
+    assert decoded(tokenizer, chat=False) == "<s>7 + 5 ="
+    with pytest.raises(UserError, match="^task.prompt.template holds <s>, which the tokenizer writes too: leave it ou"):
+        decoded(tokenizer, chat=False, template="<s>{question}")
+
+
 def test_a_template_of_ones_own_is_named_where_it_is_wrong(tmp_path):
     for text, wrong in (("{% if %}", r"is broken in line 1 \(.*\)"), ("What?", "leaves out the user's message")):
         (file := tmp_path / "own.jinja").write_text(text)

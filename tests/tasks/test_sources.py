@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -334,6 +335,14 @@ def test_the_choices_of_questions_without_answers_stay_in_the_prompt(write_rows,
     task = compose_config([*words, own_parts("def f(completion)")]).task
     problems, _ = load_problems(task.data, task.reward)
     assert problems[0].metadata == {"choices": ["red", "blue"]}
+
+
+def test_choices_that_an_answer_does_not_name_are_shown(write_rows):
+    for choices, answer in ((["red", "blue"], "green"), ("red", "A"), ([], 1)):
+        rows = [{"problem": "Which?", "choices": choices, "answer": answer}]
+        data = DataConfig(path=write_rows(rows), choices_column="choices")
+        with pytest.raises(UserError, match=f"the answer {answer!r} and the choices {re.escape(repr(choices))}; choi"):
+            load_problems(data)
 
 
 def test_rows_with_half_a_character_are_left_out_or_refused(write_rows):
