@@ -4,8 +4,8 @@
 
 The folder has Jinja files, one for each template, as TRL (trl/chat_templates) and llama.cpp (models/templates) keep
 them. The tokenizer is SmolLM2's, with the special tokens that a template names added. For each template the program
-prints "exact", or what stays of earlier turns where the template would drop it, or why a run would be refused: once for
-conversations without tools, and once with one tool.
+prints "exact", or what stays of earlier turns where the template would drop it, or why a run would be refused: for
+conversations without tools and with one tool, and for both with a system message where that makes a difference.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ ENDS = (
 )
 """These tokens end an assistant's turn in one family or another."""
 SPECIAL = re.compile(r"<\|[\w]+\|>|<[a-z_]+_of_turn>|</?s>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|<\|?turn\|?>|<bos>|<eos>")
+SYSTEM = ({"role": "system", "content": "Be brief."},)
 TOOL = {
     "type": "function",
     "function": {
@@ -57,13 +58,13 @@ def tokenizer_of(path: Path, model: Path) -> tuple[PreTrainedTokenizerBase, list
     return tokenizer, [end for end in ends if end is not None]
 
 
-def verdict(path: Path, model: Path, tools: list | None) -> str:
+def verdict(path: Path, model: Path, tools: list | None, system: tuple = ()) -> str:
     """Returns what a run with this template would do."""
     tokenizer, known = tokenizer_of(path, model)
 
     def proved(parser: str = "") -> str:
         encode = PromptEncoder(tokenizer, PromptConfig(chat_template=str(path)))
-        kept = ChatTemplate(tokenizer, encode.render, known, parser).prove(tools)
+        kept = ChatTemplate(tokenizer, encode.render, known, parser).prove(tools, system)
         read_by = f", read by {parser}" if parser else ""
         return f"exact{read_by}, but for {kept} of earlier turns, which stay" if kept else f"exact{read_by}"
 
@@ -82,10 +83,11 @@ def verdict(path: Path, model: Path, tools: list | None) -> str:
 def main(folder: str) -> None:
     model = resolve(ModelConfig(source="smollm2"), tuple)
     for path in sorted(Path(folder).glob("*.jinja")):
-        print(
-            f"{path.stem:38} {verdict(path, model, None)[:110]}\n{'':29}tools:   {verdict(path, model, [TOOL])[:110]}",
-            flush=True,
-        )
+        for name, tools in ((path.stem, None), ("   with a tool", [TOOL])):
+            plain, with_system = (verdict(path, model, tools, system)[:110] for system in ((), SYSTEM))
+            print(f"{name:38} {plain}", flush=True)
+            if with_system != plain:
+                print(f"{'   with a system message':38} {with_system}", flush=True)
 
 
 if __name__ == "__main__":

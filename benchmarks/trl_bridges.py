@@ -28,7 +28,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from benchmarks.chat_templates import TOOL, tokenizer_of, verdict
 from grpo.config import ModelConfig
 from grpo.config.errors import UserError, first_line
-from grpo.episodes.template import ChatTemplate
+from grpo.episodes.template import ChatTemplate, system_of
 from grpo.models.resolve import resolve
 
 MARK = "4711"
@@ -100,7 +100,7 @@ class Comparison:
         parts = {"_is_vlm": False, "_tokenizer": self.tokenizer, "processing_class": self.tokenizer}
         trainer = SimpleNamespace(**parts, chat_template=self._used, chat_template_kwargs={})
         trl = partial(GRPOTrainer._get_tool_suffix_ids, trainer, list(after))
-        ours = partial(self._ours.bridge, before[-1], after, [TOOL], ids[cut])
+        ours = partial(self._ours.bridge, system_of(before), before[-1], after, [TOOL], ids[cut])
         return said(trl, ids[cut + 1 :]), said(ours, ids[cut + 1 :])
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from grpo.audit.lines import UNCHECKED, Line, compared
@@ -67,6 +68,8 @@ def recorded_groups(rows: Iterable[Row], prompts: Mapping[str, Prompt]) -> list[
 def group_of(rows: Sequence[Row], prompt: Prompt) -> ScoredGroup:
     """Returns the group of a prompt with these recorded completions."""
     included = tuple(bool(row.get("included", True)) for row in rows)
+    if opening := rows[0].get("opening_ids"):
+        prompt = replace(prompt, token_ids=tuple(opening))
     return ScoredGroup(RolloutGroup(prompt, tuple(map(_completion, rows)), 0, 0), tuple(map(_grade, rows)), included)
 
 

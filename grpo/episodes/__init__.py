@@ -6,9 +6,10 @@ them those that tools and environment wrote, which are read and never learned fr
 template    messages ↔ tokens: what stands between two turns; the proof that nothing is encoded again
 recorder    the exact tokens of one episode, and its branches where a history was rewritten
 forms       what an episode may be: functions as tools, an environment class, a function, a program
+tool_schemas  describes functions and methods as tools
 messages    brings messages into the form that chat templates read
 gateway     answers programs that speak OpenAI's chat interface
-ready_tools tools that come with grpo
+ready_tools  tools that come with grpo
 verifiers_bridge  plays environments of verifiers, in a Python of their own
 process     the program in which episodes run, each in a process of its own
 processes   starts it, speaks with the episodes, kills those that take too long

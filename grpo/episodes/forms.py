@@ -14,20 +14,20 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, BinaryIO
 
 from grpo.config import LimitsConfig
-from grpo.config.errors import UserError, first_line
+from grpo.config.errors import UserError
 from grpo.config.task import LARGEST_REWARD
-from grpo.episodes.messages import Message
+from grpo.episodes.messages import Message, messages_of
 from grpo.episodes.ready_tools import READY
+from grpo.episodes.tool_schemas import methods_of, schema_of
 from grpo.types import Problem
 from grpo.types.imported import imported
 
@@ -36,8 +36,6 @@ Chat = Callable[..., Awaitable[Message]]
 raises `EpisodeOver` once the episode has reached a limit."""
 
 TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
-RESERVED = ("reset", "get_reward")
-OF_JSON = (str, int, float, bool, list, tuple, dict, object, type(None), Any)
 LAST_CHARACTERS = 2**20
 PROGRAM_WORD, VERIFIERS_WORD = "program:", "verifiers:"
 
@@ -69,6 +67,8 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
         return _program(path)
     if path.startswith(VERIFIERS_WORD):
         return _environment_of_verifiers(path)
+    if path.startswith("["):
+        raise UserError(f"task.episode={path!r} is a list: write the names as one text, as in file.py:name,name")
     before, colon, names = path.rpartition(":")
     *first, module = before.split(",") if colon else (*path.split(","), "")
     unknown = [name for name in map(str.strip, first) if name not in READY]
@@ -85,8 +85,14 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
         if inspect.isgeneratorfunction(found[0].reset) or inspect.isasyncgenfunction(found[0].reset):
             raise UserError(f"task.episode: the method reset of {path} yields: write return, with what the model reads")
         _require_takes(found[0], 0, f"{path} is made anew for each episode, so its __init__ takes no argument but self")
-        return Form(ENVIRONMENT, (found[0],), tuple(map(_schema, _methods(found[0]).values())))
-    if len(found) == 1 and next(iter(inspect.signature(found[0]).parameters), "") == "chat":
+        return Form(ENVIRONMENT, (found[0],), tuple(map(schema_of, methods_of(found[0]).values())))
+    names, leads = _parameters(found[0]), _parameters(found[0])[:1] == ["chat"]
+    if "chat" in names[1:] or (inspect.iscoroutinefunction(found[0]) and not leads and not found[0].__doc__):
+        raise UserError(
+            f"task.episode: {path} is read as a tool, since its first parameter is not named chat: to lead a "
+            f"conversation write async def {found[0].__name__}(chat, problem)"
+        )
+    if len(found) == 1 and leads:
         if inspect.isasyncgenfunction(found[0]):
             raise UserError(f"task.episode: {path} yields: write return, with the reward")
         if not inspect.iscoroutinefunction(found[0]):
@@ -94,17 +100,21 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
         _require_takes(found[0], 2, f"{path} is called with two arguments: write async def NAME(chat, problem)")
         return Form(FUNCTION, (found[0],))
     for one in found:
-        leads = not inspect.isclass(one) and next(iter(inspect.signature(one).parameters), "") == "chat"
+        leads = _parameters(one)[:1] == ["chat"]
         if leads or callable(getattr(one, "reset", None)):
             what = "leads a conversation" if leads else "is an environment"
             raise UserError(f"task.episode={path}: {one.__name__} {what}, and so stands alone: leave out the others")
-    schemas = tuple(map(_schema, found))
+    schemas = tuple(map(schema_of, found))
     called = Counter(schema["function"]["name"] for schema in schemas)
     if twice := [name for name, times in called.items() if times > 1]:
         raise UserError(
             f"task.episode={path}: {len(schemas)} tools, and more than one has the name {twice[0]}: rename it"
         )
     return Form(TOOLS, tuple(found), schemas)
+
+
+def _parameters(function: Any) -> list[str]:
+    return [] if inspect.isclass(function) else [*inspect.signature(function).parameters]
 
 
 def _require_takes(function: Callable[..., Any], count: int, complaint: str) -> None:
@@ -138,73 +148,6 @@ def _environment_of_verifiers(path: str) -> Form:
     return Form(FUNCTION, (player(shlex.split(path.removeprefix(VERIFIERS_WORD))),))
 
 
-def _require_callable_by_name(function: Callable[..., Any]) -> None:
-    """Raises UserError for a tool that a model cannot call, or whose result it cannot read."""
-    name = getattr(function, "__name__", type(function).__name__)
-    if not inspect.isroutine(inspect.unwrap(function)):
-        raise UserError(f"task.episode: the tool {name} is no function: write def NAME(…), which calls it")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UserError(f"task.episode: the tool {name} yields: write return, with all that the model shall read")
-    parameters = inspect.signature(function).parameters.values()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if odd := [str(parameter) for parameter in parameters if parameter.kind not in named]:
-        raise UserError(
-            f"task.episode: the tool {name} takes {odd[0]}, and a model gives each argument by its name: write them "
-            "all as NAME: TYPE, without *, ** and /"
-        )
-    for parameter, hint in _hints(function).items():
-        if parameter != "return" and (foreign := _foreign(hint)):
-            raise UserError(
-                f"task.episode: the tool {name} takes {parameter} of type {foreign}, and a model gives values of JSON: "
-                "write str, int, float, bool, list, dict or Literal"
-            )
-
-
-def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return get_type_hints(function)
-    except Exception:  # names that do not exist; transformers says which
-        return {}
-
-
-def _foreign(hint: Any) -> str | None:
-    """Returns the name of a class in a type that no value of JSON belongs to, such as a dataclass."""
-    if inspect.isclass(hint) and get_origin(hint) is None and hint not in OF_JSON and not is_typeddict(hint):
-        return hint.__name__
-    inner = () if get_origin(hint) is Literal else get_args(hint)
-    return next(filter(None, map(_foreign, inner)), None)
-
-
-def _schema(function: Callable[..., Any]) -> Mapping[str, Any]:
-    _require_callable_by_name(function)
-    try:
-        from transformers.utils import get_json_schema
-    except ModuleNotFoundError as error:
-        raise UserError(f"task.python={sys.executable} lacks transformers, which describes tools: add it") from error
-    try:
-        schema = get_json_schema(inspect.unwrap(function))
-    except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks
-        raise UserError(
-            f"task.episode: the tool {function.__name__} cannot be described ({first_line(error)}): give each "
-            "parameter a type, and describe it in the docstring under Args: (an environment is named by its class)"
-        ) from error
-    # A method that is described before there is an object of its class.
-    parameters = schema["function"]["parameters"]
-    parameters["properties"].pop("self", None)
-    return schema
-
-
-def _methods(kind: type) -> dict[str, Callable[..., Any]]:
-    """Returns the public methods of a class of environments that are its tools: all but `reset` and `get_reward`."""
-    return {
-        name: function
-        for name, function in inspect.getmembers(kind, callable)
-        if (inspect.ismethod(function) or inspect.isfunction(inspect.unwrap(function)))
-        and not name.startswith("_")
-        and name not in RESERVED
-    }
-
-
 @dataclass(slots=True)
 class Outcome:
     """The outcome of an episode is what its own code says of it. `state` is what an environment holds at its end."""
@@ -236,7 +179,7 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
             shown, content = _shown(observation), messages[-1]["content"]
             parts = content + shown if isinstance(shown, str) else [{"type": "text", "text": content}, *shown]
             messages[-1] = {**messages[-1], "content": parts}
-        tools = {name: getattr(environment, name) for name in _methods(form.functions[0])}
+        tools = {name: getattr(environment, name) for name in methods_of(form.functions[0])}
     except EpisodeOver:
         return Outcome({}, counts)
     with suppress(EpisodeOver):
@@ -324,10 +267,19 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, An
         if name not in tools:
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
         content = _shown(await _called(tools[name], arguments))
+        messages_of([{"role": "tool", "content": content}])
     except (Exception, SystemExit) as error:
         counts["failed_calls"] += 1
-        content = _shown({"error": f"{type(error).__name__}: {error}"})
+        content = _shown({"error": _said_by(error)})
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
+
+
+def _said_by(error: BaseException) -> str:
+    """Returns the kind of an error and its message, which may itself raise an error."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def _shown(returned: Any) -> str | list[Any]:

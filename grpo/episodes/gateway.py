@@ -37,6 +37,7 @@ UNSUPPORTED = {
     "tool_choice": (None, "auto"),
     "functions": (None, []),
     "logprobs": (None, False),
+    "top_logprobs": (None, 0),
     "audio": (None,),
     "stream_options": (None, {}, {"include_usage": True}, {"include_usage": False}),
     # vLLM's server knows these further ones.
@@ -108,7 +109,7 @@ class Gateway:
         if link is None:
             return _ended()
         try:
-            body = json_of(await request.read())
+            body = json_of(await _read(request))
             _check(body)
             messages, tools = messages_of(body.get("messages")), tools_of(body.get("tools"))
         except (ValueError, RecursionError, Unreadable) as error:
@@ -136,6 +137,13 @@ class Gateway:
             )
 
 
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise Unreadable(f"the request has more than {LARGEST_REQUEST >> 20} MiB") from None
+
+
 def _answered(reply: asyncio.Future[Answer | None], answer: Answer | None) -> None:
     if not reply.done():
         reply.set_result(answer)
@@ -150,7 +158,7 @@ def _check(body: Any) -> None:
             raise Unreadable(f"{name}={body[name]!r:.80} is for the run to say, and for no request: leave it out")
     for name in ("max_tokens", "max_completion_tokens"):
         most = body.get(name)
-        if most is not None and (not isinstance(most, int) or most < 1):
+        if most is not None and (type(most) is not int or most < 1):
             raise Unreadable(f"{name}={most!r} must be a whole number above 0")
 
 

@@ -33,6 +33,8 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
+from sysconfig import get_path
+from traceback import extract_tb
 from typing import Any
 
 from grpo.config import LimitsConfig
@@ -40,7 +42,7 @@ from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line
 from grpo.episodes.forms import EpisodeOver, Form, form_of, played
 from grpo.episodes.messages import POLICY, Message
-from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent
+from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent, go_on_with_parents_end
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
@@ -50,6 +52,8 @@ LOOK_SECONDS = 0.2
 def main(arguments: Sequence[str]) -> int:
     descriptor, limits, path = int(arguments[0]), LimitsConfig(**json.loads(arguments[1])), arguments[2]
     control = socket.socket(fileno=descriptor)
+    # An episode may have stopped this process, which then would not see its trainer end.
+    go_on_with_parents_end()
     for name in (*TRACKERS, "HF_TOKEN"):
         os.environ.pop(name, None)
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -65,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         ready = {"error": str(error)}
     except BaseException as error:
-        ready = {"error": f"task.episode={path} cannot be imported ({type(error).__name__}: {first_line(error)})"}
+        ready = {"error": f"task.episode={path} cannot be imported ({_described_error(error)})"}
     control.sendall(json.dumps(ready).encode() + b"\n")
     if "error" in ready:
         return 1
@@ -166,7 +170,7 @@ async def _episode(link: socket.socket, form: Form) -> None:
     except MemoryError:
         trainer.send({"error": "it needs more memory than task.limits.memory_gib"})
     except BaseException as error:
-        trainer.send({"error": f"{type(error).__name__}: {first_line(error)}"})
+        trainer.send({"error": _described_error(error)})
     listening.cancel()
     with suppress(ConnectionError):
         await writer.drain()
@@ -182,8 +186,10 @@ class _Trainer:
     def send(self, values: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(values, default=str).encode() + b"\n")
 
-    async def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> Message:
+    async def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **further: Any) -> Message:
         """Returns the assistant's next message. Raises EpisodeOver once the episode has reached a limit."""
+        if further:
+            raise TypeError(f"chat takes messages and tools alone: {min(further)} is for rollout.sampling to say")
         schemas = [_described(tool) for tool in tools or ()]
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
@@ -200,6 +206,21 @@ class _Trainer:
                 answer.set_result(said["message"])
         # The trainer has ended.
         os._exit(1)
+
+
+def _described_error(error: BaseException) -> str:
+    """Returns an error's kind and first line, and where in the user's own code it was raised."""
+    text = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, TypeError) and "'coroutine' object" in text:
+        text += ": write await before chat(…)"
+    own = [frame for frame in extract_tb(error.__traceback__) if not _is_foreign(frame.filename)]
+    return f"{text} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else text
+
+
+def _is_foreign(file: str) -> bool:
+    """Tells whether a file is grpo's, Python's or an installed package's."""
+    places = (str(Path(__file__).parents[1]), *filter(None, map(get_path, ("stdlib", "purelib", "platlib"))))
+    return file.startswith(("<", *places))
 
 
 def _described(tool: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from grpo.episodes.template import ChatTemplate, Message, Tools
+from grpo.episodes.template import ChatTemplate, Message, Tools, system_of
 from grpo.types import Completion, EpisodeFacts, Observed
 
 
@@ -68,7 +68,8 @@ class Recorder:
             for branch in self._branches:
                 if keys[count] in branch.ends:
                     length, answer = branch.ends[keys[count]]
-                    bridge = self._template.bridge(answer, messages[count:], tools, branch.ids[length - 1])
+                    last = branch.ids[length - 1]
+                    bridge = self._template.bridge(system_of(messages), answer, messages[count:], tools, last)
                     return Place(branch, length, bridge)
         return Place(None, 0, self._template.opening(messages, tools))
 

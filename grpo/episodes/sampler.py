@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 from grpo.config import LimitsConfig, SamplingConfig
@@ -270,7 +271,8 @@ class _Play:
         """Answers what the episode's code asks, until it has ended."""
         problem = replace(self._prompt.problem, messages=tuple(self._stage.messages(self._prompt.problem)))
         name = f"{self._seed}/{self._prompt.prompt_id}/{self._sample}"
-        link.begin(problem, self._stage.answer_name, int.from_bytes(name.encode()[-8:], "big"), address)
+        seed = int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        link.begin(problem, self._stage.answer_name, seed, address)
         answers: set[asyncio.Task[None]] = set()
         try:
             while isinstance(said := await link.said(answers, self._stage.limits.seconds), Question):
@@ -299,7 +301,7 @@ class _Play:
         template = self._stage.template
         fits = template.may_fit(question.messages, self._stage.max_length)
         try:
-            template.require_shown(question.tools)
+            template.require_proven(question.messages, question.tools)
             # A long text is encoded elsewhere, while this thread attends to the other episodes.
             place = await asyncio.to_thread(self.recorder.place, question.messages, question.tools) if fits else None
         except UserError as error:

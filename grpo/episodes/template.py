@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,7 @@ HERMES = {
 in a `<tool_call>` tag."""
 
 _MARK = "THE-TURN-ENDS-BEHIND-THIS"
+_ASKED = {"role": "user", "content": "."}
 _THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*|<think>\s*$", re.DOTALL)
 _WAY_OUT = "use a model whose template has tools, or give a template in task.prompt.chat_template=FILE"
 
@@ -67,7 +68,7 @@ class ChatTemplate:
         self._tokenizer, self._render, self._ends = tokenizer, render, frozenset(ends)
         self._parser = parser
         self._readers: dict[str, Read | None] = {}
-        self._shown: set[str] = set()
+        self._proven: set[str] = set()
         self._longest = max(map(len, tokenizer.get_vocab()))
         # A message without calls is decoded without them.
         special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -78,30 +79,40 @@ class ChatTemplate:
         encoded then, which would take seconds."""
         return sum(len(message["content"]) for message in messages) <= most_tokens * self._longest
 
-    def require_shown(self, tools: Tools | None) -> None:
-        """Raises UserError for tools of an agent that the template does not show, or whose calls nobody reads."""
-        if (key := json.dumps(tools, sort_keys=True)) not in self._shown:
-            self._prove_tools(tools)
-            self._shown.add(key)
+    def require_proven(self, messages: Sequence[Message], tools: Tools | None) -> None:
+        """Proves the template for an agent's tools, and for its system message, where that has not been done yet."""
+        system = system_of(messages)
+        if (key := json.dumps([tools, bool(system)], sort_keys=True)) not in self._proven:
+            self.prove(tools, system)
+            self._proven.add(key)
 
     def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[int, ...]:
         """Returns the ids of a conversation up to where the model's turn begins."""
         return self._ids(self._text(messages, tools))
 
     def bridge(
-        self, answer: Message, new: Sequence[Message], tools: Tools | None, last_token: int | None
+        self,
+        system: Sequence[Message],
+        answer: Message,
+        new: Sequence[Message],
+        tools: Tools | None,
+        last_token: int | None,
     ) -> tuple[int, ...]:
         """Returns the ids between the model's turn `answer`, whose last token is `last_token`, and its next turn.
 
-        They are cut out of a rendering of that turn alone, in which a mark stands at its end. So nothing depends on
-        what the template does to earlier turns. An end of turn that the model has not written is part of the bridge.
+        They are cut out of a rendering of that turn alone, behind the conversation's `system` message if it has one. A
+        mark stands at the turn's end. So nothing depends on what the template does to earlier turns. An end of turn
+        that the model has not written is part of the bridge.
         """
         calls = [dict(call) for call in answer.get("tool_calls") or ()]
         if calls:
             calls[-1] = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {"mark": _MARK}}}
-        marked = {"role": "assistant", "content": "" if calls else _MARK, **({"tool_calls": calls} if calls else {})}
-        text = self._text([{"role": "user", "content": "."}, marked, *new], tools)
-        behind = text.rfind(_MARK) + len(_MARK)
+        try:
+            text = self._text([*system, _ASKED, _turn(calls), *new], tools)
+        except UserError:
+            # Some templates write one call in a message. How it ends is all that counts here.
+            text = self._text([*system, _ASKED, _turn(calls[-1:]), *new], tools)
+        behind = text.find(_MARK) + len(_MARK)
         require(_MARK in text, f"the chat template leaves out an assistant's calls of tools: {_WAY_OUT}")
         ids, begins = self._placed(text)
         cut = next((at for at, token in enumerate(ids) if token in self._ends and begins[at] >= behind), None)
@@ -141,7 +152,7 @@ class ChatTemplate:
             return read_by(self._parser, self._tokenizer, tools) if tools else None
         response_template = getattr(self._tokenizer, "response_template", None)
         if response_template is None and tools:
-            written = self._text([{"role": "user", "content": "."}, made_up_call(tools[0])], tools, False)
+            written = self._text([_ASKED, made_up_call(tools[0])], tools, False)
             if re.search(r"<tool_call>\s*\{\"name\"", written):
                 response_template = HERMES
         if response_template is None:
@@ -149,30 +160,24 @@ class ChatTemplate:
         begun, known = self._begun(tools), list(tools or ())
         return lambda text: self._tokenizer.parse_response(text, response_template, prefix=begun, tools=known)
 
-    def prove(self, tools: Tools | None = None) -> str:
+    def prove(self, tools: Tools | None = None, system: Sequence[Message] = ()) -> str:
         """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
 
-        Returns "" if both are equal, or what the growing conversation keeps of earlier turns where the template would
-        not: thoughts, words before calls, or the token with which the model ended a turn. Raises UserError for every
-        other difference, for a template that shows no tools, and for calls that are read otherwise than they were
-        written.
+        It begins with the message `system`, if there is one. Returns "" if both are equal, or what the growing
+        conversation keeps of earlier turns where the template would not: thoughts, words before calls, or the token
+        with which the model ended a turn. Raises UserError for every other difference, for a template that shows no
+        tools, and for calls that are read otherwise than they were written.
         """
         self._prove_tools(tools)
         self._prove_beginning(tools)
-        asked, question = {"role": "user", "content": "What is 2 + 3?"}, {"role": "user", "content": "And 7 + 8?"}
-        messages, kept = [asked], "" if self._keeps_thoughts(tools) else "thoughts"
+        kept = "" if self._keeps_thoughts(tools) else "thoughts"
         if tools and not self._keeps_words(tools):
             kept = " and ".join(filter(None, (kept, "words before calls")))
-        turns: list[tuple[dict[str, Any], list[Message]]] = []
-        if tools:
-            call = made_up_call(tools[0])
-            answer = {"role": "tool", "name": tools[0]["function"]["name"], "content": "five"}
-            turns.append((call, [answer | {"tool_call_id": call["tool_calls"][0]["id"]}]))
-        turns += [({"role": "assistant", "content": "It is 5."}, [question])]
+        messages: list[Message] = [*system, {"role": "user", "content": "What is 2 + 3?"}]
         grown = self._text(messages, tools)
-        for turn, new in turns:
+        for turn, new in self._made_up_turns(tools):
             grown, body, end = self._grown(grown, [*messages, turn], tools)
-            grown += self._tokenizer.decode(self.bridge(turn, new, tools, end), skip_special_tokens=False)
+            grown += self._tokenizer.decode(self.bridge(system, turn, new, tools, end), skip_special_tokens=False)
             if turn.get("tool_calls"):
                 self._prove_reading(body, turn, tools)
             messages += [turn, *new]
@@ -186,6 +191,22 @@ class ChatTemplate:
             )
         return kept
 
+    def _made_up_turns(self, tools: Tools | None) -> Iterator[tuple[Message, list[Message]]]:
+        """Yields turns of a model, each with the messages that follow. It calls tools, one and then two at once if the
+        template writes two, and answers, three times."""
+        for number, said in enumerate(("It is 5.", "It is 15.", "It is 20.")):
+            if tools and number < 2:
+                yield _calling(tools, 1)
+            if tools and not number and self._writes(_calling(tools, 2)[0], tools):
+                yield _calling(tools, 2)
+            yield {"role": "assistant", "content": said}, [{"role": "user", "content": f"And {said} + 7?"}]
+
+    def _writes(self, turn: Message, tools: Tools) -> bool:
+        try:
+            return bool(self._text([_ASKED, turn], tools, False))
+        except UserError:
+            return False
+
     def _alike(self, text: str) -> str:
         """Returns a conversation without thoughts, in which every turn ends with the same token."""
         ends = [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends]
@@ -194,19 +215,19 @@ class ChatTemplate:
     def _keeps_thoughts(self, tools: Tools | None) -> bool:
         """Tells whether the template shows what a model thought in an earlier turn."""
         thought = {"role": "assistant", "content": f"<think>\n{_MARK}\n</think>\n\n5"}
-        return _MARK in self._text([{"role": "user", "content": "."}, thought, {"role": "user", "content": "."}], tools)
+        return _MARK in self._text([_ASKED, thought, _ASKED], tools)
 
     def _keeps_words(self, tools: Tools) -> bool:
         """Tells whether the template shows what a model wrote before a call, and not only behind the call's answer."""
         call, answer = made_up_call(tools[0]) | {"content": _MARK}, {"role": "tool", "content": "five"}
         answer |= {"name": tools[0]["function"]["name"], "tool_call_id": call["tool_calls"][0]["id"]}
-        before, behind, _ = self._text([{"role": "user", "content": "."}, call, answer], tools).partition(_MARK)
+        before, behind, _ = self._text([_ASKED, call, answer], tools).partition(_MARK)
         return bool(behind) and "five" not in before
 
     def _prove_tools(self, tools: Tools | None) -> None:
         if not tools:
             return
-        asked = [{"role": "user", "content": "."}]
+        asked = [_ASKED]
         require(
             self._text(asked, tools) != self._text(asked, None),
             f"the chat template of {self._tokenizer.name_or_path} shows no tools to the model: {_WAY_OUT}; for models "
@@ -221,7 +242,7 @@ class ChatTemplate:
             )
 
     def _prove_beginning(self, tools: Tools | None) -> None:
-        asked = [{"role": "user", "content": "."}]
+        asked = [_ASKED]
         before, answered = self._text(asked, tools, False), [*asked, {"role": "assistant", "content": _MARK}]
         header = self._text(answered, tools, False).removeprefix(before).partition(_MARK)[0]
         require(
@@ -233,7 +254,7 @@ class ChatTemplate:
 
     def _parsers_that_read(self, tools: Tools) -> list[str]:
         """Returns those of vLLM's parsers that read a call as the chat template writes it."""
-        asked, call = {"role": "user", "content": "."}, made_up_call(tools[0])
+        asked, call = _ASKED, made_up_call(tools[0])
         _, body, _ = self._grown(self._text([asked], tools), [asked, call], tools)
         named = []
         for name in parser_names():
@@ -261,7 +282,7 @@ class ChatTemplate:
         """Returns the text of a conversation that grew by the last of `messages`, an assistant's turn, and the turn's
         own text, up to the token that ends it, and that token. It is None where the next message ends the turn."""
         whole = self._text(messages, tools, False)
-        before, text = _bare(grown), _bare(whole)
+        before, text = _bare(self._text(messages[:-1], tools)), _bare(whole)
         require(
             text.startswith(before),
             "the chat template writes earlier messages otherwise once they are answered: "
@@ -279,7 +300,7 @@ class ChatTemplate:
 
     def _begun(self, tools: Tools | None) -> str:
         """Returns what the template writes for the model at the beginning of its turn, such as an opening `<think>`."""
-        asked = [{"role": "user", "content": "."}]
+        asked = [_ASKED]
         answered = self._text([*asked, {"role": "assistant", "content": _MARK}], tools, False)
         return self._text(asked, tools).removeprefix(_bare(answered.partition(_MARK)[0]))
 
@@ -293,6 +314,28 @@ class ChatTemplate:
         """Returns the ids of a text, and at which character each begins."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
+
+
+def system_of(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the system message with which a conversation begins, or nothing."""
+    return messages[:1] if messages and messages[0]["role"] == "system" else ()
+
+
+def _turn(calls: Sequence[Message]) -> Message:
+    """Returns an assistant's message that makes calls, or else ends with the mark."""
+    return {"role": "assistant", "content": "" if calls else _MARK, **({"tool_calls": [*calls]} if calls else {})}
+
+
+def _calling(tools: Tools, count: int) -> tuple[Message, list[Message]]:
+    """Returns a message that calls the first tool so often, and the answers."""
+    message, name = made_up_call(tools[0]), tools[0]["function"]["name"]
+    [call] = message["tool_calls"]
+    calls = [call | {"id": f"call{number:05d}"} for number in range(count)]
+    answers = [
+        {"role": "tool", "name": name, "content": f"result {number}", "tool_call_id": call["id"]}
+        for number, call in enumerate(calls)
+    ]
+    return message | {"tool_calls": calls}, answers
 
 
 def _calls(message: Message) -> list[Any]:

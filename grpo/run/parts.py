@@ -20,7 +20,7 @@ from grpo.config.validate import validate_evaluation
 from grpo.episodes.forms import FUNCTION, PROGRAM
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.sampler import EpisodeSampler, Stage
-from grpo.episodes.template import ChatTemplate
+from grpo.episodes.template import ChatTemplate, system_of
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing
@@ -155,7 +155,8 @@ def tried_episodes(config: TrainConfig, files: ModelFiles, problems: Mapping[str
             if not stage or name not in problems:
                 continue
             tools = stage.processes.tools
-            if (kept := stage.template.prove(tools)) and not ranks.rank():
+            system = system_of(stage.messages(problems[name][0]))
+            if (kept := stage.template.prove(tools, system)) and not ranks.rank():
                 say(f"grpo: a conversation keeps the {kept} of earlier turns, where the chat template would not")
             openings[name] = files.tokenizer.decode(stage.template.opening(stage.messages(problems[name][0]), tools))
     finally:

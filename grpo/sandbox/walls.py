@@ -77,6 +77,11 @@ def end_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def go_on_with_parents_end() -> None:
+    """Makes the kernel continue this process, should it be stopped, when the thread that started it ends."""
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def end_first() -> None:
     """Makes the kernel end this process, and those that it forks, before others where memory is short."""
     with open("/proc/self/oom_score_adj", "w") as file:

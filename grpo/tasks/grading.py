@@ -113,7 +113,10 @@ class Grading:
             return
         if lacking and not facts.error and lacking[0] not in self._lacking:
             self._lacking.add(lacking[0])
-            logger.warning("an episode ended without a reward %s, which counts as 0: let it return one", lacking[0])
+            key = lacking[0].partition("/")[2] or "reward"
+            logger.warning(
+                "an episode ended without a reward %s, which counts as 0: let it return {%r: NUMBER}", lacking[0], key
+            )
         if self._fruitless is None:
             return
         self._fruitless = self._fruitless + 1 if fault else None

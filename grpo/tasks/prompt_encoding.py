@@ -239,10 +239,10 @@ class PromptEncoder:
         except Exception as error:  # a template is code of the model's author and may raise anything
             # A template refuses a prompt by jinja2's own `raise_exception`, and anything else is its own fault.
             if type(error).__name__ == "TemplateError":
-                raise UserError(
-                    f"the tokenizer's chat template refuses the prompt: {error}; change task.prompt.system or "
-                    "task.prompt.examples."
-                ) from error
+                what, remedy = "prompt", "change task.prompt.system or task.prompt.examples"
+                if tools:
+                    what, remedy = "conversation", "give a template that takes it in task.prompt.chat_template=FILE"
+                raise UserError(f"the tokenizer's chat template refuses the {what}: {error}; {remedy}") from error
             line = f" in line {error.lineno}" if hasattr(error, "lineno") else ""
             template, remedy = self._template
             cause = f"{type(error).__name__}: {first_line(error)}"

@@ -59,7 +59,7 @@ def _episode_row(completion: Completion, episode: EpisodeFacts) -> dict[str, Any
 
 def tokens_row(scored: ScoredGroup, sample: int, learned_in: int) -> dict[str, Any]:
     """Returns what a learner needs of a completion: its tokens, their log-probabilities under the sampler, and whether
-    it is learned from.
+    it is learned from. Tools and an environment's text decide how an episode opens, so its row has those tokens too.
 
     `learned_in` is the number of the optimizer step within its round, or −1 for a group that no step learns from.
     """
@@ -71,6 +71,7 @@ def tokens_row(scored: ScoredGroup, sample: int, learned_in: int) -> dict[str, A
         "included": scored.included[sample],
         "learned_in": learned_in,
         **({"observed": json.dumps(observed)} if observed else {}),
+        **({} if completion.episode is None else {"opening_ids": scored.group.prompt.token_ids}),
     }
 
 

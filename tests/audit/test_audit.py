@@ -63,6 +63,38 @@ def audit(capsys, *words, code=1):
     return found
 
 
+EPISODE = """import random
+
+
+class Quiz:
+    def reset(self, **row):
+        return f"Hint {random.randint(0, 9)}."
+
+    def get_reward(self):
+        return 1.0
+
+
+async def twice(chat, problem):
+    first = await chat(list(problem.messages))
+    await chat([{"role": "user", "content": "Once more."}, *problem.messages])
+    return float(len(first["content"]) % 2)
+"""
+
+
+@pytest.mark.parametrize("name", ["Quiz", "twice"])
+def test_an_honest_run_of_episodes_has_the_same_everywhere(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "episode.py").write_text(EPISODE)
+    (tmp_path / "problems.jsonl").write_text(
+        "".join(f'{{"problem": "{a} + 1 = ", "answer": "{a + 1}"}}\n' for a in range(20))
+    )
+    words = [word for word in WORDS if not word.startswith(("deterministic", "task.reward"))]
+    own = ["model.max_length=128", f"task.episode=episode.py:{name}", "task.reward.parts=[{name: episode}]"]
+    done = grpo("train", *words, *own, "output_dir=run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert audit(capsys, code=0) == {}
+
+
 def rewrite(file, change):
     """Changes the rows of a file of JSON lines."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]

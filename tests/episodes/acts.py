@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import random
 import sys
 import threading
 import time
@@ -287,6 +288,46 @@ async def raises(chat, problem):
     raise KeyError("gone")
 
 
+def looks() -> list:
+    """Looks at a picture."""
+    return [{"type": "image", "url": "x"}]
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def raises_oddly() -> str:
+    """Raises an error whose text raises another."""
+    raise Odd
+
+
+async def swapped(problem, chat):
+    """Leads a conversation, with its parameters in the wrong order."""
+
+
+async def without_chat(c, p):
+    return 1.0
+
+
+unnamed = lambda: "5"  # noqa: E731
+an_object = Odd()
+
+
+async def cooler(chat, problem):
+    await chat(list(problem.messages), temperature=0)
+
+
+async def unawaited(chat, problem):
+    return float(chat(list(problem.messages))["content"])
+
+
+async def draws(chat, problem):
+    await chat(list(problem.messages))
+    return random.random()
+
+
 async def hangs(chat, problem):
     await chat(list(problem.messages))
     while True:
@@ -358,6 +399,20 @@ async def asks_for_less(chat, problem):
     messages += [first.choices[0].message, {"role": "user", "content": "More."}]
     await client.chat.completions.create(model="any", messages=messages, max_tokens=3)
     return float(first.usage.completion_tokens)
+
+
+async def asks_oddly(chat, problem):
+    """Asks for what no turn has, and with a request that is too large. Then it asks as it should."""
+    from openai import AsyncOpenAI, BadRequestError
+
+    client, messages, refused = AsyncOpenAI(), [dict(message) for message in problem.messages], 0
+    for odd in ({"top_logprobs": 5}, {"max_tokens": True}, {"extra_body": {"padding": "x" * 2**26}}):
+        try:
+            await client.chat.completions.create(model="any", messages=messages, **odd)
+        except BadRequestError as error:
+            refused += error.body["code"] == "invalid_request_error"
+    await client.chat.completions.create(model="any", messages=messages)
+    return float(refused)
 
 
 async def wants_a_form(chat, problem):

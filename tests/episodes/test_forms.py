@@ -80,6 +80,16 @@ def test_several_calls_of_one_message_run_beside_each_other():
     assert outcome.counts["calls"] == 2
 
 
+@pytest.mark.parametrize(
+    ("tool", "error"),
+    [("looks", "Unreadable: message 0 has image in its content"), ("raises_oddly", "Odd")],
+)
+def test_a_picture_and_an_error_without_words_are_failed_calls(tool, error):
+    outcome, shown = play(tool, call(tool))
+    assert json.loads(shown[1][-1]["content"])["error"].startswith(error)
+    assert outcome.counts == {"calls": 1, "failed_calls": 1}
+
+
 def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     outcome, shown = play("Counter", call("count", step=2), call("count", step=3), row={"start": 4, "other": "x"})
     assert shown[0][-1]["content"] == "How many? It stands at 4."
@@ -215,6 +225,11 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:summing", r"the tool summing takes \*numbers: int, and a model gives each argument by its name"),
         (f"{ACTS}:Sized", r"its __init__ takes no argument but self \(missing a required argument: 'size'\)"),
         (f"{ACTS}:without_problem", r"write async def NAME\(chat, problem\) \(too many positional arguments\)"),
+        (f"{ACTS}:swapped", r"first parameter is not named chat: to lead a conversation write async def swapped\(chat"),
+        (f"{ACTS}:without_chat", "is read as a tool, since its first parameter is not named chat"),
+        (f"{ACTS}:unnamed", "the tool <lambda> is no function: write def NAME"),
+        (f"{ACTS}:an_object", "is a Odd, and no function or class"),
+        (f"[{ACTS}:add]", "is a list: write the names as one text"),
         ("nothing", "must be written as file.py:name"),
         ("nothing,tools.py:search", "python and calculator come with grpo, and may stand alone or before them"),
         (f"{ACTS}:nobody", "cannot be imported"),

@@ -1,6 +1,10 @@
 """These tests strike episodes and the processes around them, while nothing but a script stands for the model."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -71,3 +75,16 @@ def test_a_program_whose_episode_and_its_parent_were_killed_ends_with_the_next_o
     # A zombie has ended, and has no command line.
     marked = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "611"]]
     assert left_of([process.pid for process in marked]) == []
+
+
+def test_the_process_that_forks_ends_with_its_trainer_though_it_was_stopped():
+    script = (
+        "import sys; from grpo.config import LimitsConfig; from grpo.episodes.processes import Processes; "
+        "print(Processes('tests.episodes.struck:struck', LimitsConfig())._process.pid, flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", script]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        forks = int(trainer.stdout.readline())
+        os.kill(forks, signal.SIGSTOP)
+        trainer.kill()
+    assert left_of([forks]) == []

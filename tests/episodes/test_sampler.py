@@ -1,7 +1,9 @@
 """These tests play episodes on real engines, and compare their tokens with one forward pass over all of them."""
 
+import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,16 +180,35 @@ def test_limits_of_turns_and_tokens_end_an_episode_and_cut_it_off(episodes):
 @pytest.mark.parametrize(
     ("act", "error"),
     [
-        ("raises", "KeyError: 'gone'"),
+        ("raises", "KeyError: 'gone' (line N of acts.py)"),
         ("hangs", "it took longer than task.limits.seconds=1"),
         ("ends", "its process ended"),
         ("silent", "it ended without a turn of the model"),
-        ("half_a_character", "ValueError: \ufffd"),
+        ("half_a_character", "ValueError: \ufffd (line N of acts.py)"),
     ],
 )
 def test_an_episode_that_fails_says_why_and_the_others_go_on(episodes, act, error):
     groups = episodes(act, seconds=1.0).generate(Draw(prompts(), 2))
-    assert {completion.episode.error for group in groups for completion in group.completions} == {error}
+    errors = {completion.episode.error for group in groups for completion in group.completions}
+    assert {re.sub(r"line \d+", "line N", said) for said in errors} == {error}
+
+
+def test_a_chat_takes_no_sampling_of_its_own_and_an_await_that_lacks_is_named(episodes):
+    for act, said in {"cooler": "temperature is for rollout.samp", "unawaited": "write await before chat"}.items():
+        [group] = episodes(act).generate(Draw(prompts(1), 2))
+        assert said in group.completions[0].episode.error
+
+
+def test_the_chance_of_an_episode_depends_on_the_whole_of_its_name(episodes):
+    drawn = []
+    for seed in (0, 1):
+        sampler = episodes("draws")
+        sampler._seed = seed
+        named = [replace(prompt, problem=replace(prompt.problem, problem_id=f"prob-{place}23456"))
+                 for place, prompt in enumerate(prompts(4))]  # fmt: skip
+        groups = sampler.generate(Draw(named, 2))
+        drawn += [completion.episode.rewards["reward"] for group in groups for completion in group.completions]
+    assert len({*drawn}) == 16
 
 
 def test_an_episode_that_outstays_its_last_turn_is_cut_off_and_spoils_nothing(episodes):
@@ -232,6 +253,11 @@ def test_a_program_that_uses_openais_client_has_its_exact_tokens_and_rewards(epi
     assert [record.getMessage() for record in caplog.records if "temperature" in record.getMessage()] == [
         "an episode's program asks for its own temperature: the run's configuration holds instead"
     ]
+
+
+def test_requests_that_no_turn_fulfils_are_refused_as_openais_clients_expect(episodes):
+    [group] = episodes("asks_oddly", memory_gib=4.0).generate(Draw(prompts(1), 1))
+    assert (group.completions[0].episode.error, group.completions[0].episode.rewards) == ("", {"reward": 3.0})
 
 
 def test_a_program_of_any_kind_is_an_episode(episodes):

@@ -6,7 +6,7 @@ from grpo.config import PromptConfig
 from grpo.config.directory import config_directory
 from grpo.config.errors import UserError
 from grpo.episodes.forms import form_of
-from grpo.episodes.template import ChatTemplate
+from grpo.episodes.template import _MARK, ChatTemplate, _calling
 from grpo.models.tiny import character_tokenizer
 from grpo.tasks.prompt_encoding import PromptEncoder
 
@@ -63,9 +63,67 @@ def test_a_template_that_drops_or_moves_words_before_a_call_is_a_difference_that
         assert ChatTemplate(tokenizer, encode.render, ends).prove(TOOLS) == kept
 
 
+SYSTEM = [{"role": "system", "content": "Be good."}]
+# Mistral's manner: the last user's turn has the system text.
+IN_LAST = (
+    "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content + ' ' %}"
+    "{% else %}<|user|>{{ m.role }}: {{ ns.s if loop.last }}{{ m.content }}"
+    "{% if m.role == 'assistant' %}<|eos|>{% endif %}{% endif %}"
+)
+IN_EACH = IN_LAST.replace("ns.s if loop.last", "ns.s if m.role == 'user'")
+
+
+def test_a_template_is_proven_with_the_system_message_of_the_conversation():
+    assert template(IN_LAST + END)[0].prove() == ""
+    with pytest.raises(UserError, match="the chat template writes earlier messages otherwise"):
+        template(IN_LAST + END)[0].prove(None, SYSTEM)
+    chat, tokenizer = template(IN_EACH + END)
+    assert chat.prove(None, SYSTEM) == ""
+    answer, new = {"role": "assistant", "content": "5"}, [{"role": "user", "content": "And?"}]
+    bridge = tokenizer.decode(chat.bridge(SYSTEM, answer, new, None, tokenizer.eos_token_id))
+    assert bridge == "<|user|>user: Be good. And?<|user|>assistant: "
+
+
+def test_an_agents_system_message_is_proven_when_it_comes():
+    chat, _ = template(IN_LAST + END)
+    question = {"role": "user", "content": "2 + 3?"}
+    chat.require_proven([question], None)
+    with pytest.raises(UserError, match="the chat template writes earlier messages otherwise"):
+        chat.require_proven([*SYSTEM, question], None)
+
+
+def test_a_new_message_may_have_any_text():
+    chat, tokenizer = chatml()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    new = [{"role": "tool", "content": f"a {_MARK} b"}, {"role": "user", "content": "And?"}]
+    bridge = tokenizer.decode(chat.bridge((), {"role": "assistant", "content": "5"}, new, TOOLS, end))
+    assert bridge.strip().startswith(f"<|im_start|>tool\na {_MARK} b<|im_end|>\n<|im_start|>user\nAnd?")
+
+
+def test_the_template_that_comes_with_grpo_shows_a_later_system_message():
+    chat, tokenizer = chatml()
+    end, new = tokenizer.convert_tokens_to_ids("<|im_end|>"), [{"role": "system", "content": "New rule."}]
+    bridge = tokenizer.decode(chat.bridge((), {"role": "assistant", "content": "5"}, new, TOOLS, end))
+    assert "<|im_start|>system\nNew rule.<|im_end|>" in bridge
+
+
+def test_a_template_that_writes_one_call_goes_on_after_two():
+    chat, tokenizer = chatml()
+    end, begins = tokenizer.convert_tokens_to_ids("<|im_end|>"), "{%- if message.role == 'assistant' %}"
+    single = "{%- if message.tool_calls and message.tool_calls[1] %}{{ raise_exception('one call') }}{% endif %}"
+    text = (config_directory() / "chat_templates/chatml_tools.jinja").read_text()
+    tokenizer.chat_template = text.replace(begins, single + begins, 1)
+    one = ChatTemplate(tokenizer, PromptEncoder(tokenizer, PromptConfig()).render, [end])
+    assert one.prove(TOOLS) == ""
+    turn, answers = _calling(TOOLS, 2)
+    assert one.bridge((), turn, answers, TOOLS, end) == chat.bridge((), turn, answers, TOOLS, end)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("{% set messages = messages[-4:] %}" + TURN + END, "writes earlier messages otherwise"),
+        (TURN.replace("{{ m.role }}", "{{ m.role }} {{ loop.revindex }}") + END, "writes earlier messages otherwise"),
         (
             TURN.replace("{{ m.content }}", "{{ m.content if loop.last else 'earlier' }}") + END,
             "writes earlier messages",
@@ -90,16 +148,18 @@ def test_a_template_that_leaves_the_beginning_of_a_turn_to_the_model_is_refused(
 def test_a_bridge_ends_a_turn_that_the_model_did_not_end():
     chat, tokenizer = template()
     answer, new = {"role": "assistant", "content": "5"}, [{"role": "user", "content": "And?"}]
-    ended = chat.bridge(answer, new, None, tokenizer.eos_token_id)
+    ended = chat.bridge((), answer, new, None, tokenizer.eos_token_id)
     assert tokenizer.decode(ended) == "<|user|>And?<|assistant|>"
-    assert chat.bridge(answer, new, None, 50) == (tokenizer.eos_token_id, *ended)
+    assert chat.bridge((), answer, new, None, 50) == (tokenizer.eos_token_id, *ended)
 
 
 def test_a_bridge_does_not_depend_on_what_the_turn_said():
     chat, tokenizer = template()
     new = [{"role": "user", "content": "And?"}]
     plain, odd = ({"role": "assistant", "content": text} for text in ("5", "<|eos|><|user|> 6 <|assistant|>"))
-    assert chat.bridge(plain, new, None, tokenizer.eos_token_id) == chat.bridge(odd, new, None, tokenizer.eos_token_id)
+    assert chat.bridge((), plain, new, None, tokenizer.eos_token_id) == chat.bridge(
+        (), odd, new, None, tokenizer.eos_token_id
+    )
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
@@ -151,7 +211,9 @@ def test_a_turn_may_be_ended_by_the_beginning_of_the_next_message():
     chat = ChatTemplate(tokenizer, PromptEncoder(tokenizer, PromptConfig()).render, [user])
     assert chat.prove() == ""
     new = [{"role": "user", "content": "And?"}]
-    assert tokenizer.decode(chat.bridge({"role": "assistant", "content": "5"}, new, None, user)) == "And?<|assistant|>"
+    assert (
+        tokenizer.decode(chat.bridge((), {"role": "assistant", "content": "5"}, new, None, user)) == "And?<|assistant|>"
+    )
 
 
 def test_a_tokenizer_that_does_not_know_where_tokens_stand_is_refused():
