@@ -1,12 +1,13 @@
 """This script asks whether `dynamics=adaptive` decides well, by real runs of small models at every fixed group size.
 
-    python benchmarks/schedule.py FOLDER [SEEDS] [TASK]   (1 seed: 24 rows of 8 tiny runs, an hour or more on one core)
+    python benchmarks/schedule.py FOLDER [SEEDS] [TASK]   (1 seed: 42 rows of 9 tiny runs, two hours on one core)
     python benchmarks/schedule.py FOLDER SEEDS show       (the tables of the runs so far)
 
-Eight tasks of the tiny model and two of SmolLM2-135M (`schedule_runs.py`), or those whose names begin with TASK, are
-trained at the right learning rate, at four times and at a quarter of it: with every fixed group size of 2 to 32, with
-a cosine decay of the rate at G = 8, with `dynamics=adaptive` from G = 16, and with
-`dynamics.adaptive.learning_rate=true` from G = 16 or 4, the worse of the two. A run spends a number of prompt and
+Eight tasks of the tiny model, three of them also with 3 and 48 prompts a step in place of 12, and two of SmolLM2-135M
+(`schedule_runs.py`), or those whose names begin with TASK, are trained at the right learning rate, at four times and at
+a quarter of it: with every fixed group size of 2 to 32, with a cosine decay of the rate at G = 8, with
+`dynamics=adaptive` from G = 16, with `dynamics.adaptive.learning_rate=true` from G = 16 or 4, the worse of the two, and
+with the same and G held at 8. A run spends a number of prompt and
 completion tokens, of which a prompt counts once for its group. Prints the mean pass rate over the last quarter of the
 tokens, and the tokens until the smoothed pass rate reached what G = 8 reached at two thirds of its tokens, as means
 of the seeds that are done. For fixed sizes it also prints the ledger: the rise of the pass rate from the first eighth
@@ -34,9 +35,9 @@ SIZES = (2, 4, 8, 16, 32)
 RATES = {"right": 1.0, "4 × too high": 4.0, "4 × too low": 0.25}
 # Arms are run in this order, each on all tasks and rates, so that a part of the runs makes a table of some arms.
 # The first five are compared.
-ARMS = ("G = 8", "adaptive", "with the rate", "G = 4", "G = 16", "cosine", "G = 2", "G = 32")
+ARMS = ("G = 8", "adaptive", "with the rate", "G = 4", "G = 16", "the rate, G = 8", "cosine", "G = 2", "G = 32")
 ALL = tuple(f"G = {size}" for size in SIZES)
-COMPARED, SCHEDULES = ("G = 4", "G = 8", "G = 16"), ("adaptive", "with the rate")
+COMPARED, SCHEDULES = ("G = 4", "G = 8", "G = 16"), ("adaptive", "with the rate", "the rate, G = 8")
 Ends = dict[str, dict[str, dict[int, float]]]
 """Pass rates at the ends of runs, by row of the table, arm and seed."""
 # Rounds about a point of the smoothed curve are weighed by their tokens, within this many.
@@ -52,6 +53,9 @@ def words_of(arm: str, factor: float, steps: int) -> list[str]:
     own = ["dynamics=adaptive", "num_steps=4000"]
     if arm == "adaptive":
         return [*own, "dynamics.group_size=16"]
+    if arm == "the rate, G = 8":
+        bounds = [f"dynamics.adaptive.{end}_group=8" for end in ("smallest", "largest")]
+        return [*own, "dynamics.adaptive.learning_rate=true", "dynamics.group_size=8", *bounds]
     return [*own, "dynamics.adaptive.learning_rate=true", f"dynamics.group_size={4 if factor > 1 else 16}"]
 
 

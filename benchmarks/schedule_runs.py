@@ -73,6 +73,15 @@ TASKS = {
     "products to 60": SumsTask(1e-4, sums(60, 2, "*")),
     "sums, then differences": SumsTask(3e-4, (), (PLUS_TO_24, MINUS_TO_24)),
     "two terms, then three": SumsTask(3e-4, (), (TWO_TERMS, THREE_TERMS)),
+    **{
+        f"{prompts} prompts, {name}": SumsTask(3e-4, (*words, f"dynamics.prompts_per_step={prompts}"))
+        for prompts in (3, 48)
+        for name, words in {
+            "two terms to 9": (),
+            "three terms to 6": sums(6, 3, "+", 0, "rollout.sampling.temperature=1.3"),
+            "differences to 24": sums(24, 2, "-"),
+        }.items()
+    },
     "SmolLM2, two terms to 9": SumsTask(1e-5, (), (), SMOLLM2, 24_000, 12),
     "SmolLM2, three terms to 9": SumsTask(1e-5, THREE_IN_WORDS, (), SMOLLM2, 24_000, 12),
 }
