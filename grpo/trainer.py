@@ -259,7 +259,9 @@ def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
         f"dataset: a {type(dataset).__name__} has no rows: give a list of them, or a data frame",
     )
     if not isinstance(dataset, pandas.DataFrame):
-        return [*dataset]
+        rows = [*dataset]
+        require(bool(rows), "dataset= has no rows: give some")
+        return rows
     twice = dataset.columns[dataset.columns.duplicated()]
     require(twice.empty, f"dataset: the data frame has the column {twice[0] if len(twice) else ''!r} twice: rename one")
     return dataset.to_dict("records")

@@ -213,6 +213,11 @@ def test_a_grading_process_that_imports_an_unguarded_script_ends(monkeypatch):
         trainer.train()
 
 
+def test_a_dataset_without_rows_is_refused(tmp_path):
+    with pytest.raises(UserError, match="^dataset= has no rows: give some$"):
+        Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=[]).train()
+
+
 @pytest.mark.parametrize("callback", [lambda step: None, lambda *, step: None, Result, print_later, print_in_turn])
 def test_a_callback_that_does_not_fit_is_refused_when_it_is_given(callback):
     with pytest.raises(UserError, match="is no function of two arguments"):

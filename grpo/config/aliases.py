@@ -117,7 +117,7 @@ NAMES = {
         "generate_max_len max_completion_length max_new_tokens max_response_length max_tokens response_length"
     ),
     "rollout.sampling.stop": "stop_strings",
-    "rollout.sampling.extra": "generation_kwargs min_p repetition_penalty do_sample ignore_eos vllm_sampling_params",
+    "rollout.sampling.extra": "generation_kwargs do_sample ignore_eos vllm_sampling_params",
     "rollout.refill.enabled": (
         "dynamic_filtering dynamic_sampling filter_groups filter_groups.enable use_dynamic_sampling "
         "dynamic_filtering_reward_range"
@@ -161,7 +161,7 @@ NAMES = {
     "learner.max_gradient_norm": "grad_clip gradient_clipping max_grad_norm max_norm grad_norm",
     "learner.deepspeed": "deepspeed_config_file optim optimizer adafactor deepspeed_config zero3_init_flag",
     "learner.micro_batch_tokens": (
-        "auto_find_batch_size gradient_accumulation_steps log_prob_micro_batch_size_per_gpu micro_batch_size "
+        "auto_find_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size "
         "micro_rollout_batch_size micro_train_batch_size ppo_max_token_len_per_gpu ppo_micro_batch_size "
         "ppo_micro_batch_size_per_gpu use_dynamic_bsz unsloth_grpo_mini_batch"
     ),
@@ -193,8 +193,8 @@ NAMES = {
     "tracking.samples_per_round": "log_val_generations num_completions_to_print num_examine",
     "tracking.profile_rounds": "profile profiler global_profiler global_profiler.tool",
     "num_steps": (
-        "epochs iterations max_epochs max_steps num_episodes num_epochs num_train_epochs num_training_steps steps "
-        "total_epochs total_steps total_training_steps train_steps training_steps"
+        "iterations max_steps num_episodes num_training_steps steps total_steps total_training_steps train_steps "
+        "training_steps"
     ),
     "hardware.learner_nodes": "actor_num_nodes hardware.nodes nnodes num_machines num_nodes",
     "hardware.ranks_per_node": (
@@ -303,8 +303,13 @@ INSTEAD = {
     "dynamics.prompts_per_step is verl's ppo_mini_batch_size, and dynamics.refresh_interval × prompts_per_step its "
     "train_batch_size": "train_batch_size",
     "dynamics.prompts_per_step × dynamics.group_size completions make a step on all devices together": (
-        "per_device_train_batch_size"
+        "per_device_train_batch_size gradient_accumulation_steps"
     ),
+    "a run is counted in optimizer steps: num_steps = epochs × problems ÷ dynamics.prompts_per_step": (
+        "epochs max_epochs num_epochs num_train_epochs total_epochs"
+    ),
+    "rollout.sampling.extra gives it to vLLM for `grpo eval` alone: training draws from the policy, which the learner "
+    "follows, by temperature, top_p and top_k": "min_p repetition_penalty frequency_penalty presence_penalty",
     "evaluation.pass_at=[K] measures pass@K, and normalization.k belongs to normalization=pass_at_k": "k pass_at_k",
     "normalization.exponent is the α of the advantages, and model.lora.alpha the scale of adapters": "alpha",
     "models are trained on text only": "image_key images video_key limit_images",

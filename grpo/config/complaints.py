@@ -91,9 +91,7 @@ def _meaning(error: Exception) -> str:
         key, config_keys = several[2], paths(TrainConfig())
         if key not in config_keys and not free_key(key) and not (config_directory() / key).is_dir():
             return f"unknown config key {key}{hint(key, config_keys)}"
-        return (
-            f"{several[1]!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
-        )
+        return _several(several[1], key)
     cause = f"{text}: {error.__cause__}" if error.__cause__ else text
     if complaint := _unknown_choice(text) or _unknown_key(cause):
         return complaint
@@ -106,6 +104,19 @@ def _meaning(error: Exception) -> str:
         return misfit(text)
     text = text.split("Config search path")[0].split("See https")[0]
     return " ".join(text.split())
+
+
+def _several(word: str, key: str) -> str:
+    """Returns what is wrong with a word whose value has a comma."""
+    values = word.partition("=")[2].split(",")
+    if (config_directory() / key).is_dir():
+        both = "; grpo sweep runs several"
+        if key == "tracking":
+            both = ": tracking=wandb tracking.tensorboard=true has both"
+        return f"{word!r} names several choices of {key}, and a run has one{both}"
+    if kind_of(key) in (int, float) and all(re.fullmatch(r"\d{3}", value) for value in values[1:]):
+        return f"{word!r} gives several values: a number has no commas, {key}={''.join(values)}"
+    return f"{word!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
 
 
 def misfit(text: str, word: str = "") -> str:
@@ -138,15 +149,22 @@ def misfit(text: str, word: str = "") -> str:
         # OmegaConf does not name a section of a file, but its class.
         subject = next(iter(re.findall(r"subclass of (\w+)", text)), "")
         subject = next((name for name, kind in sections().items() if kind == subject), subject)
+    if "object_type=SweepConfig" in text and "ListConfig" in text and "seeds" in f"{word}{full_key}":
+        return "seeds takes a whole number: how many seeds each variant is run with"
     if "object_type=SweepConfig" in text and "ListConfig" in text:
         return "variants takes names with lists of words, {NAME: [KEY=VALUE]}, not a list"
     if not subject:
-        return f"a list or text stands where {SECTION} belong, or these where a list does; `grpo config KEY` says which"
+        return (
+            f"a list or text stands where {SECTION} belong, or these where a list does, such as "
+            "task.reward.parts: [{name: math}]; `grpo config KEY` says which"
+        )
     value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
     value = next(filter(None, value_match.groups()), "") if value_match else ""
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
     if looked_up:
         return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
+    if (word or subject).endswith("reward.parts") and what_it_takes in (LIST, SECTION):
+        return f"{'it' if word else subject} takes a list of parts, [{{name: {value.strip('[]') or 'math'}}}]"
     is_section = what_it_takes == SECTION and not free_key(word or subject)
     section = (word or subject).partition("[")[0]
     where_listed = f"; `grpo config {section}` lists them" if is_section else ""
@@ -264,6 +282,8 @@ def _readable(word: str) -> str:
     if kind in _PLAIN:
         searched = "; grpo sweep takes a range too, interval(a,b)" if re.match(r"\w+\(", value) else ""
         return f"{key} takes {_PLAIN[kind]}{searched}"
+    if re.fullmatch(r"[\w./-]+,", value):
+        return f"leave out the comma at its end, {f'{key}={value[:-1]}'!r}"
     if kind is not str and (fault := _fault_in_brackets(value)):
         return fault
     ended = _ENDED.fullmatch(value)

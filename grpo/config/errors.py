@@ -1,5 +1,11 @@
 """UserError and its kinds tell a person what can be mended."""
 
+from pathlib import Path
+from sysconfig import get_path
+from traceback import extract_tb
+
+# Code here is grpo's, Python's or an installed package's.
+_FOREIGN = (str(Path(__file__).parents[1]), *filter(None, map(get_path, ("stdlib", "purelib", "platlib"))))
 # A process that ends by a UserError has this exit code.
 WRONG_USE = 2
 
@@ -50,6 +56,12 @@ def first_line(error: Exception) -> str:
     ('no such name', 'TimeoutError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def place_of(error: BaseException) -> str:
+    """Returns where in a user's own code an error was raised, as " (line N of FILE)", or ""."""
+    own = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(("<", *_FOREIGN))]
+    return f" (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else ""
 
 
 def require(condition: bool, message: str) -> None:

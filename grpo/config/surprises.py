@@ -30,6 +30,13 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             f"the run begins with dynamics.group_size={size}, and the schedule chooses groups of {smallest} to "
             f"{largest} only (dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
         )
+    for of_set in config.task.all_sets.values():
+        asked = [of_set.prompt.template, of_set.prompt.system or "", str(of_set.prompt.examples)]
+        if of_set.reward.extract == "tag" and not any("answer>" in text for text in asked) and not of_set.episode:
+            yield (
+                "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
+                "task.prompt.system asks"
+            )
     yield from _odd_numbers(config)
 
 
@@ -38,6 +45,11 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
     objective, learner, epsilon = config.objective, config.learner, config.normalization.epsilon
     if MOST_CLIP < objective.clip_high < math.inf:
         yield f"objective.clip_high={objective.clip_high:g} clips ratios at {1 + objective.clip_high:g}: 0.28 is DAPO's"
+    if objective.name in ("clip", "gmpo") and (objective.clip_low >= 0.6 or 1 <= objective.clip_high <= MOST_CLIP):
+        yield (
+            f"objective.clip_low={objective.clip_low:g} and clip_high={objective.clip_high:g} let ratios lie between "
+            f"{1 - objective.clip_low:.3g} and {1 + objective.clip_high:.3g}: [0.8, 1.28] is written 0.2 and 0.28"
+        )
     if objective.kl.coefficient and objective.kl.estimator == "k1" and not objective.kl.in_reward:
         yield (
             "objective.kl.estimator=k1 in the loss does nothing on average: use k2 or k3, or put it into the reward by "

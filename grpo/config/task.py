@@ -19,7 +19,8 @@ class SelectionConfig:
     solve_rate_column: str = "llama8b_solve_rate"
     # Problems without a pass rate are kept or dropped.
     without_solve_rate: str = "keep"
-    # Problems with one of these values in the column `source` are kept, e.g. [gsm8k, olympiads]. [] keeps all.
+    # Problems with one of these values in source_column, or else in the column `source`, are kept, e.g. [gsm8k,
+    # olympiads]. [] keeps all.
     sources: list[str] = field(default_factory=list)
     # Problems with one of these parts in a path of the column `domain` are kept, e.g. [Algebra, "Mathematics ->
     # Geometry"]. [] keeps all.

@@ -230,9 +230,12 @@ NOT_TRAINED = (
 """These are the rules of commands that measure a model and do not train it."""
 
 
-def unread(words: Iterable[str], config: TrainConfig, rules: Sequence[Rule] = RULES) -> dict[str, str]:
+def unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rule] = RULES) -> dict[str, str]:
     """Returns the words that have no effect in `config`, each with a message that says how to mend it."""
     changed = {key: value for key, _, value in differences(TrainConfig(), config)}
+    if any(word.startswith("model.lora.alpha=") for word in words):
+        # People type 32, which is the default.
+        changed["model.lora.alpha"] = config.model.lora.alpha
     messages: dict[str, str] = {}
     for word in words:
         for key in _typed(word, changed):

@@ -33,13 +33,11 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
-from sysconfig import get_path
-from traceback import extract_tb
 from typing import Any
 
 from grpo.config import LimitsConfig
 from grpo.config.credentials import TRACKERS
-from grpo.config.errors import UserError, first_line
+from grpo.config.errors import UserError, first_line, place_of
 from grpo.episodes.forms import EpisodeOver, Form, form_of, played
 from grpo.episodes.messages import POLICY, Message
 from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent, go_on_with_parents_end
@@ -213,14 +211,7 @@ def _described_error(error: BaseException) -> str:
     text = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, TypeError) and "'coroutine' object" in text:
         text += ": write await before chat(…)"
-    own = [frame for frame in extract_tb(error.__traceback__) if not _is_foreign(frame.filename)]
-    return f"{text} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else text
-
-
-def _is_foreign(file: str) -> bool:
-    """Tells whether a file is grpo's, Python's or an installed package's."""
-    places = (str(Path(__file__).parents[1]), *filter(None, map(get_path, ("stdlib", "purelib", "platlib"))))
-    return file.startswith(("<", *places))
+    return text + place_of(error)
 
 
 def _described(tool: Any) -> Any:

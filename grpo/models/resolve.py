@@ -22,7 +22,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.errors import first_line, require
-from grpo.config.plain_json import parse_json, read_object
+from grpo.config.plain_json import is_pointer, parse_json, read_object
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once, cache_root
 
@@ -189,7 +189,10 @@ def _check_weights(directory: Path, name: str) -> None:
             with safe_open(directory / file, framework="numpy"):
                 pass
         except SafetensorError as error:
-            raise UserError(f"model.path={name} has a damaged {file}: copy it again ({first_line(error)})") from error
+            remedy = f"copy it again ({first_line(error)})"
+            if is_pointer(directory / file):
+                remedy = "it is a pointer of Git LFS, so fetch the file by `git lfs pull`"
+            raise UserError(f"model.path={name} has a damaged {file}: {remedy}") from error
 
 
 def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:

@@ -155,6 +155,10 @@ def tried_episodes(config: TrainConfig, files: ModelFiles, problems: Mapping[str
             if not stage or name not in problems:
                 continue
             tools = stage.processes.tools
+            if tools and stage.limits.turns == 1 and not ranks.rank():
+                say(
+                    "grpo: task.limits.turns=1 ends an episode with its first call, whose answer nobody reads: raise it"
+                )
             system = system_of(stage.messages(problems[name][0]))
             if (kept := stage.template.prove(tools, system)) and not ranks.rank():
                 say(f"grpo: a conversation keeps the {kept} of earlier turns, where the chat template would not")

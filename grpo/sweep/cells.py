@@ -53,6 +53,10 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
         variants[full_name] = [*common, *overrides, *(f"{key}={value}" for key, value in values.items())]
     runs = len(variants) * sweep.seeds
     require(runs <= MOST, f"this sweep has {runs:,} runs, and {MOST:,} are the most: lower seeds, or give fewer values")
+    for word in common:
+        key = _key(word)
+        by_all = all(key in map(_key, overrides) for overrides in sweep.variants.values())
+        require(not by_all, f"{word} has no effect, since every variant of this sweep sets {key}: leave it out")
     configs = _composed(variants)
     _refuse_equal(configs)
     spending = _budget(sweep, next(iter(configs.values())))
@@ -65,6 +69,10 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
         for seed in range(sweep.seeds)
         for name, overrides in variants.items()
     ]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
 
 
 def _verb(hardware: HardwareConfig) -> str:

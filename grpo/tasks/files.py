@@ -14,11 +14,10 @@ from typing import Any, TextIO
 
 from grpo.config import UserError
 from grpo.config.errors import first_line, require
+from grpo.config.plain_json import is_pointer
 
 PACKED = ".gz"
 SEPARATORS = ",;\t"
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""A file that Git LFS has not fetched yet begins so."""
 PACKED_BEGINNINGS = {b"\x1f\x8b": (PACKED, "gzip"), b"PAR1": (".parquet", "Parquet")}
 """Files of these two kinds begin so, whatever their names say. Each kind has an ending and a name."""
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
@@ -42,8 +41,8 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
         missing = "no regular file" if path.exists() else "no file"
         raise UserError(f"{key}: there is {missing} {str(path)!r}{_instead(str(path))}.")
     with path.open("rb") as file:
-        beginning = file.read(len(LFS_POINTER))
-    require(beginning != LFS_POINTER, f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`.")
+        beginning = file.read(max(map(len, PACKED_BEGINNINGS)))
+    require(not is_pointer(path), f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`.")
     for start, (ending, kind) in PACKED_BEGINNINGS.items():
         require(
             not beginning.startswith(start) or path.suffix.lower() == ending,

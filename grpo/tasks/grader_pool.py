@@ -287,9 +287,10 @@ class GraderPool:
         # Groups are graded as they come, so this may be a single odd problem (see `grpo.rollout.grading_thread`).
         may_be_faulty = not has_worked and (num_items > 1 or not isinstance(item[0], str))
         if may_be_faulty and len(failures) == num_items and all(failure.by_reward for _, failure in failures):
+            form = "" if first.within else f" A reward is written as {WANTED}."
             raise UserError(
                 f"{first.what} for {f'all {num_items} answers' if num_items > 1 else 'the only answer'}: "
-                f"{_example(item, first)}; correct task.reward. A reward is written as {WANTED}."
+                f"{_example(item, first)}; correct {' or '.join(self._own) or 'task.reward'}.{form}"
             )
         self._fruitless += len(failures)
         if len(failures) == num_items and self._fruitless >= FRUITLESS:

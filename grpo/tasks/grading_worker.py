@@ -23,6 +23,7 @@ from typing import Any
 
 from grpo.config import RewardConfig
 from grpo.config.credentials import TRACKERS
+from grpo.config.errors import place_of
 from grpo.config.task import LARGEST_REWARD
 from grpo.sandbox.walls import end_with_parent, kill_marked
 from grpo.tasks.own_rewards import NOTHING, TOGETHER, BatchReward, CompletionReward, Facts, Part
@@ -71,7 +72,7 @@ class Failure:
     `what` says what happened, in the same words for each failure of a kind, so that the kinds can be counted.
     `message` may quote a completion. `by_reward` is False when the worker died, lacked memory or stack, or took too
     long, since that is the answer's fault rather than the reward's. `again` says that the answer may get a grade in
-    another process.
+    another process, and `within` that the user's own code raised it, and not its call.
     """
 
     what: str
@@ -79,6 +80,7 @@ class Failure:
     by_reward: bool = False
     outcome: str = "failed"
     again: bool = False
+    within: bool = False
 
     @property
     def consequence(self) -> str:
@@ -235,10 +237,12 @@ def merged(grades: Sequence[RawGrade]) -> RawGrade:
 
 
 def _raised(name: str, error: BaseException) -> Failure:
-    message = " ".join(str(error).split())[:MAX_MESSAGE]
+    place = place_of(error)
+    message = " ".join(str(error).split())[:MAX_MESSAGE] + place
     # A part of ours raises for what the completion says, so that its completion is wrong.
     outcome = "failed" if name in REWARDS else RAISED
-    return Failure(f"reward part {name!r} raised {type(error).__name__}", message, by_reward=True, outcome=outcome)
+    what = f"reward part {name!r} raised {type(error).__name__}"
+    return Failure(what, message, by_reward=True, outcome=outcome, within=bool(place))
 
 
 def lead_group() -> int:

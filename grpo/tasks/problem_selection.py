@@ -146,10 +146,10 @@ def _checks(
             lambda problem: (rate := solve_rate(problem, column)) is None or low <= rate <= high,
         )
     if config.sources:
-        _require_column(problems, "source", "sources")
-        there = chain.from_iterable(_names(problem, "source") for problem in problems)
-        _require_available(config.sources, there, "sources")
-        yield "from other sources", lambda problem: not {*config.sources}.isdisjoint(_names(problem, "source"))
+        if not any(problem.source for problem in problems):
+            _require_column(problems, "source", "sources")
+        _require_available(config.sources, chain.from_iterable(map(_sources, problems)), "sources")
+        yield "from other sources", lambda problem: not {*config.sources}.isdisjoint(_sources(problem))
     if config.domains:
         _require_column(problems, "domain", "domains")
         yield "from other domains", lambda problem: any(map(_within(config.domains), _names(problem, "domain")))
@@ -166,6 +166,11 @@ def _checks(
     if config.evaluation_sets:
         find = _overlap(config)
         yield "with a question of an evaluation set", lambda problem: _has_no_overlap(problem, find, overlaps)
+
+
+def _sources(problem: Problem) -> list[str]:
+    """Returns the sources of a problem: that of task.data.source_column, or else those of the column `source`."""
+    return [problem.source] if problem.source else _names(problem, "source")
 
 
 def _without_repeats() -> Callable[[Problem], bool]:
@@ -186,7 +191,8 @@ def _require_column(problems: Sequence[Problem], column: str, key: str) -> None:
     """Raises `UserError` unless some problem has `column`, which the setting `key` needs."""
     if problems and not any(column in problem.metadata for problem in problems):
         has = ", ".join(problems[0].metadata) or "no further column"
-        raise UserError(f"task.data.selection.{key} needs a column {column!r}; the data set has {has}.")
+        remedy = "name theirs in task.data.source_column" if key == "sources" else f"rename one of them to {column}"
+        raise UserError(f"task.data.selection.{key} needs a column {column!r}; the data set has {has}: {remedy}")
 
 
 def _require_available(values: Iterable[str], available: Iterable[Any], key: str) -> None:

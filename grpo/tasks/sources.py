@@ -27,7 +27,7 @@ from grpo.tasks.columns import (
 )
 from grpo.tasks.files import read_rows
 from grpo.tasks.procedural import procedural_problems
-from grpo.tasks.rewards import needing_answers
+from grpo.tasks.rewards import EXTRACTING, needing_answers
 from grpo.types import Problem
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
             + (", and task.data.choices_column." if data.choices_column else ".")
             + report.first
         )
+    _require_bare_answers(problems, data, reward)
     if report.unusable and data.bad_rows == "refuse":
         raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.{report.first}")
     ids = set()
@@ -91,6 +92,16 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
             raise UserError(f"{data.path}: the id {problem.problem_id!r} occurs twice; ids must be unique.")
         ids.add(problem.problem_id)
     return problems, report
+
+
+def _require_bare_answers(problems: Sequence[Problem], data: DataConfig, reward: RewardConfig | None) -> None:
+    """Raises `UserError` where most answers are whole solutions as GSM8K has them, and a part compares with them."""
+    compared = reward and not data.answer_pattern and any(part.name in EXTRACTING for part in reward.parts)
+    if compared and sum("\n####" in problem.answer for problem in problems) > len(problems) / 2:
+        raise UserError(
+            f"{data.path}: the answers are solutions that end in '#### …', as GSM8K's do: set "
+            "task.data.answer_pattern='#### (.*)'"
+        )
 
 
 def _require_no_need(why: str, data: DataConfig, reward: RewardConfig | None) -> None:

@@ -110,8 +110,12 @@ def _of_file(file: Path) -> Any:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file():
+            raise ModuleNotFoundError(
+                f"{error.name}.py lies beside it, in a folder that is not searched: set PYTHONPATH={path.parent}"
+            ) from error
         raise
     _files[path] = module
     return module

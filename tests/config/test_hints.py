@@ -47,14 +47,15 @@ max_completion_length actor_rollout_ref.rollout.response_length data.max_respons
 rollout.sampling.max_new_tokens → rollout.sampling.max_tokens
 shuffle_dataset → task.curriculum.name
 generation_batch_size → dynamics.prompts_per_step
-per_device_train_batch_size → completions make a step on all devices together
+per_device_train_batch_size gradient_accumulation_steps → completions make a step on all devices together
 data.train_batch_size → dynamics.refresh_interval × prompts_per_step
 critic.model.path critic.optim.lr → there is no critic here
 k → evaluation.pass_at=[K] measures pass@K
 actor_rollout_ref.actor.ppo_mini_batch_size rollout_batch_size → dynamics.prompts_per_step
 dynamics.prompts dynamics.batch_size → dynamics.prompts_per_step
 steps_per_generation dynamics.tau → dynamics.refresh_interval
-min_p generation_kwargs repetition_penalty → rollout.sampling.extra
+min_p repetition_penalty → rollout.sampling.extra gives it to vLLM for `grpo eval` alone
+generation_kwargs → rollout.sampling.extra
 use_vllm vllm_mode colocate_all_models actor_rollout_ref.rollout.name → rollout.engine
 vllm_enable_sleep_mode vllm_enable_sleep actor_rollout_ref.rollout.free_cache_engine → rollout.sleep
 actor_rollout_ref.actor.fsdp_config.param_offload → learner.offload_states
@@ -102,14 +103,15 @@ overwrite_output_dir → a run never overwrites another
 do_train → `grpo train` trains
 do_eval eval_on_start trainer.val_before_train evaluation.problems → evaluation.num_problems
 per_device_eval_batch_size → rollout.max_concurrent
-gradient_accumulation_steps auto_find_batch_size → learner.micro_batch_tokens
+auto_find_batch_size → learner.micro_batch_tokens
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu → learner.micro_batch_tokens
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu micro_train_batch_size → learner.micro_batch_tokens
 lr actor_rollout_ref.actor.optim.lr actor_learning_rate learner.lr learner.learning_rates → learner.learning_rate
 learner.lerning_rate → learner.learning_rate
 adam_beta1 → learner.betas
 max_grad_norm actor_rollout_ref.actor.grad_clip learner.grad_norm → learner.max_gradient_norm
-num_train_epochs max_steps trainer.total_epochs num_stesp → num_steps
+num_train_epochs trainer.total_epochs → num_steps = epochs × problems ÷ dynamics.prompts_per_step
+max_steps num_stesp → num_steps
 lr_scheduler_type → learner.schedule
 warmup_ratio learner.warmup → learner.warmup_steps
 logging_steps logging_first_step → every round is logged

@@ -26,7 +26,7 @@ BEGINNING = "defaults: [train, _self_]\n"
         (
             "gates: {metric: kl}\n",
             "own.yaml: a list or text stands where keys and values, {KEY: VALUE} belong, or these "
-            "where a list does; `grpo config KEY` says which",
+            "where a list does, such as task.reward.parts: [{name: math}]; `grpo config KEY` says which",
         ),
         ("pipeline: off\n", 'pipeline: YAML reads off without quotes as false: write pipeline: "off" in the file'),
         ("'': 3\n", "own.yaml: a key has no name: write KEY: VALUE"),

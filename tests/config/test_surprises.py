@@ -16,6 +16,9 @@ def said_of(*words):
     [
         (["objective.clip_high=28"], "objective.clip_high=28 clips ratios at 29: 0.28 is DAPO's"),
         (["objective.kl.estimator=k1", "objective.kl.coefficient=0.04"], "in the loss does nothing on average"),
+        (["objective.clip_high=1.28"], "let ratios lie between 0.8 and 2.28: [0.8, 1.28] is written 0.2 and 0.28"),
+        (["objective.clip_low=0.8"], "let ratios lie between 0.2 and 1.2"),
+        (["task.reward.extract=tag"], "task.reward.extract=tag looks for <answer>…</answer>, for which neither"),
         (["learner.learning_rate=1e-15"], "learner.learning_rate=1e-15 moves no weight"),
         (["learner.weight_decay=10", "learner.learning_rate=1e-3", "num_steps=100"], "shrinks every weight to 37%"),
         (["normalization.epsilon=1"], "normalization.epsilon=1 is as large as the standard deviations"),

@@ -11,6 +11,7 @@ from grpo.sweep.cells import cells_of
 
 CASES = [
     (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, e.g. to 16, or leave"),
+    (["model.lora.alpha=32"], "model.lora.alpha=32.0 has no effect here: set model.lora.rank"),
     (["model.lora={target_modules: q_proj}"], "model.lora.target_modules=q_proj has no effect here"),
     (
         ["dynamics.adaptive.largest_group=32"],

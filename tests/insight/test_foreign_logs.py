@@ -412,11 +412,20 @@ def test_a_table_is_read_whatever_separates_its_values(tmp_path, name, text):
     assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
 
 
+def test_a_pass_rate_in_percent_says_which_scale_takes_it(tmp_path):
+    (tmp_path / "log.csv").write_text("step,pass_rate\n" + "".join(f"{step},{30 + step}\n" for step in range(9)))
+    assert read_log(tmp_path / "log.csv").notes == [
+        "pass_rate goes up to 38, so it is left out: column=pass_rate scale=100 takes 100 for 1"
+    ]
+    assert read_log(tmp_path / "log.csv", "pass_rate", 100.0)["pass_rate"].values[0] == 0.3
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("step,reward\n1,0,5\n2,0,6\n", "line 2 of .* has more cells than its header: write numbers with a point"),
         ("step;reward\n1;0.5\n2;0,6\n", "line 3 of .* has the number '0,6': write it with a point"),
+        ("step,reward\n1,30.5%\n2,31%\n", "line 2 of .* has '30.5%': write the number without its sign"),
     ],
 )
 def test_a_table_with_decimal_commas_is_refused(tmp_path, text, complaint):

@@ -115,6 +115,13 @@ def test_another_frameworks_log_without_reward_gets_the_finding_too(tmp_path):
     assert "every reward is 0; 100% of the completions were cut off" in finding.evidence
 
 
+def test_a_log_of_rewards_alone_does_not_say_why_all_are_0(tmp_path):
+    rows = [{"step": step, "reward": 0.0} for step in range(8)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    [finding] = diagnose(read_log(tmp_path / "trainer_state.json"))
+    assert finding.evidence == "every reward is 0; the log does not say why"
+
+
 def test_an_episode_that_failed_is_named_before_a_reward_function():
     spoilt = {"completions/raised_fraction": 1.0, "episodes/failed_fraction": 0.125, "completions/length_mean": 0.0}
     assert [*warnings({"reward/mean": 0.5} | spoilt)] == ["completions/raised_fraction"]

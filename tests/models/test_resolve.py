@@ -57,6 +57,11 @@ def test_a_directory_without_weights_is_refused(checkpoint):
     assert "has no model.safetensors" in refusal(path=str(checkpoint))
 
 
+def test_weights_that_git_has_not_fetched_are_named(checkpoint):
+    (checkpoint / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert "it is a pointer of Git LFS, so fetch the file by `git lfs pull`" in refusal(path=str(checkpoint))
+
+
 def test_cut_off_weights_are_refused(checkpoint):
     whole = (checkpoint / "model.safetensors").read_bytes()
     (checkpoint / "model.safetensors").write_bytes(whole[:-1])

@@ -35,6 +35,11 @@ def test_words_in_hydras_syntax_multiply_the_variants():
     assert cells[1].overrides == ("experiment=tiny", "normalization=grpo", "learner.learning_rate=0.0003", "seed=0")
 
 
+def test_a_word_that_every_variant_replaces_is_refused():
+    with pytest.raises(UserError, match="^normalization=grpo has no effect, since every variant of this sweep sets"):
+        cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "normalization=grpo"])
+
+
 def test_a_dry_run_is_no_run_of_a_sweep():
     with pytest.raises(UserError, match="the variant grpo: dry_run=true trains nothing: try one run by `grpo train`"):
         cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "dry_run=true"])

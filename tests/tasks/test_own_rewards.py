@@ -16,6 +16,7 @@ from grpo.tasks.grading import Grading
 from grpo.tasks.grading_worker import RawGrade
 from grpo.tasks.rewards import build_parts
 from grpo.types import Completion, EpisodeFacts, Problem, Prompt, RolloutGroup
+from grpo.types.imported import imported
 
 SOURCE = """
 import asyncio, numpy, sys
@@ -35,6 +36,7 @@ def unscored(completion, answer, metadata): return {"reward": 1}
 def nan_of_group(completions): return [float("nan")] * len(completions)
 def huge(completion, answer, metadata): return -1e30
 def two(completion, label): return 1.0
+def first_number(completion, answer, metadata): return float([][0])
 def foreign(prompt, response, label): return 1.0
 def openrlhf(queries, prompts, labels): return 1.0
 def array(completions, solution): return numpy.array([float(a == c) for c, a in zip(completions, solution)])
@@ -241,6 +243,21 @@ def test_a_reward_that_returns_nonsense_is_one_line_with_its_name_and_what_is_wa
         values(rewards, name)
     assert f":{name}' raised" in str(error.value)
     assert "A reward is written as f(completion, answer, metadata) for one completion, TRL's" in str(error.value)
+
+
+def test_an_error_within_a_reward_says_where_and_explains_no_form(rewards):
+    with pytest.raises(
+        UserError, match=r"raised IndexError for all 3 .* \(list index out of range \(line \d+ of "
+    ) as error:
+        values(rewards, "first_number")
+    assert "A reward is written as" not in str(error.value)
+
+
+def test_a_file_beside_that_of_a_reward_is_not_searched_and_the_way_out_is_named(tmp_path):
+    (tmp_path / "helpers_of_mine.py").write_text("g = 1")
+    (tmp_path / "own.py").write_text("from helpers_of_mine import g")
+    with pytest.raises(ModuleNotFoundError, match=f"not searched: set PYTHONPATH={tmp_path}"):
+        imported(f"{tmp_path}/own.py:f")
 
 
 @pytest.mark.parametrize(

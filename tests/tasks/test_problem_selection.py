@@ -48,6 +48,13 @@ def test_sources_and_domains_are_kept_by_name():
     assert taken(problems, domains=["Prealgebra"], sources=["gsm8k"])[0] == ["p-0"]
 
 
+def test_sources_are_those_of_the_column_that_is_named():
+    problems = [replace(problem(0), source="a"), replace(problem(1), source="b")]
+    assert taken(problems, sources=["b"])[0] == ["p-1"]
+    with pytest.raises(UserError, match="has origin: name theirs in task.data.source_column"):
+        taken([problem(0, origin="a")], sources=["a"])
+
+
 @pytest.mark.parametrize(("key", "column"), [("sources", "source"), ("domains", "domain")])
 def test_names_may_be_numbers_or_several(key, column):
     problems = [problem(place, **{column: name}) for place, name in enumerate([3, None, ["3", "4"], "4", [4]])]

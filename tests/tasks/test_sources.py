@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -335,6 +336,15 @@ def test_the_choices_of_questions_without_answers_stay_in_the_prompt(write_rows,
     task = compose_config([*words, own_parts("def f(completion)")]).task
     problems, _ = load_problems(task.data, task.reward)
     assert problems[0].metadata == {"choices": ["red", "blue"]}
+
+
+def test_whole_solutions_are_no_answers_to_compare_with(write_rows):
+    rows = [{"problem": f"{n} + 1?", "answer": f"We add.\n#### {n + 1}"} for n in range(4)]
+    task = compose_config(["task=file", f"task.data.path={write_rows(rows)}"]).task
+    with pytest.raises(UserError, match="as GSM8K's do: set task.data.answer_pattern='#### "):
+        load_problems(task.data, task.reward)
+    problems, _ = load_problems(replace(task.data, answer_pattern="#### (.*)"), task.reward)
+    assert [problem.answer for problem in problems] == ["1", "2", "3", "4"]
 
 
 def test_choices_that_an_answer_does_not_name_are_shown(write_rows):

@@ -168,7 +168,9 @@ def why(metrics: Mapping[str, float]) -> tuple[str, str]:
     for name, meaning, remedy in _causes(metrics):
         if metrics.get(name, 0.0) > 0.5:
             return f"{metrics[name]:.0%} {meaning}", remedy
-    return _DIFFICULTY
+    if m.NO_ANSWER in metrics or m.TRUNCATED in metrics:
+        return _DIFFICULTY
+    return "the log does not say why", f"{_DIFFICULTY[1]}; see whether answers are found at all"
 
 
 def no_reward(log: RunLog) -> Finding | None:

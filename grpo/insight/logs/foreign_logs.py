@@ -43,7 +43,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     own_series = series_of(steps, own_columns)
     series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
-        raise UserError(f"{path} has no finite numbers beside its steps")
+        raise UserError(f"{path} has no finite numbers beside its steps: write numbers as numbers, not as text")
     if column:
         rate_name, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
         rates = _named(path, rate_name, own_series, series, scale)
@@ -119,6 +119,13 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
     """Says which column is taken for the pass rate. The note is empty for a column that is called `pass_rate`."""
     if rate_name in own_series and rate_name == m.PASS_RATE:
         return ""
+    if not rate_name and m.PASS_RATE in own_series and own_series[m.PASS_RATE].values.min() >= 0:
+        most = own_series[m.PASS_RATE].values.max()
+        scale_hint = 100 if most <= 100 else math.ceil(most)
+        return (
+            f"{m.PASS_RATE} goes up to {most:g}, so it is left out: column={m.PASS_RATE} scale={scale_hint} takes "
+            f"{scale_hint} for 1"
+        )
     if not rate_name:
         names = ", ".join([*sorted(own_series)[:NAMED], *["…"][: len(own_series) > NAMED]])
         return f"no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one of {names}"

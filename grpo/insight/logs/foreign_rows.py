@@ -37,6 +37,7 @@ BOUNDS = ("__MIN", "__MAX")
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
+_PERCENT = re.compile(r"\s*-?\d+(\.\d+)?\s*%\s*")
 _DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
@@ -184,6 +185,8 @@ def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
                 numbers = {metric: _number(row[name]) for name, metric in names.items()}
                 comma = next((row[name] for name in names if _DECIMAL_COMMA.fullmatch(row[name] or "")), "")
                 require(not comma, f"line {reader.line_num} of {path} has the number {comma!r}: write it with a point")
+                share = next((row[name] for name in names if _PERCENT.fullmatch(row[name] or "")), "")
+                require(not share, f"line {reader.line_num} of {path} has {share!r}: write the number without its sign")
                 yield {metric: value for metric, value in numbers.items() if value is not None}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None

@@ -88,7 +88,9 @@ def read_run(folder: Path) -> list[Row]:
     path = folder / METRICS_FILE
     rows = [row for row in read_metrics(path) if m.COUNTS in row]
     if not rows:
-        raise UserError(f"{path} has no values of {m.COUNTS}, so there is nothing to fit")
+        whole = read_metrics(path)
+        lacks = f"has no values of {m.COUNTS}" if whole else "is empty: restore that file from a copy"
+        raise UserError(f"{path} {lacks}, so there is nothing to fit")
     return rows
 
 
