@@ -30,9 +30,16 @@ __version__ = "0.1.0"
 __all__ = ["Result", "Trainer", "UserError"]
 _HOMES = {"Result": "grpo.trainer", "Trainer": "grpo.trainer", "UserError": "grpo.config.errors"}
 
+_OF_TRL = {
+    "GRPOTrainer": "grpo.Trainer('model.path=…', dataset=rows, reward=function) is what trains",
+    "GRPOConfig": "grpo.Trainer takes settings as words, such as 'learner.learning_rate=1e-6'",
+}
+
 
 def __getattr__(name: str) -> type:
     """Imports what is asked for only then, so that `import grpo` stays light."""
+    if name in _OF_TRL:
+        raise ImportError(f"grpo has no {name}: {_OF_TRL[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo' has no attribute {name!r}")
     if name == "Trainer":

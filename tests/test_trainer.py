@@ -213,6 +213,12 @@ def test_a_grading_process_that_imports_an_unguarded_script_ends(monkeypatch):
         trainer.train()
 
 
+def test_the_names_of_trls_classes_lead_to_ours():
+    for name, ours in (("GRPOTrainer", "grpo.Trainer"), ("GRPOConfig", "settings as words")):
+        with pytest.raises(ImportError, match=ours):
+            getattr(grpo, name)
+
+
 def test_a_dataset_without_rows_is_refused(tmp_path):
     with pytest.raises(UserError, match="^dataset= has no rows: give some$"):
         Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=[]).train()

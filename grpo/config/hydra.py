@@ -260,7 +260,10 @@ def _added(config: DictConfig, prefix: str = "") -> Iterator[str]:
     names = {field.name for field in fields(schema)} if is_dataclass(schema) else set(config)
     for name in config:
         if name not in names:
-            yield f"{prefix}{name}"
+            # A key of another framework is known by the whole of its name.
+            within = (leaf for leaf, _ in leaves(OmegaConf.to_container(config, resolve=False)))
+            inner = [leaf for leaf in within if leaf.startswith(f"{name}.")]
+            yield f"{prefix}{inner[0] if inner else name}"
         elif OmegaConf.is_dict(config._get_node(name)) and is_dataclass(schema):
             yield from _added(config._get_node(name), f"{prefix}{name}.")
 

@@ -55,6 +55,18 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
             "objective.kl.estimator=k1 in the loss does nothing on average: use k2 or k3, or put it into the reward by "
             "objective.kl.place=reward"
         )
+    if len(learner.betas) == 2 and learner.betas[0] > learner.betas[1]:
+        yield f"learner.betas={learner.betas} has the momentum first and the average of squares second: [0.9, 0.999]"
+    for name, text in {"template": config.task.prompt.template, "system": config.task.prompt.system or ""}.items():
+        if r"\n" in text:
+            yield (
+                f"task.prompt.{name} holds a backslash and an n, and no new line: write it in a YAML file, or by the "
+                "shell as $'…\\n…'"
+            )
+    if "{question}" in (config.task.prompt.system or ""):
+        yield "task.prompt.system holds {question}, which is filled in task.prompt.template alone"
+    if (config.task.prompt.system or "").strip().lower() in ("none", "null"):
+        yield f"task.prompt.system is the text {config.task.prompt.system!r}: null leaves it to the chat template"
     if 0 < learner.learning_rate < LEAST_RATE:
         yield f"learner.learning_rate={learner.learning_rate:g} moves no weight that a float32 number holds"
     if (shrinking := learner.weight_decay * learner.learning_rate * config.num_steps) > MOST_SHRINKING:

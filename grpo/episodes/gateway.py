@@ -61,6 +61,7 @@ class Gateway:
     def __init__(self, host: str):
         self._host = host
         self._links: dict[str, Link] = {}
+        self._replies: dict[str, set[asyncio.Future[Answer | None]]] = {}
         self._warned = False
         self._port = 0
         self._runner: web.AppRunner | None = None
@@ -93,11 +94,13 @@ class Gateway:
     def address(self, link: Link) -> Iterator[str]:
         """Opens an address for an episode, and closes it at the end of the context."""
         name = secrets.token_urlsafe(16)
-        self._links[name] = link
+        self._links[name], self._replies[name] = link, set()
         try:
             yield f"http://{self._host}:{self._port}/episode/{name}/v1"
         finally:
             del self._links[name]
+            for reply in self._replies.pop(name):
+                _answered(reply, None)
 
     async def _models(self, request: web.Request) -> web.Response:
         if request.match_info["id"] not in self._links:
@@ -116,6 +119,7 @@ class Gateway:
             return _refused(str(error), "invalid_request_error")
         self._warn(body)
         reply: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._replies[request.match_info["id"]].add(reply)
         most = body.get("max_completion_tokens") or body.get("max_tokens")
         link.put(Question(messages, tools, partial(_answered, reply), most, reply.cancelled))
         if (answer := await reply) is None:

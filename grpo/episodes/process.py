@@ -198,6 +198,8 @@ class _Trainer:
         while line := await self._reader.readline():
             said = json.loads(line)
             answer = self._asked[said["chat"]]
+            if answer.done():
+                continue  # nobody waits for it any more, as after asyncio.wait_for
             if "over" in said:
                 answer.set_exception(EpisodeOver())
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from fractions import Fraction
 
 from grpo.config import LimitsConfig
 from grpo.sandbox.sandbox import Limits, Run, Sandbox, require_sandbox
@@ -47,7 +48,7 @@ def _cut(text: str, characters: int) -> str:
 
 
 LONGEST_EXPRESSION = 200
-OPERATORS: dict[type, Callable[[float, float], float]] = {
+OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -67,19 +68,20 @@ def calculator_tool(limits: LimitsConfig) -> Callable[[str], str]:
         if len(expression) > LONGEST_EXPRESSION:
             raise ValueError("the expression is too long")
         number = _value(ast.parse(expression.strip(), mode="eval").body)
-        return str(int(number) if number == int(number) else round(number, 10))
+        rounded = float(f"{float(number):.12g}")
+        return str(number) if number.denominator == 1 else str(rounded)
 
     return calculator
 
 
-def _value(node: ast.AST) -> float:
+def _value(node: ast.AST) -> Fraction:
     """Returns what an expression is worth. Raises ValueError for anything but numbers, + - * / and brackets."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return node.value
+        return Fraction(str(node.value))
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     raise ValueError("only numbers, + - * / and brackets can be computed")
 
 

@@ -13,30 +13,42 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from grpo.episodes.template import ChatTemplate, Message, Tools, system_of
+from grpo.episodes.template import ChatTemplate, Message, Tools
 from grpo.types import Completion, EpisodeFacts, Observed
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A path of messages ends behind `length` ids with the model's turn `answer`. `before` is what stood before it, as
+    the template wrote it then."""
+
+    length: int
+    answer: Message
+    before: str
 
 
 @dataclass(slots=True)
 class _Branch:
     """A branch is one path of messages. `ids` are all of its tokens, from the first message on.
 
-    `turns` are (where the turn begins in `ids`, what was sampled). `ends` maps a path of messages, as text, to the
-    number of ids up to its end and to its last message.
+    `turns` are (where the turn begins in `ids`, what was sampled). `ends` has the ends of paths of messages, by their
+    digests.
     """
 
     ids: list[int]
     turns: list[tuple[int, Completion]] = field(default_factory=list)
-    ends: dict[str, tuple[int, Message]] = field(default_factory=dict)
+    ends: dict[str, _End] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place is where the next turn begins: in a branch, after its first `length` ids and then `new_ids`."""
+    """A place is where the next turn begins: in a branch, after its first `length` ids and then `new_ids`. `text` is
+    all that stands before it, as the template writes it, or "" where it does not."""
 
     branch: _Branch | None
     length: int
     new_ids: tuple[int, ...]
+    text: str
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -67,11 +79,13 @@ class Recorder:
         for count in range(len(messages), 0, -1):
             for branch in self._branches:
                 if keys[count] in branch.ends:
-                    length, answer = branch.ends[keys[count]]
-                    last = branch.ids[length - 1]
-                    bridge = self._template.bridge(system_of(messages), answer, messages[count:], tools, last)
-                    return Place(branch, length, bridge)
-        return Place(None, 0, self._template.opening(messages, tools))
+                    end = branch.ends[keys[count]]
+                    ids, tail, whole = self._template.continued(
+                        messages, count, end.answer, tools, branch.ids[end.length - 1]
+                    )
+                    if not whole or self._template.goes_on(end.before, tail, whole):
+                        return Place(branch, end.length, ids, whole)
+        return Place(None, 0, self._template.opening(messages, tools), self._template.text(messages, tools))
 
     def record(self, place: Place, messages: Sequence[Message], tools: Tools | None, turn: Completion) -> Message:
         """Adds a turn that was sampled at `place`, and returns it as a message."""
@@ -92,7 +106,7 @@ class Recorder:
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable
         self.last, self.messages = turn, (*messages, message)
-        branch.ends[_keys(self.messages, tools)[-1]] = (len(branch.ids), message)
+        branch.ends[_keys(self.messages, tools)[-1]] = _End(len(branch.ids), message, place.text)
         return message
 
     def completion(self, prompt: tuple[int, ...], facts: EpisodeFacts) -> Completion:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import count as count_up
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError, require
+from grpo.episodes.made_up_calls import calling, made_up_call
 from grpo.rollout.tool_parsers import Read, parser_names, read_by
 
 Message = Mapping[str, Any]
@@ -88,7 +90,30 @@ class ChatTemplate:
 
     def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[int, ...]:
         """Returns the ids of a conversation up to where the model's turn begins."""
-        return self._ids(self._text(messages, tools))
+        return self._ids(self.text(messages, tools))
+
+    def text(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
+        """Returns a conversation up to where the model's turn begins, as the template writes it."""
+        return self._text(messages, tools)
+
+    def continued(
+        self, messages: Sequence[Message], count: int, answer: Message, tools: Tools | None, last_token: int | None
+    ) -> tuple[tuple[int, ...], str, str]:
+        """Returns the bridge behind the first `count` messages, which end with the model's turn `answer`: its ids, the
+        text that ends the conversation with it, and the whole conversation as the template writes it. Both texts are
+        "" for a conversation that it does not write, such as with several calls in one message.
+        """
+        ids, tail = self._cut(system_of(messages), answer, messages[count:], tools)
+        try:
+            whole = self._text(messages, tools)
+        except UserError:
+            tail = whole = ""
+        return _behind(ids, last_token, self._ends), tail, whole
+
+    def goes_on(self, before: str, tail: str, whole: str) -> bool:
+        """Tells whether the template writes a conversation as it wrote it `before` the model's last turn, and ends it
+        as its bridge does."""
+        return whole.endswith(tail) and self._alike(whole).startswith(self._alike(before))
 
     def bridge(
         self,
@@ -104,16 +129,24 @@ class ChatTemplate:
         mark stands at the turn's end. So nothing depends on what the template does to earlier turns. An end of turn
         that the model has not written is part of the bridge.
         """
+        return _behind(self._cut(system, answer, new, tools)[0], last_token, self._ends)
+
+    def _cut(
+        self, system: Sequence[Message], answer: Message, new: Sequence[Message], tools: Tools | None
+    ) -> tuple[tuple[int, ...], str]:
+        """Returns the ids from the end of a turn on, and as text what follows the end."""
+        texts = json.dumps([*system, *new], default=str)
+        mark = next(mark for number in count_up() if (mark := f"{_MARK}{number or ''}") not in texts)
         calls = [dict(call) for call in answer.get("tool_calls") or ()]
         if calls:
-            calls[-1] = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {"mark": _MARK}}}
+            calls[-1] = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {"mark": mark}}}
         try:
-            text = self._text([*system, _ASKED, _turn(calls), *new], tools)
+            text = self._text([*system, _ASKED, _turn(calls, mark), *new], tools)
         except UserError:
             # Some templates write one call in a message. How it ends is all that counts here.
-            text = self._text([*system, _ASKED, _turn(calls[-1:]), *new], tools)
-        behind = text.find(_MARK) + len(_MARK)
-        require(_MARK in text, f"the chat template leaves out an assistant's calls of tools: {_WAY_OUT}")
+            text = self._text([*system, _ASKED, _turn(calls[-1:], mark), *new], tools)
+        behind = text.find(mark) + len(mark)
+        require(mark in text, f"the chat template leaves out an assistant's calls of tools: {_WAY_OUT}")
         ids, begins = self._placed(text)
         cut = next((at for at, token in enumerate(ids) if token in self._ends and begins[at] >= behind), None)
         require(
@@ -121,7 +154,7 @@ class ChatTemplate:
             "the chat template does not end an assistant's turn with a token that ends completions: correct "
             f"eos_token_id in the model's generation_config.json, or {_WAY_OUT}",
         )
-        return ids[cut + 1 :] if last_token in self._ends else ids[cut:]
+        return ids[cut:], text[begins[cut + 1] :] if cut + 1 < len(ids) else ""
 
     def read(self, token_ids: Sequence[int], tools: Tools | None = None) -> tuple[dict[str, Any], bool]:
         """Returns the message that the model wrote, and whether it can be read. A message with calls that cannot be
@@ -196,9 +229,9 @@ class ChatTemplate:
         template writes two, and answers, three times."""
         for number, said in enumerate(("It is 5.", "It is 15.", "It is 20.")):
             if tools and number < 2:
-                yield _calling(tools, 1)
-            if tools and not number and self._writes(_calling(tools, 2)[0], tools):
-                yield _calling(tools, 2)
+                yield calling(tools, 1)
+            if tools and not number and self._writes(calling(tools, 2)[0], tools):
+                yield calling(tools, 2)
             yield {"role": "assistant", "content": said}, [{"role": "user", "content": f"And {said} + 7?"}]
 
     def _writes(self, turn: Message, tools: Tools) -> bool:
@@ -321,21 +354,14 @@ def system_of(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[:1] if messages and messages[0]["role"] == "system" else ()
 
 
-def _turn(calls: Sequence[Message]) -> Message:
-    """Returns an assistant's message that makes calls, or else ends with the mark."""
-    return {"role": "assistant", "content": "" if calls else _MARK, **({"tool_calls": [*calls]} if calls else {})}
+def _turn(calls: Sequence[Message], mark: str) -> Message:
+    """Returns an assistant's message that makes calls, or else is the mark."""
+    return {"role": "assistant", "content": "" if calls else mark, **({"tool_calls": [*calls]} if calls else {})}
 
 
-def _calling(tools: Tools, count: int) -> tuple[Message, list[Message]]:
-    """Returns a message that calls the first tool so often, and the answers."""
-    message, name = made_up_call(tools[0]), tools[0]["function"]["name"]
-    [call] = message["tool_calls"]
-    calls = [call | {"id": f"call{number:05d}"} for number in range(count)]
-    answers = [
-        {"role": "tool", "name": name, "content": f"result {number}", "tool_call_id": call["id"]}
-        for number, call in enumerate(calls)
-    ]
-    return message | {"tool_calls": calls}, answers
+def _behind(ids: tuple[int, ...], last_token: int | None, ends: Set[int]) -> tuple[int, ...]:
+    """Returns the ids of a bridge, without the end of the turn where the model has written one."""
+    return ids[1:] if last_token in ends else ids
 
 
 def _calls(message: Message) -> list[Any]:
@@ -349,27 +375,6 @@ def _is_call(call: Any) -> bool:
         and isinstance(function.get("name"), str)
         and isinstance(function.get("arguments"), Mapping)
     )
-
-
-def made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message that calls a tool with made-up arguments of the right types."""
-    properties = tool["function"].get("parameters", {}).get("properties", {})
-    arguments = {name: _made_up(schema) for name, schema in properties.items()}
-    function = {"name": tool["function"]["name"], "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
-    }
-
-
-def _made_up(schema: Mapping[str, Any]) -> Any:
-    if schema.get("enum"):
-        return schema["enum"][0]
-    # The types of a union are a list.
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    return {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}.get(str(kind), "2 + 3")
 
 
 def _bare(text: str) -> str:

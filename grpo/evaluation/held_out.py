@@ -17,7 +17,10 @@ from grpo.types.rollout import NOT_THEIR_FAULT
 Ask = Callable[[Draw], list[ScoredGroup]]
 """This function samples and grades completions. It returns a scored group for each prompt, in order."""
 
-NOT_GRADED = "a reward server did not answer, a reward function failed, or their own answers cannot be read"
+NOT_GRADED = (
+    "a reward server did not answer, a reward function failed, a group or an episode took too long, or their own "
+    "answers cannot be read"
+)
 # The keys of an evaluation's rows of problems: those that were graded, and the others.
 ROWS = ("per_problem", "ungraded_problems")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo.config import TaskConfig
 from grpo.episodes.gateway import Gateway
+from grpo.episodes.made_up_calls import made_up_call
 from grpo.episodes.processes import NO_TURN, Answer, Ended, Failed, Link, Processes, Question
-from grpo.episodes.template import made_up_call
 from grpo.host.alive import working
 from grpo.host.event_loop import finished
 from grpo.tasks.prompt_encoding import filled

@@ -80,6 +80,8 @@ def _instead(path: str) -> str:
     >>> _instead("data/*.jsonl")
     '; patterns are not expanded: give the folder, whose files are read in alphabetical order'
     """
+    if path.startswith("file://"):
+        return f"; give it without file://, {path.removeprefix('file://')}"
     if "://" in path:
         return "; files are read from disk only: download it first"
     if set(path) & {*"*?["}:

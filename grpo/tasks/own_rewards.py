@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from grpo.config import UserError
-from grpo.config.errors import first_line, require
+from grpo.config.errors import first_line, place_of, require
 from grpo.types import EpisodeFacts, Problem, RolloutGroup
 from grpo.types.imported import given, imported
 
@@ -388,5 +388,5 @@ def _imported(path: str) -> Function:
             return imported(path)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise UserError(
-            f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {first_line(error)}."
+            f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {first_line(error)}{place_of(error)}."
         ) from error

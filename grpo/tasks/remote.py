@@ -104,6 +104,11 @@ class _RemotePart:
         self._key, self._headers = "", {}
         if variable := self._server.key_variable:
             if not os.environ.get(variable):
+                if not variable.isidentifier():
+                    raise UserError(
+                        f"task.reward.parts: key_variable of {part.name!r} is no name of an environment variable: "
+                        "export the key in one, and give that name"
+                    )
                 raise UserError(
                     f"task.reward.parts: {part.name!r} takes its key from {variable}, which is not set: export it, or "
                     "leave key_variable empty"

@@ -37,6 +37,8 @@ def imported(path: str) -> Any:
     if path in given:
         return given[path]
     module_name, _, function_name = path.rpartition(":")
+    if module_name.endswith(":"):
+        raise ImportError(f"one colon leads from a file to its function: {module_name.rstrip(':')}:{function_name}")
     if module_name == GIVEN:
         raise ImportError("it was given in Python, as an object that this process lacks: give it to Trainer again")
     if not module_name.endswith(".py") and ("/" in module_name or Path(module_name).is_file()):

@@ -16,6 +16,10 @@ def said_of(*words):
     [
         (["objective.clip_high=28"], "objective.clip_high=28 clips ratios at 29: 0.28 is DAPO's"),
         (["objective.kl.estimator=k1", "objective.kl.coefficient=0.04"], "in the loss does nothing on average"),
+        (["learner.betas=[0.999,0.9]"], "has the momentum first and the average of squares second: [0.9, 0.999]"),
+        ([r"task.prompt.template='{question}\nAnswer:'"], "task.prompt.template holds a backslash and an n"),
+        (["task.prompt.system='Use {question}'"], "which is filled in task.prompt.template alone"),
+        (["task.prompt.system=none"], "task.prompt.system is the text 'none': null leaves it to the chat template"),
         (["objective.clip_high=1.28"], "let ratios lie between 0.8 and 2.28: [0.8, 1.28] is written 0.2 and 0.28"),
         (["objective.clip_low=0.8"], "let ratios lie between 0.2 and 1.2"),
         (["task.reward.extract=tag"], "task.reward.extract=tag looks for <answer>…</answer>, for which neither"),

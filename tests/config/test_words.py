@@ -163,6 +163,10 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
         ("output_dir=runs/${model}", "output_dir: ${model} is not one value: name one, such as ${model.source}"),
         ("output_dir=${model}", "output_dir: ${model} is not one value: name one, such as ${model.source}"),
         ("output_dir=runs/${learner.betas}", "output_dir: ${learner.betas} is not one value: name one"),
+        (
+            "+actor_rollout_ref.actor.optim.lr=1e-6",
+            "unknown config key actor_rollout_ref.actor.optim.lr; here it is lear",
+        ),
         ("experiment=tiny,", "leave out the comma at its end, 'experiment=tiny'"),
         ("num_steps=1,000", "'num_steps=1,000' gives several values: a number has no commas, num_steps=1000"),
         ("tracking=wandb,tensorboard", "and a run has one: tracking=wandb tracking.tensorboard=true has both"),

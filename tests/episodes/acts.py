@@ -401,6 +401,14 @@ async def asks_for_less(chat, problem):
     return float(first.usage.completion_tokens)
 
 
+async def loses_patience(chat, problem):
+    """Gives a turn up that takes long, and asks again."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(chat(list(problem.messages)), 0.001)
+    await chat([*problem.messages, {"role": "user", "content": "Well?"}])
+    return 1.0
+
+
 async def asks_oddly(chat, problem):
     """Asks for what no turn has, and with a request that is too large. Then it asks as it should."""
     from openai import AsyncOpenAI, BadRequestError

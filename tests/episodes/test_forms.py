@@ -179,6 +179,10 @@ def test_the_model_runs_programs_beside_other_tools():
         ("7 / 2", "3.5"),
         ("0.1 + 0.2", "0.3"),
         ("6 / 3", "2"),
+        ("1 / 3", "0.333333333333"),
+        ("1e-12 * 3", "3e-12"),
+        ("123456789 * 987654321 / 1", "121932631112635269"),
+        ("+5 - 2", "3"),
     ],
 )
 def test_the_calculator_computes(expression, result):

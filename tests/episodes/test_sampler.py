@@ -211,6 +211,11 @@ def test_the_chance_of_an_episode_depends_on_the_whole_of_its_name(episodes):
     assert len({*drawn}) == 16
 
 
+def test_a_turn_that_its_agent_gives_up_holds_up_no_later_one(episodes):
+    [group] = episodes("loses_patience", seconds=20.0).generate(Draw(prompts(1), 4))
+    assert {completion.episode.error for completion in group.completions} == {""}
+
+
 def test_an_episode_that_outstays_its_last_turn_is_cut_off_and_spoils_nothing(episodes):
     [group] = episodes("outstays", turns=1, seconds=5.0).generate(Draw(prompts(1), 2))
     assert {(completion.episode.error, completion.truncated) for completion in group.completions} == {("", True)}

@@ -6,9 +6,12 @@ from grpo.config import PromptConfig
 from grpo.config.directory import config_directory
 from grpo.config.errors import UserError
 from grpo.episodes.forms import form_of
-from grpo.episodes.template import _MARK, ChatTemplate, _calling
+from grpo.episodes.made_up_calls import calling
+from grpo.episodes.recorder import Recorder
+from grpo.episodes.template import _MARK, ChatTemplate
 from grpo.models.tiny import character_tokenizer
 from grpo.tasks.prompt_encoding import PromptEncoder
+from grpo.types import Completion
 
 TOOLS = form_of("tests.episodes.acts:add").schemas
 TURN = "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}<|eos|>{% endif %}"
@@ -92,6 +95,43 @@ def test_an_agents_system_message_is_proven_when_it_comes():
         chat.require_proven([*SYSTEM, question], None)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The mode of the first question holds for later turns too.
+        TURN + END.replace("assistant: ", "assistant: {{ '<|eos|>' if 'quick' in messages[0].content }}"),
+        # System messages are gathered in front.
+        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+        + TURN.replace("in messages", "in messages if m.role != 'system'")
+        + END,
+        # Earlier long messages are cut.
+        TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content[:60] }}") + END,
+    ],
+)
+def test_a_template_that_writes_the_real_conversation_otherwise_begins_another_branch(text):
+    chat, tokenizer = template(text)
+    recorder, asked = (
+        Recorder(chat),
+        [{"role": "user", "content": "Be quick about what 2 and 3 make, please, and say how you came to it."}],
+    )
+    assert chat.prove() == ""
+    first = Completion(tuple(tokenizer.encode("5<|eos|>")), (0.0, 0.0), "5", False, ((0, 2),))
+    said = recorder.record(recorder.place(asked, None), asked, None, first)
+    place = recorder.place([*asked, said, {"role": "system", "content": "Now slowly."}], None)
+    whole = chat.opening([*asked, said, {"role": "system", "content": "Now slowly."}])
+    assert place.branch is None and place.context == whole
+
+
+def test_a_conversation_that_the_template_only_continues_stays_one_branch():
+    chat, tokenizer = template()
+    recorder, asked = Recorder(chat), [{"role": "user", "content": "2 + 3?"}]
+    first = Completion(tuple(tokenizer.encode("5<|eos|>")), (0.0, 0.0), "5", False, ((0, 2),))
+    said = recorder.record(recorder.place(asked, None), asked, None, first)
+    history = [*asked, said, {"role": "user", "content": f"{_MARK}?"}]
+    place = recorder.place(history, None)
+    assert place.branch is not None and place.context == chat.opening(history)
+
+
 def test_a_new_message_may_have_any_text():
     chat, tokenizer = chatml()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -115,7 +155,7 @@ def test_a_template_that_writes_one_call_goes_on_after_two():
     tokenizer.chat_template = text.replace(begins, single + begins, 1)
     one = ChatTemplate(tokenizer, PromptEncoder(tokenizer, PromptConfig()).render, [end])
     assert one.prove(TOOLS) == ""
-    turn, answers = _calling(TOOLS, 2)
+    turn, answers = calling(TOOLS, 2)
     assert one.bridge((), turn, answers, TOOLS, end) == chat.bridge((), turn, answers, TOOLS, end)
 
 

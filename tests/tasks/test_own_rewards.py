@@ -253,6 +253,14 @@ def test_an_error_within_a_reward_says_where_and_explains_no_form(rewards):
     assert "A reward is written as" not in str(error.value)
 
 
+def test_a_file_of_a_reward_that_fails_says_in_which_line(tmp_path):
+    (tmp_path / "own.py").write_text("x = 1\nassert x == 2\n")
+    with pytest.raises(UserError, match=r"AssertionError: AssertionError \(line 2 of own.py\)\.$"):
+        build_parts(RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path}/own.py:f")]))
+    with pytest.raises(UserError, match="one colon leads from a file to its function: .*own.py:f"):
+        build_parts(RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path}/own.py::f")]))
+
+
 def test_a_file_beside_that_of_a_reward_is_not_searched_and_the_way_out_is_named(tmp_path):
     (tmp_path / "helpers_of_mine.py").write_text("g = 1")
     (tmp_path / "own.py").write_text("from helpers_of_mine import g")
@@ -337,7 +345,7 @@ def test_a_part_named_twice_is_refused():
 
 def test_a_module_whose_error_has_several_lines_is_one_line(tmp_path):
     (tmp_path / "long.py").write_text("raise OSError('no such model\\nCheck your internet connection')\n")
-    with pytest.raises(UserError, match="cannot import '.*long.py:f': OSError: no such model\\.$"):
+    with pytest.raises(UserError, match="cannot import '.*long.py:f': OSError: no such model .line 1 of long.py.\\.$"):
         own_rewards.own_reward(f"{tmp_path}/long.py:f", "answer")
 
 

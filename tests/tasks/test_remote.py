@@ -231,6 +231,9 @@ def test_a_key_that_is_not_set_and_a_pattern_that_is_none_are_refused_before_the
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(UserError, match="takes its key from NO_SUCH_KEY, which is not set"):
         grades("http", {"url": "http://a", "key_variable": "NO_SUCH_KEY"}, "a")
+    with pytest.raises(UserError, match="is no name of an environment variable: export the key in one") as error:
+        grades("http", {"url": "http://a", "key_variable": "sk-abc123"}, "a")
+    assert "abc123" not in str(error.value)
     with pytest.raises(UserError, match="server.pattern '.' is not a valid regular expression"):
         grades("judge", {"url": "http://a", "pattern": "("}, "a")
     with pytest.raises(UserError, match="server.pattern 'x' has 0 groups"):

@@ -109,7 +109,7 @@ def own_law(path: str) -> Law:
     require(":" in path, f"law={path} is no import path: give file.py:function or package.module:function")
     try:
         function = imported(path)
-        _, *parameters = inspect.signature(function).parameters.values()
+        parameters = [*inspect.signature(function).parameters.values()][1:]
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise UserError(f"law={path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     first = {one.name: one.default for one in parameters}

@@ -1,0 +1,41 @@
+"""This module makes up the calls of tools with which a chat template is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+
+def calling(tools: Sequence[Message], count: int) -> tuple[Message, list[Message]]:
+    """Returns a message that calls the first tool so often, and the answers."""
+    message, name = made_up_call(tools[0]), tools[0]["function"]["name"]
+    [call] = message["tool_calls"]
+    calls = [call | {"id": f"call{number:05d}"} for number in range(count)]
+    answers = [
+        {"role": "tool", "name": name, "content": f"result {number}", "tool_call_id": call["id"]}
+        for number, call in enumerate(calls)
+    ]
+    return message | {"tool_calls": calls}, answers
+
+
+def made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message that calls a tool with made-up arguments of the right types."""
+    properties = tool["function"].get("parameters", {}).get("properties", {})
+    arguments = {name: _made_up(schema) for name, schema in properties.items()}
+    function = {"name": tool["function"]["name"], "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+    }
+
+
+def _made_up(schema: Mapping[str, Any]) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    # The types of a union are a list.
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    return {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}.get(str(kind), "2 + 3")
