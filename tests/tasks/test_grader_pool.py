@@ -45,11 +45,13 @@ def test_misbehaving_answers_cost_only_their_own_grade(obeying, caplog):
     ]  # fmt: skip
     assert [grade.parts[name] for grade in grades] == [1.0] + [0.0] * 10
     warnings = [record.getMessage() for record in caplog.records]
+    of = "of misbehaving_rewards.py"
     left_out = "nothing is learned from their groups, so let the function return 0 where it means 0"
     expected = {
         "grading took longer than task.reward.timeout_seconds=1 for 2 answers, for example 'sleep'; they get no reward",
-        f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise); {left_out}",
-        f"reward part '{name}' raised SystemExit for 1 answer, for example 'exit' (enough); {left_out}",
+        f"reward part '{name}' raised ValueError for 2 answers, for example 'raise' (cannot read raise (line 5 {of})); "
+        f"{left_out}",
+        f"reward part '{name}' raised SystemExit for 1 answer, for example 'exit' (enough (line 9 {of})); {left_out}",
         f"grading needs more memory than task.reward.memory_gib=2 for 1 answer, for example 'hog'; {left_out}",
         "grading ended in RecursionError for 1 answer, for example 'recurse' (maximum recursion depth exceeded); they "
         "get no reward",
