@@ -28,7 +28,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from benchmarks.chat_templates import TOOL, tokenizer_of, verdict
 from grpo.config import ModelConfig
 from grpo.config.errors import UserError, first_line
-from grpo.episodes.template import ChatTemplate, system_of
+from grpo.episodes.messages import system_of
+from grpo.episodes.template import ChatTemplate
 from grpo.models.resolve import resolve
 
 MARK = "4711"

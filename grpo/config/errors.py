@@ -5,7 +5,7 @@ from sysconfig import get_path
 from traceback import extract_tb
 
 # Code here is grpo's, Python's or an installed package's.
-_FOREIGN = (str(Path(__file__).parents[1]), *filter(None, map(get_path, ("stdlib", "purelib", "platlib"))))
+_FOREIGN = [f"{place}/" for place in (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))]
 # A process that ends by a UserError has this exit code.
 WRONG_USE = 2
 

@@ -198,3 +198,12 @@ def _written(run: Path) -> float:
 def _saved(run: Path) -> float:
     """Returns when a run saved its last checkpoint, in seconds since 1970."""
     return checkpoints_in(run / CHECKPOINTS)[-1].stat().st_mtime
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_pointer(file: Path) -> bool:
+    """Tells whether a file is Git LFS's pointer to a larger one that has not been fetched."""
+    with file.open("rb") as beginning:
+        return beginning.read(len(LFS_POINTER)) == LFS_POINTER

@@ -12,15 +12,6 @@ DEEPEST = 40
 """Values are nested at most this deep. No file of a run reaches a quarter of it, and OmegaConf follows it there."""
 
 
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def is_pointer(file: Path) -> bool:
-    """Tells whether a file is Git LFS's pointer to a larger one that has not been fetched."""
-    with file.open("rb") as beginning:
-        return beginning.read(len(LFS_POINTER)) == LFS_POINTER
-
-
 def parse_json(text: str | bytes) -> Any:
     """Parses JSON as `json.loads` does.
 

@@ -98,3 +98,18 @@ def tools_of(value: Any) -> list[Message] | None:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def is_call(call: Any) -> bool:
+    """Tells whether a value is a call of a tool, with a name and arguments."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return (
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), Mapping)
+    )
+
+
+def system_of(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Returns the system message with which a conversation begins, or nothing."""
+    return messages[:1] if messages and messages[0]["role"] == "system" else ()

@@ -13,18 +13,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from grpo.episodes.template import ChatTemplate, Message, Tools
+from grpo.episodes.template import ChatTemplate, Earlier, Message, Tools
 from grpo.types import Completion, EpisodeFacts, Observed
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A path of messages ends behind `length` ids with the model's turn `answer`. `before` is what stood before it, as
-    the template wrote it then."""
-
-    length: int
-    answer: Message
-    before: str
 
 
 @dataclass(slots=True)
@@ -37,7 +27,7 @@ class _Branch:
 
     ids: list[int]
     turns: list[tuple[int, Completion]] = field(default_factory=list)
-    ends: dict[str, _End] = field(default_factory=dict)
+    ends: dict[str, Earlier] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +69,10 @@ class Recorder:
         for count in range(len(messages), 0, -1):
             for branch in self._branches:
                 if keys[count] in branch.ends:
-                    end = branch.ends[keys[count]]
-                    ids, tail, whole = self._template.continued(
-                        messages, count, end.answer, tools, branch.ids[end.length - 1]
-                    )
-                    if not whole or self._template.goes_on(end.before, tail, whole):
-                        return Place(branch, end.length, ids, whole)
-        return Place(None, 0, self._template.opening(messages, tools), self._template.text(messages, tools))
+                    earlier = branch.ends[keys[count]]
+                    if bridge := self._template.continued(earlier, messages, count, tools):
+                        return Place(branch, earlier.length, *bridge)
+        return Place(None, 0, *self._template.begun(messages, tools))
 
     def record(self, place: Place, messages: Sequence[Message], tools: Tools | None, turn: Completion) -> Message:
         """Adds a turn that was sampled at `place`, and returns it as a message."""
@@ -106,7 +93,7 @@ class Recorder:
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable
         self.last, self.messages = turn, (*messages, message)
-        branch.ends[_keys(self.messages, tools)[-1]] = _End(len(branch.ids), message, place.text)
+        branch.ends[_keys(self.messages, tools)[-1]] = Earlier(len(branch.ids), message, branch.ids[-1], place.text)
         return message
 
     def completion(self, prompt: tuple[int, ...], facts: EpisodeFacts) -> Completion:

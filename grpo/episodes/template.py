@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count as count_up
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError, require
 from grpo.episodes.made_up_calls import calling, made_up_call
+from grpo.episodes.messages import is_call, system_of
 from grpo.rollout.tool_parsers import Read, parser_names, read_by
 
 Message = Mapping[str, Any]
@@ -45,6 +47,17 @@ _MARK = "THE-TURN-ENDS-BEHIND-THIS"
 _ASKED = {"role": "user", "content": "."}
 _THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*|<think>\s*$", re.DOTALL)
 _WAY_OUT = "use a model whose template has tools, or give a template in task.prompt.chat_template=FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """This is a conversation up to the model's turn `answer`, whose last token is `last_token` and which ends behind
+    `length` ids. `before` is what stood before that turn, as the template wrote it then."""
+
+    length: int
+    answer: Message
+    last_token: int | None
+    before: str
 
 
 class ChatTemplate:
@@ -90,30 +103,30 @@ class ChatTemplate:
 
     def opening(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[int, ...]:
         """Returns the ids of a conversation up to where the model's turn begins."""
-        return self._ids(self.text(messages, tools))
+        return self.begun(messages, tools)[0]
 
-    def text(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
-        """Returns a conversation up to where the model's turn begins, as the template writes it."""
-        return self._text(messages, tools)
+    def begun(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[tuple[int, ...], str]:
+        """Returns what `opening` does, and the conversation as the template writes it."""
+        text = self._text(messages, tools)
+        return self._ids(text), text
 
     def continued(
-        self, messages: Sequence[Message], count: int, answer: Message, tools: Tools | None, last_token: int | None
-    ) -> tuple[tuple[int, ...], str, str]:
-        """Returns the bridge behind the first `count` messages, which end with the model's turn `answer`: its ids, the
-        text that ends the conversation with it, and the whole conversation as the template writes it. Both texts are
-        "" for a conversation that it does not write, such as with several calls in one message.
+        self, earlier: Earlier, messages: Sequence[Message], count: int, tools: Tools | None
+    ) -> tuple[tuple[int, ...], str] | None:
+        """Returns the bridge behind the first `count` messages, which are those of `earlier`, and the conversation as
+        the template writes it, or "" where it does not, as with several calls in one message.
+
+        Returns None where the template writes earlier messages otherwise than it did then, or ends the conversation
+        otherwise than the bridge does: what it writes may depend on any message.
         """
-        ids, tail = self._cut(system_of(messages), answer, messages[count:], tools)
+        ids, tail = self._cut(system_of(messages), earlier.answer, messages[count:], tools)
+        ids = _behind(ids, earlier.last_token, self._ends)
         try:
             whole = self._text(messages, tools)
         except UserError:
-            tail = whole = ""
-        return _behind(ids, last_token, self._ends), tail, whole
-
-    def goes_on(self, before: str, tail: str, whole: str) -> bool:
-        """Tells whether the template writes a conversation as it wrote it `before` the model's last turn, and ends it
-        as its bridge does."""
-        return whole.endswith(tail) and self._alike(whole).startswith(self._alike(before))
+            return ids, ""
+        goes_on = whole.endswith(tail) and self._alike(whole).startswith(self._alike(earlier.before))
+        return (ids, whole) if goes_on else None
 
     def bridge(
         self,
@@ -168,7 +181,7 @@ class ChatTemplate:
         except Exception:
             # Readers raise many errors for a call that is no JSON or lacks something, as models write at first.
             return plain, False
-        if not all(map(_is_call, message.get("tool_calls") or ())):
+        if not all(map(is_call, message.get("tool_calls") or ())):
             return plain, False
         return message | {"content": self._special.sub("", message.get("content") or "").strip()}, True
 
@@ -349,11 +362,6 @@ class ChatTemplate:
         return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
 
 
-def system_of(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the system message with which a conversation begins, or nothing."""
-    return messages[:1] if messages and messages[0]["role"] == "system" else ()
-
-
 def _turn(calls: Sequence[Message], mark: str) -> Message:
     """Returns an assistant's message that makes calls, or else is the mark."""
     return {"role": "assistant", "content": "" if calls else mark, **({"tool_calls": [*calls]} if calls else {})}
@@ -366,15 +374,6 @@ def _behind(ids: tuple[int, ...], last_token: int | None, ends: Set[int]) -> tup
 
 def _calls(message: Message) -> list[Any]:
     return [call["function"] for call in message.get("tool_calls") or ()]
-
-
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    return (
-        isinstance(function, Mapping)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("arguments"), Mapping)
-    )
 
 
 def _bare(text: str) -> str:

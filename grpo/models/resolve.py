@@ -22,7 +22,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.errors import first_line, require
-from grpo.config.plain_json import is_pointer, parse_json, read_object
+from grpo.config.folder import is_pointer
+from grpo.config.plain_json import parse_json, read_object
 from grpo.models import smollm2, tiny
 from grpo.models.cache import build_once, cache_root
 

@@ -19,8 +19,9 @@ from grpo.config.saved import is_checkpoint, read_config
 from grpo.config.validate import validate_evaluation
 from grpo.episodes.forms import FUNCTION, PROGRAM
 from grpo.episodes.gateway import Gateway
+from grpo.episodes.messages import system_of
 from grpo.episodes.sampler import EpisodeSampler, Stage
-from grpo.episodes.template import ChatTemplate, system_of
+from grpo.episodes.template import ChatTemplate
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing

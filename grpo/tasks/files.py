@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from grpo.config import UserError
 from grpo.config.errors import first_line, require
-from grpo.config.plain_json import is_pointer
+from grpo.config.folder import is_pointer
 
 PACKED = ".gz"
 SEPARATORS = ",;\t"
