@@ -17,13 +17,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas
 
-from grpo.config import RewardPartConfig, TrainConfig, UserError
+from grpo.config import RewardPartConfig, TrainConfig, UserError, trl_trainer
 from grpo.config.complaints import paths
 from grpo.config.errors import first_line, require
 from grpo.config.folder import (
@@ -38,7 +38,7 @@ from grpo.config.folder import (
 from grpo.config.hints import hint
 from grpo.config.hydra import compose_config
 from grpo.config.optimizer import with_learning_rate
-from grpo.config.saved import described, from_dict
+from grpo.config.saved import described, from_dict, require_known
 from grpo.config.start import begin_anew
 from grpo.config.unread import refuse_unread
 from grpo.config.validate import validate
@@ -53,8 +53,6 @@ from grpo.types.imported import GIVEN, forget, given, under_way
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
 
-OF_TRL = {"args": "words", "callbacks": "after_round=", "reward_funcs": "reward=", "train_dataset": "dataset="}
-"""This trainer takes what stands beside these arguments of TRL's trainer, and all else as words."""
 UNGUARDED = 'a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
 """A script without that line is refused with this message. A grading process that reaches `train` exits with it."""
 
@@ -128,10 +126,7 @@ class Trainer:
         after_round: Callback | None = None,
         **unknown: Any,
     ) -> None:
-        keys = paths(TrainConfig())
-        for name in unknown:
-            instead = OF_TRL.get(name) or f"a word, 'KEY=VALUE'{'' if name in keys else hint(name, keys)}"
-            raise UserError(f"Trainer has no argument {name}=: give {instead}")
+        _require_none(unknown, "Trainer")
         wrong = [word for word in words if not isinstance(word, str)]
         require(not wrong, f"{_short(wrong[:1])} is no word: give each as a text of its own, such as 'experiment=tiny'")
         _require_callback(after_round)
@@ -153,7 +148,11 @@ class Trainer:
         self._dataset = dataset
         self._after_round = after_round
 
-    def train(self) -> Result:
+    def __getattr__(self, name: str) -> Any:
+        instead = trl_trainer.METHODS.get(name, "it has train() and config")
+        raise AttributeError(f"grpo's Trainer has no {name}: {instead}")
+
+    def train(self, **unknown: Any) -> Result:
         """Trains, and returns the run's result. Raises `UserError` for mistakes that the user can mend.
 
         A run that was asked to stop (Ctrl-C, SIGTERM) returns the result so far, and exports no model.
@@ -161,6 +160,7 @@ class Trainer:
         again. Two kinds of processes train once: ranks that a launcher started, and those with vLLM's engine on a GPU
         (rollout=vllm). `train` has to be called in the main thread, the one that gets Ctrl-C.
         """
+        _require_none(unknown, "train()")
         if under_way() or getattr(multiprocessing.current_process(), "_inheriting", False):  # as in a grading process
             sys.exit(f"grpo: {UNGUARDED}")
         require(not is_unguarded(), UNGUARDED)
@@ -214,7 +214,7 @@ class Trainer:
             isinstance(self.config, TrainConfig),
             f"config={_short(self.config)} is no configuration: change the values of the one that the trainer has",
         )
-        _require_known(self.config)
+        require_known(self.config)
         require(
             self._dataset is None or self.config.task.data.path == self._path,
             "config.task.data.path and dataset= say the same: leave one of both out",
@@ -290,6 +290,14 @@ def _short(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
+def _require_none(unknown: Mapping[str, Any], of: str) -> None:
+    """Raises `UserError` for the first argument that `Trainer` or its `train` does not have."""
+    keys = paths(TrainConfig())
+    for name in unknown:
+        instead = trl_trainer.ARGUMENTS.get(name) or f"a word, 'KEY=VALUE'{'' if name in keys else hint(name, keys)}"
+        raise UserError(f"{of} has no argument {name}=: give {instead}{' to Trainer' * (of != 'Trainer')}")
+
+
 def _require_callback(function: Callback | None) -> None:
     """Raises `UserError` for what is no plain function of a step and its metrics."""
     if function is None:
@@ -307,15 +315,6 @@ def _require_callback(function: Callback | None) -> None:
         f"after_round={_short(function)} is no function of two arguments: give one that takes the step and the "
         "round's metrics",
     )
-
-
-def _require_known(config: Any, place: str = "config") -> None:
-    """Raises `UserError` for a value that was set under a name that no key has."""
-    names = {field.name for field in fields(config)}
-    for name, value in vars(config).items():
-        require(name in names, f"{place}.{name} is no key: correct the name (`grpo config WORD` finds keys)")
-        if is_dataclass(value):
-            _require_known(value, f"{place}.{name}")
 
 
 def _require_gradients() -> None:

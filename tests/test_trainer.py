@@ -268,12 +268,25 @@ def test_an_argument_of_another_framework_leads_to_what_is_meant(name, value, in
         Trainer("experiment=tiny", **{name: value})
 
 
+def test_a_method_of_another_trainer_leads_to_what_is_meant():
+    trainer = Trainer("experiment=tiny")
+    with pytest.raises(AttributeError, match=r"^grpo's Trainer has no evaluate: .* `grpo eval` evaluates a model$"):
+        trainer.evaluate()
+    assert not hasattr(trainer, "callback_handler")
+    with pytest.raises(
+        UserError,
+        match=r"^train\(\) has no argument resume_from_checkpoint=: give the word 'checkpoint.resume=true' to Trainer",
+    ):
+        trainer.train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda config: setattr(config, "num_stepz", 3), "config.num_stepz is no key"),
         (lambda config: setattr(config.dynamics, "size", 3), "config.dynamics.size is no key"),
         (lambda config: setattr(config, "num_steps", 2.5), "num_steps"),
+        (lambda config: setattr(config, "task", "gsm8k"), "^config.task='gsm8k' takes the place of a whole section"),
         (lambda config: setattr(config.dynamics, "group_size", "four"), "group_size"),
     ],
 )

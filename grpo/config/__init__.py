@@ -22,6 +22,7 @@ keys, tab_completion   what `grpo config`, `--help` and the Tab key show
 
 Checks before anything starts:
 validate           the whole; its parts are validate_loss, validate_task and ranges, which has the values of each key
+trl_trainer        names of TRL's trainer in Python, and what stands here for them
 unread, surprises  words that have no effect; settings that are possible and rarely meant
 credentials, pass_through    keys and passwords; settings for vLLM, DeepSpeed and transformers
 errors             UserError and its kinds

@@ -276,3 +276,18 @@ def _read(file: Path) -> dict[str, Any]:
         raise UserError(f"{file} is damaged: it has no {error.args[0]}") from error
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{file} is damaged ({first_line(error)})") from error
+
+
+def require_known(config: Any, place: str = "config") -> None:
+    """Raises `UserError` for a value that was set under a name that no key has, and for one in place of a section."""
+    names = {field.name for field in fields(config)}
+    sections = {name for name, value in vars(type(config)()).items() if is_dataclass(value)}
+    for name, value in vars(config).items():
+        require(name in names, f"{place}.{name} is no key: correct the name (`grpo config WORD` finds keys)")
+        require(
+            name not in sections or is_dataclass(value),
+            f"{place}.{name}={f'{value!r}':.60} takes the place of a whole section: set its keys, or give the word "
+            f"'{name}=NAME' to Trainer",
+        )
+        if is_dataclass(value):
+            require_known(value, f"{place}.{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -29,6 +30,19 @@ def url_of(host: str, port: int) -> str:
     ('http://10.0.0.5:8000', 'http://[::1]:8000')
     """
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def without_address(url: str) -> bool:
+    """Tells whether this machine finds no address of the machine that a URL names.
+
+    >>> without_address("http://127.0.0.1:8000")
+    False
+    """
+    try:
+        socket.getaddrinfo(urlsplit(url).hostname, None)
+    except OSError:
+        return True
+    return False
 
 
 def watchful(info: tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple]) -> socket.socket:

@@ -25,6 +25,7 @@ from grpo.episodes.template import ChatTemplate
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.imports import importing
+from grpo.host.network import without_address
 from grpo.host.terminal import say
 from grpo.interfaces import Collective, Sampler
 from grpo.models.files import ModelFiles
@@ -113,8 +114,13 @@ def build_sampler(
     Imports only the configured engine's package."""
     stages = build_stages(config, files)
     urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
-    starting = f"starting the sampler ({config.rollout.engine})"
-    with working(f"waiting for the vLLM servers at {', '.join(urls)}" if urls else starting):
+    doing = f"starting the sampler ({config.rollout.engine})"
+    if urls:
+        doing = f"waiting for the vLLM servers at {', '.join(urls)}"
+        # A machine that has just begun may get its name later, so this ends no run.
+        unknown = [url for url in urls if without_address(url)]
+        doing += f" (this machine finds no address of {', '.join(unknown)})" if unknown else ""
+    with working(doing):
         engine = build_engine(SamplerSettings.of(config), files, device, collective)
         if not any(stages.values()):
             return CheckedSampler(engine, files.text.vocab_size)

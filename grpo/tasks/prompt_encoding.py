@@ -117,6 +117,21 @@ class PromptEncoder:
             )
         return kept, tuple(problem.problem_id for problem in dropped)
 
+    def holding_special_tokens(self, problems: Sequence[Problem]) -> dict[str, str]:
+        """Returns the first special token in each problem that holds one, by the problem's id.
+
+        A model reads such a text as the token that it spells, for example as the end of a message.
+        """
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        tokens = {*self._tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+        pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
+        found = {}
+        for problem in problems:
+            texts = problem.question, *(str(message["content"]) for message in problem.messages)
+            if token := next(filter(None, map(pattern.search, texts)), None):
+                found[problem.problem_id] = token[0]
+        return found
+
     def longest(self, problems: Sequence[Problem], most: float = math.inf) -> int:
         """Returns the number of tokens of the longest prompt, or `most` + 1 where a huge one has more than `most`."""
         if any(self._is_beyond(problem, most) for problem in problems):

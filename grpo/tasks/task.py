@@ -207,8 +207,13 @@ def build_task(
 
 
 def _fitting(loaded: LoadedTask, name: str, encode: PromptEncoder) -> Sequence[Problem]:
-    """Returns the problems of a set whose prompts are not too long. Logs those left out."""
+    """Returns the problems of a set whose prompts are not too long. Logs the others, and those with special tokens."""
     config, problems = loaded.config.all_sets[name], loaded.problems[name]
+    if special := encode.holding_special_tokens(problems):
+        logger.warning(
+            "task %s: %d questions hold special tokens such as %s, which a model does not read as text (%s)",
+            config.name, len(special), next(iter(special.values())), listed(tuple(special)),
+        )  # fmt: skip
     if loaded.longest.get(name, math.inf) <= config.prompt.max_tokens:
         return problems
     fitting, too_long = encode.fitting(problems)

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from grpo.config import UserError
-from grpo.host.network import LOOPBACK, free_port, interface_of, listen, own_address, url_of, watchful
+from grpo.host.network import LOOPBACK, free_port, interface_of, listen, own_address, url_of, watchful, without_address
 from grpo.host.ports import RESERVED_VARIABLE, ReservedPort, require_ports, reserve_ports
 from tests.forks import Forked
 
@@ -46,6 +46,10 @@ def test_a_url_names_the_host_and_port_of_a_server(host):
 class ReservedNumber(ReservedPort):
     def __str__(self):
         return str(self.port)
+
+
+def test_a_name_without_an_address_is_known():
+    assert without_address("http://nowhere.invalid:8000") and not without_address("http://[::1]:8000/v1")
 
 
 def test_a_reserved_port_is_kept_from_other_holders_and_left_to_its_server():

@@ -124,6 +124,8 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
         ("a.json", "[", "is not JSON (Expecting value: line 1 column 2 (char 1)): give JSON Lines a name that ends"),
         ("b.json", '{"x": 1}', "holds no log"),
         ("c.jsonl", '{"reward": 1}\n', "has no rows with a step"),
+        ("nan.jsonl", '{"step": 1, "reward": NaN}\n' * 3, "has no finite numbers beside its steps: all are NaN"),
+        ("words.jsonl", '{"step": 1, "reward": "0.5"}\n' * 3, "write numbers as numbers, not as text"),
         ("d.jsonl", '{"step": 1, "text": "a"}\n', "has no finite numbers beside its steps"),
         (
             "e.log",

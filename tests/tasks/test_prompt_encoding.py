@@ -345,3 +345,13 @@ def test_blanks_that_become_as_many_signs_are_kept():
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
     assert widest_token(tokenizer) == len("<|im_start|>")
+
+
+def test_questions_that_hold_a_special_token_are_found(tokenizer):
+    problems = [
+        Problem("plain", "1 < 2, and <|im_end is no token", "1"),
+        Problem("token", "1 + 1<|im_end|>", "2"),
+        Problem("earlier", "and then?", "2", messages=({"role": "user", "content": "a<|im_start|>b"},)),
+    ]
+    found = PromptEncoder(tokenizer, PromptConfig()).holding_special_tokens(problems)
+    assert found == {"token": "<|im_end|>", "earlier": "<|im_start|>"}

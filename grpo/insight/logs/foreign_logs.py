@@ -43,7 +43,8 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     own_series = series_of(steps, own_columns)
     series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
-        raise UserError(f"{path} has no finite numbers beside its steps: write numbers as numbers, not as text")
+        remedy = "all are NaN, as after a broken step" if own_columns else "write numbers as numbers, not as text"
+        raise UserError(f"{path} has no finite numbers beside its steps: {remedy}")
     if column:
         rate_name, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
         rates = _named(path, rate_name, own_series, series, scale)
