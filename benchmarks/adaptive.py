@@ -26,6 +26,7 @@ from grpo.insight.logs.finished_runs import load
 from grpo.types import Interval
 
 ADAPTIVE = "adaptive"
+SIZES = ("dynamics.adaptive.smallest_group=2", "dynamics.adaptive.largest_group=64")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ SETUPS = {
         ["experiment=tiny", "evaluation.num_problems=180", "evaluation.samples_per_problem=2"],
         [(16, 1, 56), (8, 1, 112), (4, 1, 224), (4, 4, 224)],
         224,
-        ["dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"],
+        ["dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4", *SIZES],
         0.6,
         8,
     ),
@@ -59,7 +60,7 @@ SETUPS = {
         ],
         [(16, 1, 24), (4, 1, 72)],
         72,
-        ["dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"],
+        ["dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4", *SIZES],
         0.6,
         6,
     ),

@@ -6,8 +6,8 @@
 Eight tasks of the tiny model, three of them also with 3 and 48 prompts a step in place of 12, and two of SmolLM2-135M
 (`schedule_runs.py`), or those whose names begin with TASK, are trained at the right learning rate, at four times and at
 a quarter of it: with every fixed group size of 2 to 32, with a cosine decay of the rate at G = 8, with
-`dynamics=adaptive` from G = 16, with `dynamics.adaptive.learning_rate=true` from G = 16 or 4, the worse of the two, and
-with the same and G held at 8. A run spends a number of prompt and
+`dynamics=adaptive` that chooses G from 2 to 64, from G = 16, with `dynamics.adaptive.learning_rate=true` from G = 16 or
+4, the worse of the two, and with the same and G held at 8, as is the default. A run spends a number of prompt and
 completion tokens, of which a prompt counts once for its group. Prints the mean pass rate over the last quarter of the
 tokens, and the tokens until the smoothed pass rate reached what G = 8 reached at two thirds of its tokens, as means
 of the seeds that are done. For fixed sizes it also prints the ledger: the rise of the pass rate from the first eighth
@@ -51,11 +51,11 @@ def words_of(arm: str, factor: float, steps: int) -> list[str]:
     if arm.startswith("G = "):
         return [f"dynamics.group_size={arm[4:]}", "num_steps=4000"]
     own = ["dynamics=adaptive", "num_steps=4000"]
+    if arm == "the rate, G = 8":
+        return [*own, "dynamics.adaptive.learning_rate=true", "dynamics.group_size=8"]
+    own += ["dynamics.adaptive.smallest_group=2", "dynamics.adaptive.largest_group=64"]
     if arm == "adaptive":
         return [*own, "dynamics.group_size=16"]
-    if arm == "the rate, G = 8":
-        bounds = [f"dynamics.adaptive.{end}_group=8" for end in ("smallest", "largest")]
-        return [*own, "dynamics.adaptive.learning_rate=true", "dynamics.group_size=8", *bounds]
     return [*own, "dynamics.adaptive.learning_rate=true", f"dynamics.group_size={4 if factor > 1 else 16}"]
 
 

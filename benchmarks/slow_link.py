@@ -29,8 +29,7 @@ RATES = {"3e-4": "samples keep", "2e-3": "samples do not keep"}
 ARMS = {
     "τ = 1": [],
     "adaptive": [
-        *("dynamics=adaptive", "dynamics.adaptive.cost=seconds", "dynamics.adaptive.smallest_group=8"),
-        "dynamics.adaptive.largest_group=8",
+        *("dynamics=adaptive", "dynamics.adaptive.cost=seconds"),
     ],
 }
 

@@ -55,6 +55,7 @@ TASKS = {
 # The adaptive runs may change G and τ, and one of them the prompts. They begin with G = 16.
 SCHEDULE = [
     *("dynamics=adaptive", "dynamics.group_size=16"),
+    *("dynamics.adaptive.smallest_group=2", "dynamics.adaptive.largest_group=64"),
     *("dynamics.adaptive.decide_every=3", "dynamics.adaptive.longest_interval=4"),
 ]
 ADAPTIVE = {

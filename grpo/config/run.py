@@ -17,11 +17,12 @@ class AdaptiveConfig:
 
     # Decisions are this many rounds apart. The guard, which acts when a run goes wrong, looks at every round.
     decide_every: int = 4
-    # The schedule takes no smaller group size than this; at least 2.
-    smallest_group: int = 2
+    # The schedule takes no smaller group size than this; at least 2. In real runs no choice of the size did better than
+    # 8 throughout, so the schedule takes 8 and chooses only where this or largest_group allows others.
+    smallest_group: int = 8
     # The schedule takes no larger group size than this, nor than rollout.budget.largest where that is enabled; 16384 is
     # the most.
-    largest_group: int = 64
+    largest_group: int = 8
     # The schedule also halves the prompts per optimizer step, down to this many; 0: never below prompts_per_step.
     fewest_prompts: int = 0
     # The schedule also doubles the prompts per optimizer step, up to this many; 0: never above prompts_per_step.
@@ -56,8 +57,8 @@ class AdaptiveConfig:
 class DynamicsConfig:
     """The dynamics say how many completions a prompt gets, and how many optimizer steps a round has."""
 
-    # fixed keeps group size and refresh interval as configured; adaptive begins with them and changes them, and the
-    # prompts per step where adaptive.fewest_prompts or adaptive.most_prompts allow it.
+    # fixed keeps group size and refresh interval as configured. adaptive begins with them, changes the interval and,
+    # where the keys of adaptive allow it, the learning rate, the group size and the prompts per step.
     name: str = "fixed"
     # With name=fixed, True has the guard watch the run as it does under adaptive. Where the pass rate collapses, it
     # halves the learning rate and returns to the checkpoint of the best policy; a fourth time it stops the run.

@@ -26,9 +26,10 @@ def surprises(config: TrainConfig) -> Iterator[str]:
         )
     smallest, size, largest = config.dynamics.adaptive.smallest_group, config.dynamics.group_size, config.largest_group
     if config.dynamics.name == "adaptive" and not smallest <= size <= largest:
+        sizes = f"{smallest}" if smallest == largest else f"{smallest} to {largest} only"
         yield (
-            f"the run begins with dynamics.group_size={size}, and the schedule chooses groups of {smallest} to "
-            f"{largest} only (dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
+            f"the run begins with dynamics.group_size={size}, and the schedule takes groups of {sizes} "
+            "(dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
         )
     for of_set in config.task.all_sets.values():
         asked = [of_set.prompt.template, of_set.prompt.system or "", str(of_set.prompt.examples)]

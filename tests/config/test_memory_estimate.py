@@ -64,6 +64,7 @@ def test_a_schedule_is_estimated_at_its_largest_batch():
     value = config()
     assert at_its_largest(value) is value
     value.dynamics.name, value.dynamics.adaptive.most_prompts = "adaptive", 32
+    value.dynamics.adaptive.smallest_group, value.dynamics.adaptive.largest_group = 2, 64
     largest = at_its_largest(value).dynamics
     assert (largest.prompts_per_step, largest.group_size) == (32, 64)
     value.rollout.budget.enabled = True

@@ -130,7 +130,7 @@ hardware.hosts=[""] → is no name or address alone
 rollout.budget.enabled=true  dynamics.group_size=4 → needs rollout.budget.pilot=4 < dynamics.group_size=4 <=
 rollout.budget.enabled=true  dynamics.group_size=64 → dynamics.group_size=64 <= rollout.budget.largest=32: change one of
 rollout.budget.enabled=true  normalization=dapo → rollout.budget.enabled and rollout.refill.enabled are both true
-rollout.budget.enabled=true  dynamics=adaptive  dynamics.adaptive.smallest_group=33 → smallest_group=33 is above
+rollout.budget.enabled=true  dynamics=adaptive  rollout.budget.largest=6  dynamics.group_size=6 → smallest_group=8 is
 pipeline=continuous → pipeline=continuous samples while the learner works, which only servers can: add
 pipeline=continuous  rollout=vllm_server  dynamics.refresh_interval=6 → rollout.max_staleness=3 is too low for rounds of
 pipeline=continuous  rollout=vllm_server  dynamics=adaptive → rounds of 8 optimizer steps, which need 7: set it to 15 to
@@ -167,7 +167,7 @@ normalization.scope=bach → normalization.scope='bach' is unknown: choose one o
 dynamics.group_size=0 → dynamics.group_size=0 must be above 0
 dynamics.group_size=1 → leaves every advantage zero
 dynamics.prompts_per_step=12 → cannot be shared evenly by the 8 learner ranks: use 8 or 16
-dynamics.adaptive.smallest_group=99 → =99 must lie between 2 and dynamics.adaptive.largest_group=64
+dynamics.adaptive.smallest_group=99 → =99 must lie between 2 and dynamics.adaptive.largest_group=8
 dynamics.adaptive.fewest_prompts=64 → must lie between dynamics.adaptive.fewest_prompts=64 and
 dynamics.adaptive.most_prompts=4 → and dynamics.adaptive.most_prompts=4; 0 sets no bound
 model.max_length=50 → is more than model.max_length=50: lower one of the two, or raise model.max_length to

@@ -98,7 +98,7 @@ def config(**adaptive):
     made = TrainConfig()
     made.dynamics.name, made.num_steps = "adaptive", 200
     made.dynamics.group_size, made.dynamics.prompts_per_step = 16, 16
-    made.dynamics.adaptive = replace(made.dynamics.adaptive, **adaptive)
+    made.dynamics.adaptive = replace(made.dynamics.adaptive, **{"smallest_group": 2, "largest_group": 64} | adaptive)
     return made
 
 
@@ -135,6 +135,17 @@ def test_groups_shrink_where_steps_are_cool_and_every_change_has_a_reason():
         "signal",
         first,
     )
+
+
+@pytest.mark.parametrize(("first", "sizes"), [(32, [32, 8, 8]), (8, [8, 8, 8]), (2, [2, 8, 8])])
+def test_groups_have_8_completions_from_the_first_decision_on_where_nothing_else_is_allowed(first, sizes):
+    made = config(smallest_group=8, largest_group=8)
+    assert made.dynamics.adaptive == TrainConfig().dynamics.adaptive
+    made.dynamics.group_size = first
+    _, plans, decisions = trained(SCHEDULERS["adaptive"](made, 1), rounds=8)
+    assert [plan.group_size for plan in plans[::4]] == sizes
+    words = "groups have 8 to 8 completions (dynamics.adaptive), since the heat of a step is"
+    assert (words in decisions[3].verdict.reason) == (first != 8)
 
 
 def test_groups_grow_where_steps_are_hot_and_a_rate_that_is_too_high_is_reported_once():

@@ -265,17 +265,24 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e8"]) == 0
     printed = capsys.readouterr().out
     assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
-    # 128 prompts × (100 + 3 × 500) tokens fit 488 times into 1e8.
-    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=488" in printed
+    # 128 prompts × (100 + 8 × 500) tokens fit 190 times into 1e8.
+    assert "dynamics.group_size=8 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=190" in printed
+    why = "G = 8: in real runs no choice of the size did better than 8. At G = 3 tokens are expected"
+    assert why in " ".join(printed.split())
     page = (tmp_path / "plan.html").read_text()
-    assert "Proposed: G = 3 completions of each prompt, and τ = 1 step on them." in page and "num_steps=488" in page
-    assert "silent groups" in page and ">3 (proposed)<" in page and "τ = 1: only training shows" in page
+    assert "Proposed: G = 8 completions of each prompt, and τ = 1 step on them." in page and "num_steps=190" in page
+    assert "silent groups" in page and ">8 (proposed)<" in page and "τ = 1: only training shows" in page
+    # 128 prompts × (100 + 3 × 500) tokens fit 488 times into 1e8.
+    assert main(["dynamics", "plan", str(path), "budget_tokens=1e8", "smallest=2", "largest=64"]) == 0
+    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=488" in (
+        capsys.readouterr().out
+    )
     # 7 is no rung of the ladder of sizes, and is taken where nothing else is allowed.
     assert main(["dynamics", "plan", str(path), "smallest=7", "largest=7", f"output={tmp_path}/plans"]) == 0
     assert "7 (proposed)" in re.findall(r'<th scope="row">([^<]+)</th>', (tmp_path / "plans" / "plan.html").read_text())
     assert "dynamics.group_size=7 " in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "budget_tokens=1000"]) == 2
-    assert "budget_tokens=1000 does not suffice for one step at G = 3: give more tokens" in capsys.readouterr().err
+    assert "budget_tokens=1000 does not suffice for one step at G = 8: give more tokens" in capsys.readouterr().err
     for word in ("prompts_per_step=0", "tried=0", "budget_tokens=nan", "completion_tokens=0"):
         assert main(["dynamics", "plan", str(path), word]) == 2
         assert f"{word.replace('=', '=' + chr(39))}' is not valid: it must be a" in capsys.readouterr().err
@@ -311,8 +318,8 @@ def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e6"]) == 0
     printed = capsys.readouterr().out
     assert "60 problems, mean pass rate 0.50" in printed
-    # A step has no more prompts than there are problems. 60 × (20 + 3 × 60) tokens fit 83 times into 1e6.
-    assert "dynamics.group_size=3 dynamics.refresh_interval=1 dynamics.prompts_per_step=60 num_steps=83" in printed
+    # A step has no more prompts than there are problems. 60 × (20 + 8 × 60) tokens fit 33 times into 1e6.
+    assert "dynamics.group_size=8 dynamics.refresh_interval=1 dynamics.prompts_per_step=60 num_steps=33" in printed
     assert main(["dynamics", "plan", str(path)]) == 0
     assert "num_steps" not in capsys.readouterr().out
     assert main(["dynamics", "plan", str(path), "prompts_per_step=61"]) == 2

@@ -29,7 +29,7 @@ def test_a_plan_takes_the_size_at_which_a_token_is_expected_to_gain_most():
     request = PlanRequest(
         prompt_tokens=0.0, completion_tokens=1.0, budget_tokens=1280.0, exponent=0.0, smallest=2, largest=4
     )
-    options = {option.size: option for option in size_options(at(0.5), request)}
+    options = {option.size: option for option in size_options(at(0.5), request) if option.size <= 4}
     # Half of the signal of a step with 16 completions is heat, of which a step pays a half. G tokens are paid for it.
     gained = {size: (aim_by_hand(size) / aim_by_hand(16) - 0.25) / size for size in (2, 3, 4)}
     best = max(gained.values())
@@ -41,10 +41,17 @@ def test_a_plan_takes_the_size_at_which_a_token_is_expected_to_gain_most():
 
 
 def test_a_plan_proposes_larger_groups_for_harder_and_for_easier_problems():
-    sizes = {rate: propose(at(rate), PlanRequest()).size.size for rate in (0.02, 0.1, 0.5, 0.9, 0.98)}
+    any_size = PlanRequest(smallest=2, largest=64)
+    sizes = {rate: propose(at(rate), any_size).size.size for rate in (0.02, 0.1, 0.5, 0.9, 0.98)}
     assert sizes == {0.02: 20, 0.1: 5, 0.5: 3, 0.9: 5, 0.98: 20}
     # Nothing is learned from problems that are never solved, at any size.
-    assert propose(at(0.0), PlanRequest()).size.size == 2
+    assert propose(at(0.0), any_size).size.size == 2
+
+
+def test_a_plan_takes_8_as_the_schedule_does_where_no_other_size_is_allowed():
+    proposals = [propose(at(rate), PlanRequest()) for rate in (0.0, 0.02, 0.5)]
+    assert [proposal.size.size for proposal in proposals] == [8, 8, 8]
+    assert [option.size for option in proposals[0].sizes][-1] == 64
 
 
 MACHINE = MachineConstants("CPU", 1_000_000, ((128, 100.0), (1024, 800.0)), 1000.0, 9.0, 1.0)
@@ -62,6 +69,6 @@ def test_a_plan_counts_the_seconds_of_a_measured_machine():
 
 
 def test_dear_refreshes_ask_for_larger_groups():
-    request = PlanRequest(prompt_tokens=0.0, completion_tokens=1.0, prompts_per_step=64)
+    request = PlanRequest(prompt_tokens=0.0, completion_tokens=1.0, prompts_per_step=64, smallest=2, largest=64)
     small = propose(at(0.5), request, replace(MACHINE, refresh_seconds=0.0, round_overhead_seconds=0.0)).size.size
     assert small < propose(at(0.5), request, replace(MACHINE, refresh_seconds=60.0)).size.size

@@ -120,9 +120,15 @@ def _steps(number: int) -> str:
 def plan_lines(proposal: RunProposal, machine: MachineConstants | None) -> list[str]:
     """Says why group size and refresh interval are proposed, and where the numbers come from."""
     unit = "seconds" if machine else "tokens"
+    chosen, best = proposal.size.size, max(proposal.sizes, key=lambda option: option.progress).size
+    smallest, largest = proposal.allowed
+    expected = f"{unit} are expected to gain most, if the learning rate suits groups of {USUAL_SIZE}"
+    why = f"here {expected}; training measures it (dynamics=adaptive)"
+    if smallest == largest:
+        only = "in real runs no choice of the size did better than 8" if chosen == 8 else "no other size is allowed"
+        why = f"{only}. At G = {best} {expected}; smallest=2 largest=64 proposes by that"
     lines = [
-        f"G = {proposal.size.size}: here {unit} are expected to gain most, if the learning rate suits groups of "
-        f"{USUAL_SIZE}; training measures it (dynamics=adaptive)",
+        f"G = {chosen}: {why}",
         f"progress: what {unit} gain, against the best group size; fidelity: the share of the gradient that silent "
         "groups leave, which costs nothing by itself, since Adam scales it back",
     ]

@@ -1,10 +1,11 @@
 """This module plans a run before it starts: group size, refresh interval and steps, from pass rates and lengths.
 
-The size is proposed at which a step gains most for its cost: the first choice of the adaptive schedule, before anything
-is measured (`grpo.dynamics.gain`). Its heat is then taken to be half of the signal of a step with 16 completions of
-each prompt, where prompts are solved half of the time. Harder and easier prompts are silent more often and carry less
-signal, so they ask for larger groups. Cost is counted in tokens, or in seconds where a machine has been measured
-(`grpo prove`).
+A plan proposes the size that the adaptive schedule takes: 8, since no choice did better in real runs. Where a person
+allows others, it proposes the one at which a step gains most for its cost: the first choice of the schedule, before
+anything is measured (`grpo.dynamics.gain`). Its heat is then taken to be half of the signal of a step with 16
+completions of each prompt, where prompts are solved half of the time. Harder and easier prompts are silent more often
+and carry less signal, so they ask for larger groups. Cost is counted in tokens, or in seconds where a machine has been
+measured (`grpo prove`).
 
 The refresh interval is proposed only for a measured machine: the shortest at which the fixed costs of a round, like
 the refresh of the sampler, take little of its time. Only the run shows how off-policy a longer interval would be.
@@ -27,6 +28,8 @@ from grpo.types import MachineConstants
 
 # Heat is taken to be `PRIOR_HEAT` of the signal of a step with this many completions of prompts of this difficulty.
 USUAL_SIZE, MEDIUM = 16, Difficulty(np.array([0.5]), np.array([1.0]))
+# These sizes are compared whatever is allowed.
+SHOWN = 2, 64
 EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 # The harder half of the prompts should get at least this share of the gradient.
 FAIR_SHARE = 0.4
@@ -57,6 +60,7 @@ class SizeOption:
 class RunProposal:
     """A run proposal holds all group sizes with their consequences, the proposed one, and the proposed τ.
 
+    allowed    smallest and largest group size that may be proposed
     interval   the proposed refresh interval τ
     overhead   share of a round's time that its fixed costs take at the proposed τ; None if no machine was measured
     """
@@ -65,25 +69,27 @@ class RunProposal:
     size: SizeOption
     interval: int
     overhead: float | None
+    allowed: tuple[int, int]
 
 
 def propose(difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None) -> RunProposal:
-    """Proposes the group size that gains most for its cost, and the refresh interval (1 if no machine is given)."""
-    sizes = size_options(difficulty, request, machine)
-    best = max(sizes, key=lambda option: option.progress)
+    """Proposes the allowed group size that gains most for its cost, and the refresh interval (1 without a machine)."""
+    sizes, allowed = size_options(difficulty, request, machine), (request.smallest, request.largest)
+    options = [option for option in sizes if option.size in sizes_between(*allowed)]
+    best = max(options, key=lambda option: option.progress)
     if machine is None:
-        return RunProposal(sizes, best, 1, None)
+        return RunProposal(sizes, best, 1, None, allowed)
     shares = {interval: _overhead(request, machine, best.size, interval) for interval in LADDER}
     interval = next((interval for interval in LADDER if shares[interval] <= MOST_OVERHEAD), LADDER[-1])
-    return RunProposal(sizes, best, interval, shares[interval])
+    return RunProposal(sizes, best, interval, shares[interval], allowed)
 
 
 def size_options(
     difficulty: Difficulty, request: PlanRequest, machine: MachineConstants | None = None
 ) -> tuple[SizeOption, ...]:
-    """Returns one option for each group size of the ladder that lies within the request."""
+    """Returns one option for each group size of the ladder up to 64, and for each that the request allows."""
     rates, shares = difficulty.pass_rates, difficulty.weights
-    sizes = sizes_between(request.smallest, request.largest)
+    sizes = sorted({*sizes_between(*SHOWN), *sizes_between(request.smallest, request.largest)})
     tokens = {size: step_tokens(request, size) for size in sizes}
     seconds = {size: step_seconds(request, machine, size) for size in sizes} if machine else {}
     dials = request.exponent, request.mean_exponent

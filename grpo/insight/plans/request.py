@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from grpo.config.run import AdaptiveConfig
+
 UNITS = ("steps", "tokens", "seconds")
 
 
@@ -15,7 +17,7 @@ class PlanRequest:
     budget_tokens                      total number of prompt and completion tokens to sample; 0 where none is given
     prompts_per_step                   prompts in one optimizer step
     exponent, mean_exponent, ddof      the dials' α and β, and σ's degrees of freedom
-    smallest, largest                  smallest and largest group size to consider
+    smallest, largest                  smallest and largest group size that may be proposed; those of the schedule
     """
 
     prompt_tokens: float = 100.0
@@ -25,8 +27,8 @@ class PlanRequest:
     exponent: float = 1.0
     mean_exponent: float = 0.0
     ddof: int = 0
-    smallest: int = 2
-    largest: int = 64
+    smallest: int = AdaptiveConfig.smallest_group
+    largest: int = AdaptiveConfig.largest_group
 
 
 @dataclass(frozen=True, slots=True)
