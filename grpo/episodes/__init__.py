@@ -4,6 +4,7 @@ One episode is one completion of its group, with one advantage. Its tokens are t
 them those that tools and environment wrote, which are read and never learned from.
 
 template    messages ↔ tokens: what stands between two turns; the proof that nothing is encoded again
+comparison  compares conversations as texts
 made_up_calls  the calls with which a template is proven
 recorder    the exact tokens of one episode, and its branches where a history was rewritten
 forms       what an episode may be: functions as tools, an environment class, a function, a program

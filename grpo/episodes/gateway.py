@@ -21,7 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, first_line
 from grpo.episodes.messages import POLICY, Unreadable, json_of, messages_of, tools_of
 from grpo.episodes.processes import Answer, Link, Question
 
@@ -42,9 +42,15 @@ UNSUPPORTED = {
     "stream_options": (None, {}, {"include_usage": True}, {"include_usage": False}),
     # vLLM's server knows these further ones.
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), (None,)),
-    **dict.fromkeys(("chat_template", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"), (None,)),
+    **dict.fromkeys(("chat_template", "stop_token_ids", "bad_words", "allowed_token_ids"), (None,)),
     **dict.fromkeys(("ignore_eos", "continue_final_message", "use_beam_search"), (None, False)),
-    "add_generation_prompt": (None, True),
+    **dict.fromkeys(("add_generation_prompt", "parallel_tool_calls", "skip_special_tokens"), (None, True)),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "function_call": (None, "auto"),
+    "length_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "modalities": (None, ["text"]),
 }
 """A request may give these only the values that change nothing."""
 
@@ -53,6 +59,12 @@ IGNORED = (
     *("seed", "reasoning_effort", "chat_template_kwargs"),
 )
 """The run's own values hold for these."""
+
+TAKEN = (
+    *("model", "messages", "tools", "stream", "max_tokens", "max_completion_tokens"),
+    *("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user", "verbosity"),
+)
+"""A request may give these. Those of the second line change no tokens."""
 
 
 class Gateway:
@@ -146,6 +158,8 @@ async def _read(request: web.Request) -> bytes:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise Unreadable(f"the request has more than {LARGEST_REQUEST >> 20} MiB") from None
+    except Exception as error:  # of a body that is not encoded as its header says
+        raise Unreadable(f"the request cannot be read ({first_line(error)})") from error
 
 
 def _answered(reply: asyncio.Future[Answer | None], answer: Answer | None) -> None:
@@ -160,6 +174,13 @@ def _check(body: Any) -> None:
     for name, neutral in UNSUPPORTED.items():
         if body.get(name) not in neutral:
             raise Unreadable(f"{name}={body[name]!r:.80} is for the run to say, and for no request: leave it out")
+    unknown = [
+        name for name, value in body.items() if value is not None and name not in {*UNSUPPORTED, *IGNORED, *TAKEN}
+    ]
+    if unknown:
+        raise Unreadable(f"{unknown[0]!r:.80} is no word of this address: leave it out")
+    if not isinstance(body.get("stream"), bool | None):
+        raise Unreadable(f"stream={body['stream']!r:.80} must be true or false")
     for name in ("max_tokens", "max_completion_tokens"):
         most = body.get(name)
         if most is not None and (type(most) is not int or most < 1):
@@ -172,7 +193,7 @@ def _refused(message: str, code: str, status: int = 400) -> web.Response:
 
 
 def _ended() -> web.Response:
-    return _refused("there is no such episode: it has ended", "not_found", 404)
+    return _refused("there is no such episode, or it has ended", "not_found", 404)
 
 
 async def _elsewhere(request: web.Request) -> web.Response:

@@ -22,7 +22,7 @@ def calling(tools: Sequence[Message], count: int) -> tuple[Message, list[Message
 
 def made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message that calls a tool with made-up arguments of the right types."""
-    properties = tool["function"].get("parameters", {}).get("properties", {})
+    properties = (tool["function"].get("parameters") or {}).get("properties") or {}
     arguments = {name: _made_up(schema) for name, schema in properties.items()}
     function = {"name": tool["function"]["name"], "arguments": arguments}
     return {
@@ -32,8 +32,10 @@ def made_up_call(tool: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _made_up(schema: Mapping[str, Any]) -> Any:
-    if schema.get("enum"):
+def _made_up(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return "2 + 3"  # a schema may be true, which allows anything
+    if isinstance(schema.get("enum"), Sequence) and schema["enum"]:
         return schema["enum"][0]
     # The types of a union are a list.
     kind = schema.get("type")

@@ -48,8 +48,9 @@ def _message(place: int, value: Any) -> Message:
     message = {name: part for name, part in value.items() if part is not None}
     message["role"] = ROLES.get(value["role"], value["role"])
     message["content"] = _text(place, value.get("content"))
-    if not isinstance(message.get("tool_call_id", ""), str):
-        raise Unreadable(f"message {place} has a tool_call_id that is no text")
+    for name in ("tool_call_id", "name"):
+        if not isinstance(message.get(name, ""), str):
+            raise Unreadable(f"message {place} has a {name} that is no text")
     if calls := value.get("tool_calls"):
         message["tool_calls"] = [_call(place, call) for call in (calls if _is_list(calls) else [calls])]
     else:
@@ -74,6 +75,8 @@ def _call(place: int, call: Any) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Unreadable(f"message {place} has a call of a tool without a function and its name")
+    if not isinstance(call.get("id") or "", str):
+        raise Unreadable(f"message {place} has a call with an id that is no text")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -93,6 +96,9 @@ def tools_of(value: Any) -> list[Message] | None:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unreadable('each tool must be {"type": "function", "function": {"name": …, "parameters": …}}')
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties") or {}, Mapping):
+            raise Unreadable(f"the parameters of the tool {function['name']} must be a JSON schema of an object")
     return list(value) if value else None
 
 

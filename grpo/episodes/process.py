@@ -29,7 +29,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -180,18 +180,22 @@ class _Trainer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
         self._asked: list[asyncio.Future[Message]] = []
+        self._loop = asyncio.get_running_loop()
 
-    def send(self, values: Mapping[str, Any]) -> None:
-        self._writer.write(json.dumps(values, default=str).encode() + b"\n")
+    def send(self, values: Mapping[str, Any], default: Callable[[Any], Any] | None = str) -> None:
+        """Sends values as JSON. `default` turns others into some that JSON has; with None they raise TypeError."""
+        self._writer.write(json.dumps(values, default=default).encode() + b"\n")
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **further: Any) -> Message:
         """Returns the assistant's next message. Raises EpisodeOver once the episode has reached a limit."""
         if further:
             raise TypeError(f"chat takes messages and tools alone: {min(further)} is for rollout.sampling to say")
         schemas = [_described(tool) for tool in tools or ()]
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("chat belongs to the event loop that the episode runs in: await it there")
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        self.send({"chat": len(self._asked), "messages": list(messages), "tools": schemas}, default=None)
         self._asked.append(answer)
-        self.send({"chat": len(self._asked) - 1, "messages": list(messages), "tools": schemas})
         return await answer
 
     async def listen(self) -> None:

@@ -16,6 +16,9 @@ from typing import Any
 from grpo.episodes.template import ChatTemplate, Earlier, Message, Tools
 from grpo.types import Completion, EpisodeFacts, Observed
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""A message has a model's thoughts under one of these names."""
+
 
 @dataclass(slots=True)
 class _Branch:
@@ -93,7 +96,10 @@ class Recorder:
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable
         self.last, self.messages = turn, (*messages, message)
-        branch.ends[_keys(self.messages, tools)[-1]] = Earlier(len(branch.ids), message, branch.ids[-1], place.text)
+        end = Earlier(len(branch.ids), message, branch.ids[-1], place.text)
+        # An agent may send a message back without the thoughts, which stay where the model wrote them.
+        for sent in (message, {name: part for name, part in message.items() if name not in THOUGHTS}):
+            branch.ends[_keys([*messages, sent], tools)[-1]] = end
         return message
 
     def completion(self, prompt: tuple[int, ...], facts: EpisodeFacts) -> Completion:
@@ -160,14 +166,15 @@ def _joined(versions: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 def _keys(messages: Sequence[Message], tools: Tools | None) -> list[str]:
     """Returns a digest for each beginning of a conversation: entry n stands for its first n messages.
 
-    An assistant's message is known by its text and its calls. An agent may send it back without the thoughts.
+    An assistant's message is known by its text, its calls and its thoughts.
     """
     keys = [_digest("", tools or [])]
     for message in messages:
         said = {name: value for name, value in message.items() if value not in (None, "", [], ())}
         if message["role"] == "assistant":
             calls = [call["function"] for call in message.get("tool_calls") or ()]
-            said = {"role": "assistant", "content": message.get("content") or "", "calls": calls}
+            thoughts = {name: said[name] for name in THOUGHTS if name in said}
+            said = {"role": "assistant", "content": message.get("content") or "", "calls": calls, **thoughts}
         keys.append(_digest(keys[-1], said))
     return keys
 

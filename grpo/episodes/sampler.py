@@ -284,7 +284,7 @@ class _Play:
 
     async def _answer(self, question: Question) -> None:
         """Samples the model's next turn and replies with it, or with None if the episode has reached a limit. A turn
-        that nobody waits for any more is no part of the episode."""
+        whose program has hung up is no part of the episode."""
         if self.recorder.num_turns + sum(not asked.gone() for asked in self._under_way) >= self._stage.limits.turns:
             self._ended = self._ended or "turns"
         # It counts from now on, since several may be asked at once.

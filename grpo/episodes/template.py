@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count as count_up
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError, require
+from grpo.episodes.comparison import END, alike, bare, between, first_difference, others_think
 from grpo.episodes.made_up_calls import calling, made_up_call
 from grpo.episodes.messages import is_call, system_of
 from grpo.rollout.tool_parsers import Read, parser_names, read_by
@@ -45,7 +47,6 @@ in a `<tool_call>` tag."""
 
 _MARK = "THE-TURN-ENDS-BEHIND-THIS"
 _ASKED = {"role": "user", "content": "."}
-_THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*|<think>\s*$", re.DOTALL)
 _WAY_OUT = "use a model whose template has tools, or give a template in task.prompt.chat_template=FILE"
 
 
@@ -114,19 +115,30 @@ class ChatTemplate:
         self, earlier: Earlier, messages: Sequence[Message], count: int, tools: Tools | None
     ) -> tuple[tuple[int, ...], str] | None:
         """Returns the bridge behind the first `count` messages, which are those of `earlier`, and the conversation as
-        the template writes it, or "" where it does not, as with several calls in one message.
+        the template writes it, or "" where it writes no message with several calls, and there is one.
 
-        Returns None where the template writes earlier messages otherwise than it did then, or ends the conversation
-        otherwise than the bridge does: what it writes may depend on any message.
+        Returns None where the template writes the conversation otherwise than what it wrote then, the turn as it writes
+        that alone, and the bridge: what it writes may depend on any message.
         """
-        ids, tail = self._cut(system_of(messages), earlier.answer, messages[count:], tools)
-        ids = _behind(ids, earlier.last_token, self._ends)
+        new, asked, answer = messages[count:], [*system_of(messages), _ASKED], earlier.answer
         try:
-            whole = self._text(messages, tools)
+            ids, tail = self._cut(system_of(messages), answer, new, tools)
         except UserError:
-            return ids, ""
-        goes_on = whole.endswith(tail) and self._alike(whole).startswith(self._alike(earlier.before))
-        return (ids, whole) if goes_on else None
+            return None
+        bridge = _behind(ids, earlier.last_token, self._ends)
+        try:
+            whole, alone = (self._text([*before, *new], tools) for before in (messages[:count], [*asked, answer]))
+        except UserError:
+            several = any(len(said.get("tool_calls") or ()) > 1 and not self._writes(said, tools) for said in messages)
+            return (bridge, "") if several else None
+        if not earlier.before:
+            return (bridge, whole) if whole.endswith(tail) else None
+        form = partial(self._alike, with_thoughts=others_think(messages))
+        turn = between(form(whole), form(earlier.before), form(tail))
+        if turn is None or turn != between(form(alone), form(self._text(asked, tools)), form(tail)):
+            return None
+        # A second end would be that of another message, which the bridge lacks.
+        return (bridge, whole) if END not in turn.rstrip().removesuffix(END) else None
 
     def bridge(
         self,
@@ -159,13 +171,19 @@ class ChatTemplate:
             # Some templates write one call in a message. How it ends is all that counts here.
             text = self._text([*system, _ASKED, _turn(calls[-1:], mark), *new], tools)
         behind = text.find(mark) + len(mark)
-        require(mark in text, f"the chat template leaves out an assistant's calls of tools: {_WAY_OUT}")
+        what = "leaves out an assistant's calls of tools" if calls else "changes the text of an assistant's message"
+        require(mark in text, f"the chat template {what}: {_WAY_OUT}")
         ids, begins = self._placed(text)
         cut = next((at for at, token in enumerate(ids) if token in self._ends and begins[at] >= behind), None)
         require(
             cut is not None,
             "the chat template does not end an assistant's turn with a token that ends completions: correct "
             f"eos_token_id in the model's generation_config.json, or {_WAY_OUT}",
+        )
+        alone = self._text([*system, _ASKED, _turn(calls[-1:], mark)], tools, False).partition(mark)[2]
+        require(
+            alone.strip().startswith(text[behind : begins[cut]].strip()),
+            f"the chat template writes other messages into an assistant's turn: {_WAY_OUT}",
         )
         return ids[cut:], text[begins[cut + 1] :] if cut + 1 < len(ids) else ""
 
@@ -228,12 +246,12 @@ class ChatTemplate:
                 self._prove_reading(body, turn, tools)
             messages += [turn, *new]
             whole = self._text(messages, tools)
-            kept = kept or ("ends of turns" if _bare(whole) != _bare(grown) else "thoughts" if whole != grown else "")
+            kept = kept or ("ends of turns" if bare(whole) != bare(grown) else "thoughts" if whole != grown else "")
             whole, grown_alike = self._alike(whole), self._alike(grown)
             require(
                 whole == grown_alike,
                 "the chat template writes earlier messages otherwise once a conversation goes on, so that tokens "
-                f"would have to be encoded again: {_first_difference(whole, grown_alike)}; {_WAY_OUT}",
+                f"would have to be encoded again: {first_difference(whole, grown_alike)}; {_WAY_OUT}",
             )
         return kept
 
@@ -253,10 +271,9 @@ class ChatTemplate:
         except UserError:
             return False
 
-    def _alike(self, text: str) -> str:
-        """Returns a conversation without thoughts, in which every turn ends with the same token."""
+    def _alike(self, text: str, with_thoughts: bool = False) -> str:
         ends = [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends]
-        return re.sub("|".join(map(re.escape, ends)), "<end>", _bare(text))
+        return alike(text, ends, with_thoughts)
 
     def _keeps_thoughts(self, tools: Tools | None) -> bool:
         """Tells whether the template shows what a model thought in an earlier turn."""
@@ -328,11 +345,11 @@ class ChatTemplate:
         """Returns the text of a conversation that grew by the last of `messages`, an assistant's turn, and the turn's
         own text, up to the token that ends it, and that token. It is None where the next message ends the turn."""
         whole = self._text(messages, tools, False)
-        before, text = _bare(self._text(messages[:-1], tools)), _bare(whole)
+        before, text = bare(self._text(messages[:-1], tools)), bare(whole)
         require(
             text.startswith(before),
             "the chat template writes earlier messages otherwise once they are answered: "
-            f"{_first_difference(text, before)}; {_WAY_OUT}",
+            f"{first_difference(text, before)}; {_WAY_OUT}",
         )
         body = text[len(before) :]
         ids, begins = self._placed(body)
@@ -348,7 +365,7 @@ class ChatTemplate:
         """Returns what the template writes for the model at the beginning of its turn, such as an opening `<think>`."""
         asked = [_ASKED]
         answered = self._text([*asked, {"role": "assistant", "content": _MARK}], tools, False)
-        return self._text(asked, tools).removeprefix(_bare(answered.partition(_MARK)[0]))
+        return self._text(asked, tools).removeprefix(bare(answered.partition(_MARK)[0]))
 
     def _text(self, messages: Sequence[Message], tools: Tools | None, begins_turn: bool = True) -> str:
         return self._render([*messages], tools=list(tools) if tools else None, add_generation_prompt=begins_turn)
@@ -374,15 +391,3 @@ def _behind(ids: tuple[int, ...], last_token: int | None, ends: Set[int]) -> tup
 
 def _calls(message: Message) -> list[Any]:
     return [call["function"] for call in message.get("tool_calls") or ()]
-
-
-def _bare(text: str) -> str:
-    """Returns a conversation without thoughts, which templates drop from earlier turns."""
-    return _THOUGHT.sub("", text)
-
-
-def _first_difference(one: str, other: str) -> str:
-    """Shows where two texts begin to differ."""
-    place = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    begin = max(0, place - 20)
-    return f"{one[begin : place + 20]!r} in place of {other[begin : place + 20]!r}"

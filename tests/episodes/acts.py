@@ -437,6 +437,25 @@ async def names_an_answer_oddly(chat, problem):
     return 1.0
 
 
+async def asks_for_what_nobody_knows(chat, problem):
+    from openai import AsyncOpenAI
+
+    await AsyncOpenAI().chat.completions.create(model="any", messages=list(problem.messages), extra_body={"depth": 3})
+
+
+async def describes_a_tool_oddly(chat, problem):
+    function = {"name": "f", "parameters": {"properties": ["x"]}}
+    await chat(list(problem.messages), tools=[{"type": "function", "function": function}])
+
+
+async def says_bytes(chat, problem):
+    await chat([{"role": "user", "content": b"abc"}])
+
+
+async def chats_elsewhere(chat, problem):
+    await asyncio.to_thread(asyncio.run, chat(list(problem.messages)))
+
+
 async def brings_tools(chat, problem):
     await chat(list(problem.messages), tools=[add])
     return 1.0

@@ -35,6 +35,8 @@ def test_messages_of_openais_clients_become_those_of_chat_templates():
         [{"role": "user", "content": [{"type": "input_audio"}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
+        [{"role": "assistant", "tool_calls": [{"id": [1], "function": {"name": "add", "arguments": "{}"}}]}],
+        [{"role": "user", "name": 5, "content": "Hi"}],
     ],
 )
 def test_messages_that_are_no_conversation_are_unreadable(said):
@@ -42,7 +44,14 @@ def test_messages_that_are_no_conversation_are_unreadable(said):
         messages_of(said)
 
 
-@pytest.mark.parametrize("tools", [5, {"name": "add"}, ["add"], [{"function": {}}]])
+ODD_TOOLS = [
+    *(5, {"name": "add"}, ["add"], [{"function": {}}]),
+    [{"function": {"name": "add", "parameters": "a"}}],
+    [{"function": {"name": "add", "parameters": {"properties": ["a"]}}}],
+]
+
+
+@pytest.mark.parametrize("tools", ODD_TOOLS)
 def test_tools_that_are_no_list_of_schemas_are_unreadable(tools):
     with pytest.raises(Unreadable):
         tools_of(tools)

@@ -122,6 +122,75 @@ def test_a_template_that_writes_the_real_conversation_otherwise_begins_another_b
     assert place.branch is None and place.context == whole
 
 
+def played(chat, tokenizer, *turns):
+    """Returns where the turn behind `turns` begins, each an answer and what its agent made of the history."""
+    recorder, history = Recorder(chat), [{"role": "user", "content": "2 + 3?"}]
+    for answer, goes_on in turns:
+        ids = tokenizer.encode(answer + "<|eos|>")
+        turn = Completion(tuple(ids), (0.0,) * len(ids), answer, False, ((0, len(ids)),))
+        history = goes_on([*history, recorder.record(recorder.place(history, None), history, None, turn)])
+    return recorder.place(history, None), history
+
+
+def asks(history):
+    return [*history, {"role": "user", "content": "And?"}]
+
+
+REMINDED = "{% if loop.index == 5 %}<|user|>system: Be brief.<|eos|>{% endif %}"
+NOTED = "{% if m.role == 'assistant' and m.content | length > 30 %}<|user|>system: Long.<|eos|>{% endif %}"
+NAMED = TURN.replace("{{ m.role }}", "{{ m.role }}{{ m.name }}") + END
+
+
+@pytest.mark.parametrize(
+    ("text", "turns"),
+    [
+        # A message of the template's own stands before the fifth message, or behind a long one.
+        (TURN.replace("<|user|>{{", REMINDED + "<|user|>{{") + END, [("5", asks), ("6", asks)]),
+        (TURN.replace("{% endif %}", "{% endif %}" + NOTED) + END, [("5 is the answer, as anybody sees", asks)]),
+        # The agent speaks for the model, and the template writes both into one turn.
+        (
+            "{% for m in messages %}{% set alone = loop.first or m.role != loop.previtem.role %}"
+            "{% set ends = loop.last or m.role != loop.nextitem.role %}"
+            "{% if alone %}<|user|>{{ m.role }}: {% endif %}{{ m.content }}"
+            "{% if m.role == 'assistant' and ends %}<|eos|>{% endif %}" + END,
+            [("5", lambda history: asks([*history, {"role": "assistant", "content": "No, 6."}]))],
+        ),
+        # The agent gives the model's message a name, which the template writes.
+        (NAMED, [("5", lambda history: asks([*history[:-1], history[-1] | {"name": "Bo"}]))]),
+        # The template drops what stands between marks of thoughts in the words of others.
+        (
+            TURN.replace("m.content }}", "m.content.split('<think>')[0] if not loop.last else m.content }}") + END,
+            [("5", lambda history: [*history, {"role": "user", "content": "a <think>b</think>"}]), ("6", asks)],
+        ),
+        # The template keeps the last four messages.
+        ("{% for m in messages[-4:] %}" + TURN.partition("%}")[2] + END, [("5", asks), ("6", asks), ("7", asks)]),
+    ],
+)
+def test_a_branch_begins_where_the_bridge_would_lose_words(text, turns):
+    chat, tokenizer = template(text)
+    place, history = played(chat, tokenizer, *turns)
+    assert place.context == chat.opening(history)
+    assert place.branch is None or place.length < len(place.branch.ids)
+
+
+def test_a_conversation_that_the_template_refuses_does_not_go_on():
+    text = "{% if messages | length > 4 %}{{ raise_exception('at most 4 messages') }}{% endif %}"
+    with pytest.raises(UserError, match="at most 4 messages"):
+        played(*template(text + TURN + END), ("5", asks), ("6", asks))
+
+
+def test_thoughts_that_an_agent_leaves_out_stay_and_those_that_it_edits_do_not():
+    chat, tokenizer = template(TURN + END)
+    recorder, asked = Recorder(chat), [{"role": "user", "content": "2 + 3?"}]
+    place = recorder.place(asked, None)
+    ids = tuple(tokenizer.encode("5<|eos|>"))
+    chat.read = lambda ids, tools: ({"role": "assistant", "content": "5", "reasoning_content": "2, 3"}, True)
+    said = recorder.record(place, asked, None, Completion(ids, (0.0,) * len(ids), "5", False, ((0, len(ids)),)))
+    for thoughts, stays in (({"reasoning_content": "2, 3"}, True), ({}, True), ({"reasoning_content": "4"}, False)):
+        sent = {"role": "assistant", "content": said["content"], **thoughts}
+        assert (recorder.place(asks([*asked, sent]), None).branch is not None) == stays
+
+
 def test_a_conversation_that_the_template_only_continues_stays_one_branch():
     chat, tokenizer = template()
     recorder, asked = Recorder(chat), [{"role": "user", "content": "2 + 3?"}]
