@@ -74,19 +74,12 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
 
 
 def at_its_largest(config: TrainConfig) -> TrainConfig:
-    """Returns the config with the batch that takes most memory among those that dynamics=adaptive may choose.
-
-    With adaptive.hold=samples the smallest groups come with the most prompts.
-    """
+    """Returns the config with the largest batch that dynamics=adaptive may choose."""
     dynamics, adaptive = config.dynamics, config.dynamics.adaptive
     if dynamics.name != "adaptive":
         return config
-    if adaptive.hold == "samples":
-        group = min(dynamics.group_size, adaptive.smallest_group)
-        prompts = dynamics.prompts_per_step * dynamics.group_size // group
-    else:
-        group = max(dynamics.group_size, config.largest_group)
-        prompts = max(dynamics.prompts_per_step, adaptive.most_prompts)
+    group = max(dynamics.group_size, config.largest_group)
+    prompts = max(dynamics.prompts_per_step, adaptive.most_prompts)
     return replace(config, dynamics=replace(dynamics, prompts_per_step=prompts, group_size=group))
 
 

@@ -76,7 +76,6 @@ CHOICES = {
     "objective.correction.mode": ("truncate", "mask"),
     "dynamics.name": ("fixed", "adaptive"),
     "dynamics.adaptive.cost": ("tokens", "seconds"),
-    "dynamics.adaptive.hold": ("prompts", "samples"),
     "model.head_precision": ("float32", "model", "auto"),
     "model.source": ("huggingface", "smollm2", "tiny"),
     "pipeline": ("off", "one_round", "continuous"),

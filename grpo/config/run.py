@@ -33,8 +33,6 @@ class AdaptiveConfig:
     # Progress should cost fewest tokens or seconds. Seconds are fitted to the run's own rounds; two runs of one seed
     # then differ, since their clocks do.
     cost: str = "tokens"
-    # When the group size changes, the number of prompts or of samples per optimizer step stays as configured.
-    hold: str = "prompts"
     # The schedule takes no longer refresh interval than this, in optimizer steps. It grows by one rung at a time: 1, 2,
     # 3, 4, 6, 8, 12, 16, 24, 32. 1 keeps every step on-policy.
     longest_interval: int = 8

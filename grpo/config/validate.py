@@ -180,11 +180,6 @@ def _check_adaptive(config: TrainConfig) -> None:
         f"dynamics.prompts_per_step={prompts} must lie between dynamics.adaptive.fewest_prompts={rules.fewest_prompts} "
         f"and dynamics.adaptive.most_prompts={rules.most_prompts}; 0 sets no bound apart from it",
     )
-    _require(
-        rules.hold == "prompts" or not (rules.fewest_prompts or rules.most_prompts),
-        "dynamics.adaptive.hold=samples lets the group size decide the prompts per step: leave "
-        "dynamics.adaptive.fewest_prompts and dynamics.adaptive.most_prompts at 0, or use hold=prompts",
-    )
 
 
 def _check_shards(config: TrainConfig, world_size: int) -> None:

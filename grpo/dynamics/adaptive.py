@@ -105,7 +105,7 @@ class AdaptiveScheduler:
         """Applies the guard's action. An interval at which the run became unstable is not tried again. If fewer prompts
         than configured were chosen, the configured number returns, and fewer are not chosen again."""
         first, before = self._setting.first.prompts_per_step, plan.prompts_per_step
-        chosen_fewer = before < first and not self._setting.batch_rule.samples
+        chosen_fewer = before < first
         prompts, fewest = (first, first) if chosen_fewer else (before, state.fewest)
         reason = f"{action.reason}; prompts {before}→{prompts}" if chosen_fewer else action.reason
         state = replace(state, longest=min(state.longest, action.interval), fewest=fewest)

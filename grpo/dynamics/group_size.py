@@ -12,6 +12,7 @@ is chosen at which the square of the aim costs least, and the rate that suits it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.gain import CERTAIN, Gain
@@ -40,7 +41,6 @@ class BatchRule:
 
     smallest, largest   smallest and largest group size allowed
     fewest, most        fewest and most prompts per step allowed, which are equal where the prompts are held fixed
-    samples             number of completions per step, where this is held fixed instead of the prompts; else 0
     multiple            the prompts are a multiple of this, so that all ranks get equally many
     changes_rate        whether the learning rate follows the batch
     """
@@ -49,24 +49,17 @@ class BatchRule:
     largest: int
     fewest: int
     most: int
-    samples: int = 0
     multiple: int = 1
     changes_rate: bool = False
 
-    def prompts(self, now: int, size: int) -> tuple[int, ...]:
-        """Returns the numbers of prompts that may follow `now`, with groups of `size`: half, the same or twice.
+    def prompts(self, now: int) -> tuple[int, ...]:
+        """Returns the numbers of prompts that may follow `now`: half, the same or twice.
 
         If all of these are out of bounds, as after a resume with other bounds, it returns `now` moved into the bounds.
-        With `samples`, it returns only the number of prompts that `samples` completions make up.
         """
-        if self.samples:
-            return (self._shared(self.samples / size),)
-        numbers = {self._shared(now * factor) for factor in (0.5, 1.0, 2.0)}
+        numbers = {max(1, round(now * factor / self.multiple)) * self.multiple for factor in (0.5, 1.0, 2.0)}
         allowed = tuple(sorted(number for number in numbers if self.fewest <= number <= self.most))
         return allowed or (min(max(now, self.fewest), self.most),)
-
-    def _shared(self, number: float) -> int:
-        return max(1, round(number / self.multiple)) * self.multiple
 
     def candidates(self, now: BatchSetting) -> list[BatchSetting]:
         """Returns the batches that the rule allows to follow `now`: groups of at least half and at most twice the size.
@@ -75,7 +68,7 @@ class BatchRule:
         allowed = sizes_between(self.smallest, self.largest)
         near = [size for size in allowed if now.group_size / 2 <= size <= 2 * now.group_size]
         sizes = near or [min(allowed, key=lambda size: abs(size - now.group_size))]
-        pairs = [(size, number) for size in sizes for number in self.prompts(now.prompts_per_step, size)]
+        pairs = product(sizes, self.prompts(now.prompts_per_step))
         return [replace(now, group_size=size, prompts_per_step=number) for size, number in pairs]
 
 

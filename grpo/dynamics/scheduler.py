@@ -192,7 +192,6 @@ def adaptive(config: TrainConfig, world_size: int) -> AdaptiveScheduler:
             largest=config.largest_group,
             fewest=-(-(rules.fewest_prompts or prompts) // world_size) * world_size,
             most=(rules.most_prompts or prompts) // world_size * world_size,
-            samples=prompts * first.group_size if rules.hold == "samples" else 0,
             multiple=world_size,
             changes_rate=rules.learning_rate,
         ),

@@ -121,7 +121,7 @@ def test_the_names_of_other_frameworks_lead_to_ours(word, key, capsys):
 def test_all_words_have_to_be_there(capsys):
     assert main(["config", "adaptive", "saving"]) == 0
     printed = capsys.readouterr().out
-    assert "dynamics.adaptive.min_saving" in printed and "dynamics.adaptive.hold" not in printed
+    assert "dynamics.adaptive.min_saving" in printed and "dynamics.adaptive.cost" not in printed
 
 
 def test_a_word_that_is_nowhere_is_one_line(capsys):

@@ -69,10 +69,6 @@ def test_a_schedule_is_estimated_at_its_largest_batch():
     assert (largest.prompts_per_step, largest.group_size) == (32, 64)
     value.rollout.budget.enabled = True
     assert at_its_largest(value).dynamics.group_size == value.rollout.budget.largest == 32
-    # 16 prompts × 8 completions are 32 prompts × 4.
-    value.dynamics.adaptive.hold = "samples"
-    largest = at_its_largest(value).dynamics
-    assert (largest.prompts_per_step, largest.group_size) == (64, 2)
     assert (value.dynamics.prompts_per_step, value.dynamics.group_size) == (16, 8)
 
 

@@ -94,15 +94,6 @@ def test_prompts_are_halved_and_doubled_within_their_bounds():
     assert choose(0.1, rule=three, now=replace(NOW, prompts_per_step=12)).chosen.prompts_per_step == 6
 
 
-def test_at_equal_samples_neither_the_smallest_nor_the_largest_groups_pay():
-    """Small groups are silent, large ones leave few prompts. Prompts that are hardly ever solved want larger ones."""
-    constant = replace(RULE, samples=768)
-    first = replace(NOW, prompts_per_step=96)
-    best = {rate: settled(0.5, rate, constant, first=first) for rate in (0.5, 0.02)}
-    assert 2 < best[0.5].group_size < best[0.02].group_size < 32
-    assert all(batch.group_size * batch.prompts_per_step == pytest.approx(768, abs=16) for batch in best.values())
-
-
 def test_a_rate_that_may_change_follows_the_heat_and_the_batch_only_the_prompts():
     free = replace(RULE, changes_rate=True)
     cold, hot = (choose(heat, rule=free) for heat in (0.1, 4.0))

@@ -226,7 +226,7 @@ def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
         ("decide_every=0", "dynamics.adaptive.decide_every=0 must be above 0"),
         ("smallest_group=100", "dynamics.adaptive.smallest_group=100 must lie between 2 and"),
         ("fewest_prompts=9", "dynamics.prompts_per_step=8 must lie between dynamics.adaptive.fewest_prompts=9 and"),
-        ("hold=nothing", "dynamics.adaptive.hold='nothing' is unknown: choose one of prompts | samples"),
+        ("cost=nothing", "dynamics.adaptive.cost='nothing' is unknown: choose one of tokens | seconds"),
     ],
 )
 def test_a_replay_by_rules_that_training_refuses_is_refused(tmp_path, capsys, word, expected):
