@@ -9,12 +9,12 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, first_line, require
-from grpo.config.folder import CONFIG_FILE, evaluation_name, is_run
+from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_in, evaluation_name, is_run
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import IMPORTED, value_at
-from grpo.config.saved import from_dict
+from grpo.config.saved import check_resumed, from_dict, read_config
 from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -49,6 +49,7 @@ def check(command: str, config: TrainConfig) -> None:
     if command == "train":
         validate(config, ranks.counts(config.hardware, config.dry_run)[0])
         check_gates(config, [task.name for task in suite])
+        _check_resumed(config)
     elif command != "launch" and not suite:
         validate_evaluation(config)
     for task in suite:
@@ -109,6 +110,18 @@ def finished(config: TrainConfig) -> str:
             return ""
     why = f" ({ending.why})" if ending.why else ""
     return f"the run in {output} is finished at step {ending.step} of {config.num_steps}{why}: nothing is left to do"
+
+
+def _check_resumed(config: TrainConfig) -> None:
+    """Raises UserError for a run that cannot go on from its newest checkpoint as it is configured now. A checkpoint
+    that is damaged is found later, where an older one may be whole."""
+    if not config.checkpoint.resume or not (found := checkpoints_in(Path(config.output_dir) / CHECKPOINTS)):
+        return
+    try:
+        old = read_config(found[-1])
+    except UserError:
+        return
+    check_resumed(old, config)
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

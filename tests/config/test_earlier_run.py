@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from grpo.cli import main
 from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.engines import LoraConfig
 from grpo.config.saved import described, is_checkpoint
@@ -138,3 +139,12 @@ def test_a_checkpoint_whose_configuration_is_damaged_is_named(checkpoint):
     (folder / "state.json").write_text('{"config": {"model": "x"}}')
     with pytest.raises(UserError, match="state.json is damaged: in its configuration model takes keys and values"):
         described(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_resumption_with_other_adapters_is_refused_before_torch_is_loaded(checkpoint, dry_run, capsys):
+    saved = checkpoint(source="tiny")
+    words = [f"output_dir={saved.parent.parent}", "checkpoint.resume=true", f"dry_run={str(dry_run).lower()}"]
+    assert main(["train", "experiment=tiny", *words, "model.lora.rank=4"]) == 2
+    line = "model.lora.rank=4 does not go on from a checkpoint of model.lora.rank=0, which trained other weights"
+    assert line in capsys.readouterr().err
