@@ -23,6 +23,8 @@ PACKED_BEGINNINGS = {b"\x1f\x8b": (PACKED, "gzip"), b"PAR1": (".parquet", "Parqu
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
 
+# A file's name says by one of these words which split it holds, as in test-00000-of-00001.parquet.
+_SPLIT = re.compile(r"(?<![^\W_])(train|test|valid|validation|val|dev|eval)(?![^\W\d_])", re.IGNORECASE)
 _SAVE_AGAIN = "write it again by save_to_disk, or give a file"
 
 
@@ -121,6 +123,12 @@ def _of_folder(folder: Path, key: str) -> list[dict[str, Any]]:
     inside = next((str(place) for place in shown if place.is_dir()), "")
     hint = f"; folders inside it are not looked into: give one of them, such as {inside}" if inside else ""
     require(bool(files), f"{key}: the folder {folder} has no file that ends in one of {', '.join(READERS)}{hint}.")
+    splits = {found[0].lower(): file for file in reversed(files) if (found := _SPLIT.search(file.name))}
+    require(
+        len(splits) < 2,
+        f"{key}: the folder {folder} holds several splits, {', '.join(sorted(file.name for file in splits.values()))}: "
+        f"name one file, such as {next(iter(splits.values()), '')}, or a folder of one split",
+    )
     return [row for file in files for row in read_rows(file, key)]
 
 

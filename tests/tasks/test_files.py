@@ -72,6 +72,17 @@ def test_a_repeated_column_of_a_parquet_file_is_refused(tmp_path):
     assert "the column 'answer' comes twice" in refusal(tmp_path / "twice.parquet")
 
 
+def test_a_folder_with_a_training_and_a_test_set_is_refused(tmp_path):
+    row = '{"problem": "1 + 1", "answer": "2"}\n'
+    for name in ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "a_contest.jsonl", "trained.jsonl"):
+        (tmp_path / name).write_text(row)
+    assert len(read_rows(tmp_path, "task.data.path")) == 4
+    (tmp_path / "gsm8k_test.jsonl").write_text(row)
+    named = f"several splits, gsm8k_test.jsonl, train-00000-of-00002.jsonl: name one file, such as {tmp_path}"
+    with pytest.raises(UserError, match=named):
+        read_rows(tmp_path, "task.data.path")
+
+
 def test_a_folder_passes_over_hidden_files_and_names_a_folder_inside(tmp_path):
     (tmp_path / "inside").mkdir()
     assert f"give one of them, such as {tmp_path}/inside" in refusal(tmp_path)
