@@ -10,6 +10,9 @@ END = "<end>"
 """This stands in `alike` texts for any token that ends a turn."""
 
 _THOUGHT = re.compile(r"<think>(?:(?!<think>).)*?</think>\s*|<think>\s*$", re.DOTALL)
+# A thought that was cut off may be followed by another turn's.
+_IN_TURN = re.compile(rf"<think>(?:(?!<think>|{END}).)*?</think>\s*|<think>\s*$", re.DOTALL)
+_MASK = "\ue000"
 
 
 def bare(text: str) -> str:
@@ -17,14 +20,26 @@ def bare(text: str) -> str:
     return _THOUGHT.sub("", text)
 
 
-def alike(text: str, ends: Sequence[str], with_thoughts: bool = False) -> str:
-    """Returns a conversation in which every turn ends with the same token, and without thoughts if not with them."""
-    return re.sub("|".join(map(re.escape, ends)) or "(?!)", END, text if with_thoughts else bare(text))
+def alike(text: str, ends: Sequence[str]) -> str:
+    """Returns a conversation without thoughts, in which every turn ends with the same token."""
+    return _IN_TURN.sub("", re.sub("|".join(map(re.escape, ends)) or "(?!)", END, text))
 
 
-def others_think(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Tells whether a message that is not the model's holds a mark of a thought, which is no thought there."""
-    return any("think>" in message["content"] for message in messages if message["role"] != "assistant")
+def masked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Returns messages in which only the model's own have marks of thoughts. Those of others are no thoughts."""
+    if not any("think>" in message["content"] for message in messages if message["role"] != "assistant"):
+        return messages
+    return [
+        message
+        if message["role"] == "assistant"
+        else {**message, "content": message["content"].replace("think>", f"think{_MASK}>")}
+        for message in messages
+    ]
+
+
+def unmasked(text: str) -> str:
+    """Returns a conversation as it is with the messages that were `masked`."""
+    return text.replace(f"think{_MASK}>", "think>")
 
 
 def between(text: str, before: str, behind: str) -> str | None:

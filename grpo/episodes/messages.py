@@ -12,6 +12,8 @@ Message = dict[str, Any]
 POLICY = "policy"
 """Programs may call the model so. Any other name does as well."""
 
+_ID = re.compile(r"(?:\"id\":\s*\"|\[CALL_ID\]\s*)([A-Za-z0-9]{9})(?![A-Za-z0-9])")
+
 ROLES = {"developer": "system", "function": "tool"}
 """These roles have other names in a chat template."""
 
@@ -23,7 +25,7 @@ class Unreadable(Exception):
 def json_of(line: bytes) -> Any:
     """Reads JSON. Half a character, which JSON can hold and no tokenizer reads, becomes the sign of an unknown one."""
     value = json.loads(line)
-    if b"\\ud" not in line.lower():
+    if b"\\ud" not in line.lower() and b"\xed" not in line:
         return value
     return json.loads(re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, ensure_ascii=False)))
 
@@ -75,12 +77,12 @@ def _call(place: int, call: Any) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Unreadable(f"message {place} has a call of a tool without a function and its name")
-    if not isinstance(call.get("id") or "", str):
+    if not isinstance(call.get("id", ""), str | None):
         raise Unreadable(f"message {place} has a call with an id that is no text")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = json_of((arguments or "{}").encode("utf-8", "surrogatepass"))
         except ValueError:
             arguments = None
     if not isinstance(arguments, Mapping):
@@ -106,14 +108,15 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def is_call(call: Any) -> bool:
-    """Tells whether a value is a call of a tool, with a name and arguments."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    return (
-        isinstance(function, Mapping)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("arguments"), Mapping)
-    )
+def calls_read(calls: Sequence[Any], text: str) -> list[Message]:
+    """Returns the calls that a model wrote in `text` in the form of `messages_of`. Their ids are those that the model
+    wrote, which a tool's answer names, or "".
+
+    Raises Unreadable for a call without a name or arguments.
+    """
+    ids = _ID.findall(text)
+    read = [_call(0, json_of(json.dumps(call).encode())) for call in calls]
+    return [call | {"id": ids[place] if len(ids) == len(calls) else ""} for place, call in enumerate(read)]
 
 
 def system_of(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

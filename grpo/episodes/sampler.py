@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from grpo.config import LimitsConfig, SamplingConfig
-from grpo.config.errors import Interrupted, SamplerLost, UserError
+from grpo.config.errors import Interrupted, SamplerLost, UserError, first_line
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import NO_TURN, Answer, Ended, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.recorder import Place, Recorder, common_opening
@@ -306,6 +306,8 @@ class _Play:
             place = await asyncio.to_thread(self.recorder.place, question.messages, question.tools) if fits else None
         except UserError as error:
             raise Failed(str(error)) from error
+        except Exception as error:  # templates and tokenizers raise many kinds for what agents may say
+            raise Failed(f"the messages cannot be read ({type(error).__name__}: {first_line(error)})") from error
         room = self._room(place)
         if self._ended or place is None:
             return None

@@ -12,16 +12,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import count as count_up
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError, require
-from grpo.episodes.comparison import END, alike, bare, between, first_difference, others_think
+from grpo.episodes.comparison import END, alike, bare, between, first_difference, masked, unmasked
 from grpo.episodes.made_up_calls import calling, made_up_call
-from grpo.episodes.messages import is_call, system_of
+from grpo.episodes.messages import calls_read, system_of
 from grpo.rollout.tool_parsers import Read, parser_names, read_by
 
 Message = Mapping[str, Any]
@@ -107,38 +106,41 @@ class ChatTemplate:
         return self.begun(messages, tools)[0]
 
     def begun(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[tuple[int, ...], str]:
-        """Returns what `opening` does, and the conversation as the template writes it."""
+        """Returns what `opening` does, and the conversation as the template writes it, with messages that are
+        `masked`."""
         text = self._text(messages, tools)
-        return self._ids(text), text
+        return self._ids(text), text if (alike := masked(messages)) is messages else self._text(alike, tools)
 
     def continued(
         self, earlier: Earlier, messages: Sequence[Message], count: int, tools: Tools | None
     ) -> tuple[tuple[int, ...], str] | None:
         """Returns the bridge behind the first `count` messages, which are those of `earlier`, and the conversation as
-        the template writes it, or "" where it writes no message with several calls, and there is one.
+        `begun` does, or "" where the template writes no message with several calls, and there is one.
 
         Returns None where the template writes the conversation otherwise than what it wrote then, the turn as it writes
         that alone, and the bridge: what it writes may depend on any message.
         """
-        new, asked, answer = messages[count:], [*system_of(messages), _ASKED], earlier.answer
+        system, answer, compared = system_of(messages), earlier.answer, masked(messages)
+        asked, new = [*system_of(compared), _ASKED], compared[count:]
         try:
-            ids, tail = self._cut(system_of(messages), answer, new, tools)
+            bridge = _behind(self._cut(system, answer, messages[count:], tools)[0], earlier.last_token, self._ends)
+            tail = self._cut(asked[:-1], answer, new, tools)[1]
         except UserError:
             return None
-        bridge = _behind(ids, earlier.last_token, self._ends)
         try:
-            whole, alone = (self._text([*before, *new], tools) for before in (messages[:count], [*asked, answer]))
+            whole, alone = (self._text([*before, *new], tools) for before in (compared[:count], [*asked, answer]))
+            if compared is not messages and unmasked(whole) != self._text(messages, tools):
+                return None
         except UserError:
             several = any(len(said.get("tool_calls") or ()) > 1 and not self._writes(said, tools) for said in messages)
             return (bridge, "") if several else None
         if not earlier.before:
             return (bridge, whole) if whole.endswith(tail) else None
-        form = partial(self._alike, with_thoughts=others_think(messages))
-        turn = between(form(whole), form(earlier.before), form(tail))
-        if turn is None or turn != between(form(alone), form(self._text(asked, tools)), form(tail)):
+        turn = between(*map(self._alike, (whole, earlier.before, tail)))
+        if turn is None or turn != between(*map(self._alike, (alone, self._text(asked, tools), tail))):
             return None
         # A second end would be that of another message, which the bridge lacks.
-        return (bridge, whole) if END not in turn.rstrip().removesuffix(END) else None
+        return (bridge, whole) if END not in turn.removesuffix(END) else None
 
     def bridge(
         self,
@@ -195,11 +197,12 @@ class ChatTemplate:
         if (reader := self._reader(tools)) is None:
             return plain, True
         try:
-            message = reader(self._tokenizer.decode(own, skip_special_tokens=False))
+            text = self._tokenizer.decode(own, skip_special_tokens=False)
+            message = reader(text)
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = calls_read(calls, text)
         except Exception:
             # Readers raise many errors for a call that is no JSON or lacks something, as models write at first.
-            return plain, False
-        if not all(map(is_call, message.get("tool_calls") or ())):
             return plain, False
         return message | {"content": self._special.sub("", message.get("content") or "").strip()}, True
 
@@ -271,9 +274,8 @@ class ChatTemplate:
         except UserError:
             return False
 
-    def _alike(self, text: str, with_thoughts: bool = False) -> str:
-        ends = [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends]
-        return alike(text, ends, with_thoughts)
+    def _alike(self, text: str) -> str:
+        return alike(text, [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends])
 
     def _keeps_thoughts(self, tools: Tools | None) -> bool:
         """Tells whether the template shows what a model thought in an earlier turn."""

@@ -452,6 +452,13 @@ async def says_bytes(chat, problem):
     await chat([{"role": "user", "content": b"abc"}])
 
 
+async def says_it_deeply(chat, problem):
+    deep = []
+    for _ in range(983):
+        deep = [deep]
+    await chat([{"role": "user", "content": "Hi", "note": deep}])
+
+
 async def chats_elsewhere(chat, problem):
     await asyncio.to_thread(asyncio.run, chat(list(problem.messages)))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.episodes.messages import Unreadable, json_of, messages_of, tools_of
+from grpo.episodes.messages import Unreadable, calls_read, json_of, messages_of, tools_of
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
@@ -36,6 +36,7 @@ def test_messages_of_openais_clients_become_those_of_chat_templates():
         [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{"}}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
         [{"role": "assistant", "tool_calls": [{"id": [1], "function": {"name": "add", "arguments": "{}"}}]}],
+        [{"role": "assistant", "tool_calls": [{"id": {}, "function": {"name": "add", "arguments": "{}"}}]}],
         [{"role": "user", "name": 5, "content": "Hi"}],
     ],
 )
@@ -62,6 +63,26 @@ def test_half_a_character_becomes_the_sign_of_an_unknown_one():
         "whole \U0001f600": "half \ufffd.",
         "none": "\\ud83d",
     }
+
+
+def test_half_a_character_in_the_arguments_of_a_call_or_in_raw_bytes_becomes_that_sign_too():
+    call = {"function": {"name": "add", "arguments": r'{"a": "\ud83d"}'}}
+    [said] = messages_of([{"role": "assistant", "tool_calls": [call]}])
+    assert said["tool_calls"][0]["function"]["arguments"] == {"a": "\ufffd"}
+    assert json_of(b'"a\xed\xa0\xbd"') == "a\ufffd"
+
+
+def test_calls_keep_the_ids_that_the_model_wrote():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "\ud83d"}, "id": "Xa9Bc7De1"}}
+    function = {"name": "add", "arguments": {"a": "\ufffd"}}
+    for text, written in (
+        (r'[{"name": "add", "id": "Xa9Bc7De1"}]', "Xa9Bc7De1"),
+        ("add[CALL_ID]Xa9Bc7De1", "Xa9Bc7De1"),
+        ("", ""),
+    ):
+        assert calls_read([call], text) == [{"type": "function", "function": function, "id": written}]
+    with pytest.raises(Unreadable):
+        calls_read([{"function": {"name": "add"}}], "")
 
 
 def test_no_tools_are_none():

@@ -305,6 +305,7 @@ def test_a_turn_that_its_agent_cuts_off_does_not_end_the_episode(episodes):
         ("asks_for_what_nobody_knows", "'depth' is no word of this address: leave it out"),
         ("describes_a_tool_oddly", "the parameters of the tool f must be a JSON schema of an object"),
         ("says_bytes", "TypeError: Object of type bytes is not JSON serializable"),
+        ("says_it_deeply", "Recursion"),
         ("chats_elsewhere", "chat belongs to the event loop that the episode runs in: await it there"),
         ("brings_tools", "shows no tools to the model"),
         ("answers_otherwise", "the policy answers POST /episode/ID/v1/chat/completions alone, not POST"),

@@ -173,6 +173,26 @@ def test_a_branch_begins_where_the_bridge_would_lose_words(text, turns):
     assert place.branch is None or place.length < len(place.branch.ids)
 
 
+@pytest.mark.parametrize(
+    ("system", "turns"),
+    [
+        ("Reason within <think> </think>.", [("2, 3\n</think>\n\n5", asks), ("5\n</think>\n\n6", asks)]),
+        # The first turn is cut off within its thought.
+        ("Reason.", [("<think>\n2, 3", asks), ("5\n</think>\n\n6", asks)]),
+    ],
+)
+def test_thoughts_and_marks_of_them_in_the_words_of_others_begin_no_branch(system, turns):
+    dropped = TURN.replace("m.content }}", "m.content if m.role != 'assistant' else m.content.split('</think>')[-1] }}")
+    chat, tokenizer = template(dropped + END.replace("assistant: ", "assistant: <think>\n"))
+    recorder, history = Recorder(chat), [{"role": "system", "content": system}, {"role": "user", "content": "2 + 3?"}]
+    for answer, goes_on in turns:
+        ids = tokenizer.encode(answer + "<|eos|>")
+        turn = Completion(tuple(ids), (0.0,) * len(ids), answer, False, ((0, len(ids)),))
+        history = goes_on([*history, recorder.record(recorder.place(history, None), history, None, turn)])
+    place = recorder.place(history, None)
+    assert recorder.num_branches == 1 and place.branch is not None and place.length == len(place.branch.ids)
+
+
 def test_a_conversation_that_the_template_refuses_does_not_go_on():
     text = "{% if messages | length > 4 %}{{ raise_exception('at most 4 messages') }}{% endif %}"
     with pytest.raises(UserError, match="at most 4 messages"):
