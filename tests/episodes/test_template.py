@@ -173,17 +173,23 @@ def test_a_branch_begins_where_the_bridge_would_lose_words(text, turns):
     assert place.branch is None or place.length < len(place.branch.ids)
 
 
+DROPS = TURN.replace("m.content }}", "m.content if m.role != 'assistant' else m.content.split('</think>')[-1] }}")
+
+
 @pytest.mark.parametrize(
-    ("system", "turns"),
+    ("text", "system", "turns"),
     [
-        ("Reason within <think> </think>.", [("2, 3\n</think>\n\n5", asks), ("5\n</think>\n\n6", asks)]),
+        (
+            DROPS + END.replace("assistant: ", "assistant: <think>\n"),
+            "Reason within <think> </think>.",
+            [("2, 3\n</think>\n\n5", asks), ("5\n</think>\n\n6", asks)],
+        ),
         # The first turn is cut off within its thought.
-        ("Reason.", [("<think>\n2, 3", asks), ("5\n</think>\n\n6", asks)]),
+        (TURN + END, "Reason.", [("<think>\n2, 3", asks), ("five.\n</think>\n\nIt is 5.", asks)]),
     ],
 )
-def test_thoughts_and_marks_of_them_in_the_words_of_others_begin_no_branch(system, turns):
-    dropped = TURN.replace("m.content }}", "m.content if m.role != 'assistant' else m.content.split('</think>')[-1] }}")
-    chat, tokenizer = template(dropped + END.replace("assistant: ", "assistant: <think>\n"))
+def test_thoughts_and_marks_of_them_in_the_words_of_others_begin_no_branch(text, system, turns):
+    chat, tokenizer = template(text)
     recorder, history = Recorder(chat), [{"role": "system", "content": system}, {"role": "user", "content": "2 + 3?"}]
     for answer, goes_on in turns:
         ids = tokenizer.encode(answer + "<|eos|>")
