@@ -63,6 +63,8 @@ MENDABLE = (
 CONFIGURED = ("train", "serve", "eval", "solve-rates", "check-reward")
 # These commands need a word. Without one they print their usage.
 WORDED = ("sweep", "report", "samples", "export", "audit", "dynamics")
+# The words that follow `grpo dynamics`.
+ANALYSES = ("fit", "forecast", "diagnose", "replay", "whatif", "plan")
 COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "prove")
 
 
@@ -101,6 +103,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
+        meant = f"did you mean grpo dynamics {command}? " if command in ANALYSES else meant
+        meant = "leave out the second grpo; " if command == "grpo" else meant
         meant = f"did you mean grpo train {command}? " if "=" in command else meant
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE

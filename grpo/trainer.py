@@ -129,6 +129,8 @@ class Trainer:
         _require_none(unknown, "Trainer")
         wrong = [word for word in words if not isinstance(word, str)]
         require(not wrong, f"{_short(wrong[:1])} is no word: give each as a text of its own, such as 'experiment=tiny'")
+        flags = [word for word in words if word.startswith("-")]
+        require(not flags, f"{''.join(flags[:1])} is a flag of the command line: print `config` of a trainer instead")
         _require_callback(after_round)
         replaced = ["task.reward.parts="] if reward != () else []
         replaced += ["task.data.path=", "task.data.source="] if dataset is not None else []

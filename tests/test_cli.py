@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 import grpo
 from benchmarks.runs import SMALL
 from benchmarks.small_models import config_of
-from grpo.cli import WRONG_USE, main
+from grpo.cli import ANALYSES, WRONG_USE, main
+from grpo.commands.dynamics import COMMANDS as DYNAMICS
 from grpo.config import UserError
 from grpo.config.hydra import compose_config
 from grpo.host.signals import EXIT_UNREAD
@@ -29,6 +30,22 @@ def test_an_unknown_command_names_those_there_are(capsys):
         "unknown command 'trian'; did you mean train? there are: train, serve, eval, solve-rates, check-reward, launch"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "rates.jsonl"], "did you mean grpo dynamics plan? "),
+        (["grpo", "train"], "leave out the second grpo; "),
+    ],
+)
+def test_a_command_in_another_place_leads_to_what_is_meant(words, said, capsys):
+    assert main(words) == WRONG_USE
+    assert said in capsys.readouterr().err
+
+
+def test_every_analysis_is_known_to_the_first_word():
+    assert set(ANALYSES) == set(DYNAMICS)
 
 
 def test_help_of_what_is_no_command_says_so(capsys):

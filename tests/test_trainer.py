@@ -259,6 +259,7 @@ def test_words_that_reward_or_dataset_replace_are_refused():
     [
         ("environment_factory", Result, "give a word, 'KEY=VALUE'; here it is task.episode"),
         ("reward_funcs", [], "give reward="),
+        ("model", "Qwen/Qwen3-0.6B", "give the words 'model=huggingface' and 'model.path=NAME'"),
         ("num_steps", 3, "give a word, 'KEY=VALUE'$"),
         ("args", 1, "give words"),
     ],
@@ -266,6 +267,11 @@ def test_words_that_reward_or_dataset_replace_are_refused():
 def test_an_argument_of_another_framework_leads_to_what_is_meant(name, value, instead):
     with pytest.raises(UserError, match=f"Trainer has no argument {name}=: {instead}"):
         Trainer("experiment=tiny", **{name: value})
+
+
+def test_a_flag_of_the_command_line_is_refused():
+    with pytest.raises(UserError, match="--help is a flag of the command line"):
+        Trainer("experiment=tiny", "--help")
 
 
 def test_a_method_of_another_trainer_leads_to_what_is_meant():

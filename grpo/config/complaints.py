@@ -163,6 +163,8 @@ def misfit(text: str, word: str = "") -> str:
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
     if looked_up:
         return f"{full_key}: {looked_up[1]} is {value:.40}, and {full_key} takes {what_it_takes}"
+    if full_key.endswith("server") and what_it_takes == SECTION:
+        return f'server takes keys and values, such as {{url: "{value or "http://HOST:8000/v1"}"}}'
     if (word or subject).endswith("reward.parts") and what_it_takes in (LIST, SECTION):
         return f"{'it' if word else subject} takes a list of parts, [{{name: {value.strip('[]') or 'math'}}}]"
     is_section = what_it_takes == SECTION and not free_key(word or subject)

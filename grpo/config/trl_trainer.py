@@ -3,6 +3,8 @@
 ARGUMENTS = {
     "args": "words",
     "callbacks": "after_round=",
+    "model": "the words 'model=huggingface' and 'model.path=NAME'",
+    "processing_class": "no tokenizer, since the model's own is used",
     "resume_from_checkpoint": "the word 'checkpoint.resume=true'",
     "reward_funcs": "reward=",
     "train_dataset": "dataset=",

@@ -126,6 +126,8 @@ def _check_set(config: TrainConfig) -> None:
     for part in filter(_at_most_one, reward.parts[:1]):
         reached = reward.correct_at <= 1
         require(reached, f"task.reward.correct_at={reward.correct_at:g} is never reached: {part.name} is at most 1")
+        wrong = f"task.reward.correct_at={reward.correct_at:g} calls all answers right: {part.name} gives wrong ones 0"
+        require(reward.correct_at > 0, wrong)
     _check_parts("task.reward.parts", reward.parts)
     _check_generators_grader(config.task)
     _check_episode(config)

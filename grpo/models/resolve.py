@@ -107,6 +107,11 @@ def _require_path(model: ModelConfig) -> None:
         bool(model.path),
         "model.path is empty: set it to a model's directory or its name on the hub, like Qwen/Qwen3-0.6B",
     )
+    path = Path(model.path).expanduser()
+    is_gguf = path.suffix == ".gguf"
+    kind = "a GGUF file, and those are not trained" if is_gguf else "a file"
+    folder = "of the model's safetensors" if is_gguf else f"that it stands in, model.path={path.parent}"
+    require(not path.is_file(), f"model.path={model.path} is {kind}: give the folder {folder}")
 
 
 def _may_be_on_hub(name: str) -> bool:

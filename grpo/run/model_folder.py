@@ -55,7 +55,8 @@ def model_files(
     path = resolve(config.model, lambda: warm_start_examples(config), needs_weights=needs_weights)
     files = ModelFiles(path, config.model.trust_remote_code)
     name = f"model.path={config.model.path}" if config.model.path else f"model.source={config.model.source}"
-    quantized = _quantized(_settings(files, name))
+    changed = f" with model.config={{{', '.join(config.model.config)}: …}}" if config.model.config else ""
+    quantized = _quantized(_settings(files, name + changed))
     if quantized:
         by_vllm = samples and config.rollout.engine != "transformers"
         if by_vllm and not learns:

@@ -166,6 +166,10 @@ def check_vocabulary(files: ModelFiles, tasks: Sequence[LoadedTask]) -> None:
     has a token without a row in the model's embedding. Further tokens that no prompt has do no harm, and neither do
     rows without a token."""
     path, tokenizer, rows = files.path, files.tokenizer, files.text.vocab_size
+    require(
+        bool(files.stop_token_ids),
+        f"the model in {path} names no token that ends a completion: set eos_token_id in its generation_config.json",
+    )
     strange = [token for token in files.configured_ends if token >= rows]
     require(
         not strange,

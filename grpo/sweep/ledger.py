@@ -127,10 +127,12 @@ def _begun(folder: Path, cells: Sequence[Cell], command: Sequence[str]) -> Ledge
         for cell in cells:
             old = before.get(cell.name, cell)
             if old.overrides != cell.overrides:
-                changed = [word for word in cell.overrides if word not in old.overrides] or [*old.overrides]
+                changed = [f"{word} differs" for word in cell.overrides if word not in old.overrides]
+                changed += [f"{word} is missing" for word in old.overrides if word not in cell.overrides]
+                changed += ["their order differs"]
                 raise UserError(
-                    f"{folder} holds a sweep whose run {cell.name} has other settings ({changed[0]} differs): choose "
-                    "another output_dir"
+                    f"{folder} holds a sweep whose run {cell.name} has other settings ({changed[0]}): choose another "
+                    "output_dir"
                 )
         cells = [*before.values(), *(cell for cell in cells if cell.name not in before)]
     ledger = Ledger(folder, tuple(cells), tuple(command))

@@ -121,6 +121,7 @@ task.name= → task.name is empty: name the task, such as task.name=sums
 tracking.project= → tracking.project is empty: name the project, such as tracking.project=grpo
 output_dir=" " → output_dir is empty: name a folder, such as output_dir=runs/mine
 hardware.hosts=[a:22] → is no name or address alone
+task.reward.correct_at=0 → task.reward.correct_at=0 calls all answers right: 
 task.reward.correct_at=99 → task.reward.correct_at=99 is never reached: 
 task.prompt.template="{{question}}" → would put braces around the problem: write {question}
 task.curriculum.width=15 → task.curriculum.width

@@ -171,6 +171,11 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
         ("num_steps=1,000", "'num_steps=1,000' gives several values: a number has no commas, num_steps=1000"),
         ("tracking=wandb,tensorboard", "and a run has one: tracking=wandb tracking.tensorboard=true has both"),
         ("task.reward.parts=rewards.py:f", "it takes a list of parts, [{name: math}]"),
+        (
+            'task.reward.parts=[{name: judge, server: "http://h"}]',
+            'task.reward.parts=[{name: judge, server: "http://h"}]: server takes keys and values, such as '
+            '{url: "http://h"}',
+        ),
         ("task.reward.parts=[math]", "it takes a list of parts, [{name: math}]"),
         ("experiment=tiny num_steps=3", "it holds two words: write each as one, 'experiment=tiny' and 'num_steps=3'"),
     ],

@@ -76,6 +76,18 @@ def test_an_unknown_source_is_refused():
     assert refusal(source="smollm") == "model.source=smollm is unknown: use huggingface, smollm2 or tiny"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.safetensors", "is a file: give the folder that it stands in, model.path="),
+        ("model.gguf", "is a GGUF file, and those are not trained: give the folder of the model's safetensors"),
+    ],
+)
+def test_a_file_in_place_of_a_models_folder_is_named(tmp_path, name, said):
+    (tmp_path / name).touch()
+    assert said in refusal(path=str(tmp_path / name))
+
+
 def test_a_path_that_can_be_no_hub_name_is_called_missing():
     assert "there is no such directory" in refusal(path="runs/none/export")
 

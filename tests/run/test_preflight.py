@@ -232,6 +232,14 @@ def test_an_end_token_of_the_models_files_outside_its_vocabulary_is_refused(tmp_
     check_vocabulary(files_of(tmp_path, tokenizer), [])
 
 
+def test_a_model_that_names_no_end_of_a_completion_is_refused(tmp_path):
+    LlamaConfig(**SMALL | {"vocab_size": 4096}, eos_token_id=None).save_pretrained(tmp_path)
+    tokenizer = character_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="names no token that ends a completion: set eos_token_id in its generation_co"):
+        check_vocabulary(files_of(tmp_path, tokenizer), [])
+
+
 def test_an_end_token_that_the_model_lacks_is_refused_before_loading(tmp_path):
     LlamaConfig(**SMALL | {"vocab_size": 101}, eos_token_id=None).save_pretrained(tmp_path)
     tokenizer = character_tokenizer()

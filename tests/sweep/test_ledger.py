@@ -5,7 +5,8 @@ import json
 import pytest
 
 from grpo.config import UserError
-from grpo.sweep.ledger import open_ledger
+from grpo.sweep.cells import Cell
+from grpo.sweep.ledger import begin_ledger, open_ledger
 
 CELL = {"name": "a-seed0", "variant": "a", "seed": 0, "overrides": ["seed=0"], "verb": "train"}
 
@@ -46,3 +47,17 @@ def test_a_damaged_state_of_a_run_is_one_line_and_its_lock_is_no_link(tmp_path):
     with pytest.raises(UserError, match="a-seed0/.lock is a link, and nothing is written through links"):
         ledger.state(ledger.cells[0])
     assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("seed=0", "amount=5"), "num_steps=3 is missing"),
+        (("seed=0", "num_steps=4", "amount=5"), "num_steps=4 differs"),
+        (("seed=0", "amount=5", "num_steps=3"), "their order differs"),
+    ],
+)
+def test_a_sweep_that_is_continued_with_other_words_names_the_first_of_them(tmp_path, overrides, said):
+    begin_ledger(tmp_path, [Cell("a-seed0", "a", 0, ("seed=0", "num_steps=3", "amount=5"))], ["grpo"])
+    with pytest.raises(UserError, match=f"has other settings .{said}.: choose another output_dir"):
+        begin_ledger(tmp_path, [Cell("a-seed0", "a", 0, overrides)], ["grpo"])
