@@ -120,13 +120,15 @@ class ChatTemplate:
         Returns None where the template writes the conversation otherwise than what it wrote then, the turn as it writes
         that alone, and the bridge: what it writes may depend on any message.
         """
-        system, answer, compared = system_of(messages), earlier.answer, masked(messages)
+        answer, compared = earlier.answer, masked(messages)
         asked, new = [*system_of(compared), _ASKED], compared[count:]
         try:
-            bridge = _behind(self._cut(system, answer, messages[count:], tools)[0], earlier.last_token, self._ends)
-            tail = self._cut(asked[:-1], answer, new, tools)[1]
+            ids, tail = self._cut(system_of(messages), answer, messages[count:], tools)
+            if compared is not messages:
+                tail = self._cut(asked[:-1], answer, new, tools)[1]
         except UserError:
             return None
+        bridge = _behind(ids, earlier.last_token, self._ends)
         try:
             whole, alone = (self._text([*before, *new], tools) for before in (compared[:count], [*asked, answer]))
             if compared is not messages and unmasked(whole) != self._text(messages, tools):
