@@ -117,11 +117,13 @@ def choose_batch(
     rate = _rate(aims[best] / gain.heat, lowest) if rule.changes_rate else 1.0
     heat = gain.heat / aims[now] if aims[now] else float("inf")
     what = "steps gain nothing" if nothing else f"{chance:.0%} sure that a token gains more"
-    if not rule.smallest <= now.group_size <= rule.largest:
-        what = f"groups have {rule.smallest} to {rule.largest} completions (dynamics.adaptive)"
     if rule.changes_rate:
         what = f"steps gain most at {aims[best] / gain.heat:.2g} of the rate"
     reason = f"{what}, since the heat of a step is {heat:.2g} of its signal"
+    if not rule.smallest <= now.group_size <= rule.largest:
+        sizes = " to ".join(map(str, sorted({rule.smallest, rule.largest})))
+        bounds = f"dynamics.adaptive allows groups of {sizes} completions"
+        reason = f"{bounds}; {reason}" if rule.changes_rate else bounds
     return BatchChoice(best, rate, aims[best] / gain.heat, highest < AT_FAULT, reason)
 
 

@@ -66,6 +66,8 @@ TAKEN = (
 )
 """A request may give these. Those of the second line change no tokens."""
 
+KNOWN = {*UNSUPPORTED, *IGNORED, *TAKEN}
+
 
 class Gateway:
     """A gateway serves the episodes of one learner rank. `host` is the address at which programs reach it."""
@@ -174,11 +176,9 @@ def _check(body: Any) -> None:
     for name, neutral in UNSUPPORTED.items():
         if body.get(name) not in neutral:
             raise Unreadable(f"{name}={body[name]!r:.80} is for the run to say, and for no request: leave it out")
-    unknown = [
-        name for name, value in body.items() if value is not None and name not in {*UNSUPPORTED, *IGNORED, *TAKEN}
-    ]
-    if unknown:
-        raise Unreadable(f"{unknown[0]!r:.80} is no word of this address: leave it out")
+    for name in body.keys() - KNOWN:
+        if body[name] is not None:
+            raise Unreadable(f"{name!r:.80} is no word of this address: leave it out")
     if not isinstance(body.get("stream"), bool | None):
         raise Unreadable(f"stream={body['stream']!r:.80} must be true or false")
     for name in ("max_tokens", "max_completion_tokens"):

@@ -12,6 +12,8 @@ Message = dict[str, Any]
 POLICY = "policy"
 """Programs may call the model so. Any other name does as well."""
 
+# A model writes the id of a call as JSON or behind Mistral's token. An argument that is named id and has such a value
+# reads the same, and the call then gets that id, which does no harm.
 _ID = re.compile(r"(?:\"id\":\s*\"|\[CALL_ID\]\s*)([A-Za-z0-9]{9})(?![A-Za-z0-9])")
 
 ROLES = {"developer": "system", "function": "tool"}

@@ -36,7 +36,7 @@ class _Branch:
 @dataclass(frozen=True, slots=True)
 class Place:
     """A place is where the next turn begins: in a branch, after its first `length` ids and then `new_ids`. `text` is
-    all that stands before it, as the template writes it, or "" where it does not."""
+    all that stands before it, as `ChatTemplate.begun` gives it, or "" where the template does not write it."""
 
     branch: _Branch | None
     length: int

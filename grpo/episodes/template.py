@@ -52,7 +52,7 @@ _WAY_OUT = "use a model whose template has tools, or give a template in task.pro
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """This is a conversation up to the model's turn `answer`, whose last token is `last_token` and which ends behind
-    `length` ids. `before` is what stood before that turn, as the template wrote it then."""
+    `length` ids. `before` is what stood before that turn, as `ChatTemplate.begun` gave it then."""
 
     length: int
     answer: Message

@@ -144,8 +144,11 @@ def test_groups_have_8_completions_from_the_first_decision_on_where_nothing_else
     made.dynamics.group_size = first
     _, plans, decisions = trained(SCHEDULERS["adaptive"](made, 1), rounds=8)
     assert [plan.group_size for plan in plans[::4]] == sizes
-    words = "groups have 8 to 8 completions (dynamics.adaptive), since the heat of a step is"
-    assert (words in decisions[3].verdict.reason) == (first != 8)
+    allowed = "dynamics.adaptive allows groups of 8 completions"
+    assert decisions[3].verdict.reason.endswith(allowed) == (first != 8)
+    made.dynamics.adaptive.learning_rate = True
+    _, _, decisions = trained(SCHEDULERS["adaptive"](made, 1), rounds=4)
+    assert (f"{allowed}; steps gain most at" in decisions[3].verdict.reason) == (first != 8)
 
 
 def test_groups_grow_where_steps_are_hot_and_a_rate_that_is_too_high_is_reported_once():
