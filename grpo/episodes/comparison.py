@@ -20,9 +20,14 @@ def bare(text: str) -> str:
     return _THOUGHT.sub("", text)
 
 
-def alike(text: str, ends: Sequence[str]) -> str:
-    """Returns a conversation without thoughts, in which every turn ends with the same token."""
-    return _IN_TURN.sub("", re.sub("|".join(map(re.escape, ends)) or "(?!)", END, text))
+def alike(text: str, ends: Sequence[str], begin: str) -> str:
+    """Returns a conversation without the model's thoughts, in which every turn ends with the same token.
+
+    A turn of the model stands behind `begin`. Marks of thoughts elsewhere are the template's own words and stay.
+    """
+    ended, begin = (re.sub("|".join(map(re.escape, ends)) or "(?!)", END, part) for part in (text, begin))
+    turn = re.compile(rf"{re.escape(begin)}(?:(?!{END}).)*", re.DOTALL)
+    return turn.sub(lambda said: _IN_TURN.sub("", said[0]), ended)
 
 
 def masked(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

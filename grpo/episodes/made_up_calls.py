@@ -41,3 +41,8 @@ def _made_up(schema: Any) -> Any:
     kind = schema.get("type")
     kind = kind[0] if isinstance(kind, list) and kind else kind
     return {"integer": 3, "number": 2.5, "boolean": True, "array": [], "object": {}}.get(str(kind), "2 + 3")
+
+
+def turn_ending(calls: Sequence[Message], mark: str) -> dict[str, Any]:
+    """Returns an assistant's message that makes calls, or else is the mark."""
+    return {"role": "assistant", "content": "" if calls else mark, **({"tool_calls": [*calls]} if calls else {})}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count as count_up
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError, require
 from grpo.episodes.comparison import END, alike, bare, between, first_difference, masked, unmasked
-from grpo.episodes.made_up_calls import calling, made_up_call
+from grpo.episodes.made_up_calls import calling, made_up_call, turn_ending
 from grpo.episodes.messages import calls_read, system_of
 from grpo.rollout.tool_parsers import Read, parser_names, read_by
 
@@ -170,10 +171,10 @@ class ChatTemplate:
         if calls:
             calls[-1] = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {"mark": mark}}}
         try:
-            text = self._text([*system, _ASKED, _turn(calls, mark), *new], tools)
+            text = self._text([*system, _ASKED, turn_ending(calls, mark), *new], tools)
         except UserError:
             # Some templates write one call in a message. How it ends is all that counts here.
-            text = self._text([*system, _ASKED, _turn(calls[-1:], mark), *new], tools)
+            text = self._text([*system, _ASKED, turn_ending(calls[-1:], mark), *new], tools)
         behind = text.find(mark) + len(mark)
         what = "leaves out an assistant's calls of tools" if calls else "changes the text of an assistant's message"
         require(mark in text, f"the chat template {what}: {_WAY_OUT}")
@@ -184,7 +185,7 @@ class ChatTemplate:
             "the chat template does not end an assistant's turn with a token that ends completions: correct "
             f"eos_token_id in the model's generation_config.json, or {_WAY_OUT}",
         )
-        alone = self._text([*system, _ASKED, _turn(calls[-1:], mark)], tools, False).partition(mark)[2]
+        alone = self._text([*system, _ASKED, turn_ending(calls[-1:], mark)], tools, False).partition(mark)[2]
         require(
             alone.strip().startswith(text[behind : begins[cut]].strip()),
             f"the chat template writes other messages into an assistant's turn: {_WAY_OUT}",
@@ -277,7 +278,14 @@ class ChatTemplate:
             return False
 
     def _alike(self, text: str) -> str:
-        return alike(text, [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends])
+        ends = [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends]
+        return alike(text, ends, self._header)
+
+    @cached_property
+    def _header(self) -> str:
+        """Returns what the template writes before every turn of the model, or "" if that cannot be seen."""
+        before, begun = (self._text([_ASKED], None, begins_turn) for begins_turn in (False, True))
+        return bare(begun.removeprefix(before)).strip() if begun.startswith(before) else ""
 
     def _keeps_thoughts(self, tools: Tools | None) -> bool:
         """Tells whether the template shows what a model thought in an earlier turn."""
@@ -321,8 +329,8 @@ class ChatTemplate:
 
     def _parsers_that_read(self, tools: Tools) -> list[str]:
         """Returns those of vLLM's parsers that read a call as the chat template writes it."""
-        asked, call = _ASKED, made_up_call(tools[0])
-        _, body, _ = self._grown(self._text([asked], tools), [asked, call], tools)
+        call = made_up_call(tools[0])
+        _, body, _ = self._grown(self._text([_ASKED], tools), [_ASKED, call], tools)
         named = []
         for name in parser_names():
             # A parser may lack a token or a package that it needs.
@@ -367,9 +375,8 @@ class ChatTemplate:
 
     def _begun(self, tools: Tools | None) -> str:
         """Returns what the template writes for the model at the beginning of its turn, such as an opening `<think>`."""
-        asked = [_ASKED]
-        answered = self._text([*asked, {"role": "assistant", "content": _MARK}], tools, False)
-        return self._text(asked, tools).removeprefix(bare(answered.partition(_MARK)[0]))
+        answered = self._text([_ASKED, {"role": "assistant", "content": _MARK}], tools, False)
+        return self._text([_ASKED], tools).removeprefix(bare(answered.partition(_MARK)[0]))
 
     def _text(self, messages: Sequence[Message], tools: Tools | None, begins_turn: bool = True) -> str:
         return self._render([*messages], tools=list(tools) if tools else None, add_generation_prompt=begins_turn)
@@ -381,11 +388,6 @@ class ChatTemplate:
         """Returns the ids of a text, and at which character each begins."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
-
-
-def _turn(calls: Sequence[Message], mark: str) -> Message:
-    """Returns an assistant's message that makes calls, or else is the mark."""
-    return {"role": "assistant", "content": "" if calls else mark, **({"tool_calls": [*calls]} if calls else {})}
 
 
 def _behind(ids: tuple[int, ...], last_token: int | None, ends: Set[int]) -> tuple[int, ...]:

@@ -162,6 +162,8 @@ NAMED = TURN.replace("{{ m.role }}", "{{ m.role }}{{ m.name }}") + END
             TURN.replace("m.content }}", "m.content.split('<think>')[0] if not loop.last else m.content }}") + END,
             [("5", lambda history: [*history, {"role": "user", "content": "a <think>b</think>"}]), ("6", asks)],
         ),
+        # The template numbers the messages of others, between marks of thoughts.
+        (TURN.replace("{{ m.role", "<think>{{ loop.index }}</think>{{ m.role") + END, [("5", asks), ("6", asks)]),
         # The template keeps the last four messages.
         ("{% for m in messages[-4:] %}" + TURN.partition("%}")[2] + END, [("5", asks), ("6", asks), ("7", asks)]),
     ],
