@@ -8,6 +8,7 @@ the trainer over that socket by JSON lines, never by pickles, since what a model
 
     to the trainer      {"pid": n}                                   names the process that is to be killed
                         {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
+                        {"gone": n}                                  waits for that turn no more
                         {"rewards": {…}, "counts": {…}, "state": {…}} ends the episode
                         {"error": "…"}                               ends it as failed
     from the trainer    {"problem": {…}, "row": {…}, "seed": n, "address": "…"}
@@ -194,9 +195,14 @@ class _Trainer:
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("chat belongs to the event loop that the episode runs in: await it there")
         answer: asyncio.Future[Message] = self._loop.create_future()
-        self.send({"chat": len(self._asked), "messages": list(messages), "tools": schemas}, default=None)
+        number = len(self._asked)
+        self.send({"chat": number, "messages": list(messages), "tools": schemas}, default=None)
         self._asked.append(answer)
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.send({"gone": number})
+            raise
 
     async def listen(self) -> None:
         while line := await self._reader.readline():

@@ -172,6 +172,7 @@ class Link:
         self._writer = writer
         self._inbox: asyncio.Queue[Question | Ended | Failed] = asyncio.Queue()
         self.pid, self.seconds = 0, 0.0
+        self._gone: set[int] = set()
 
     def send(self, values: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(values, default=str).encode() + b"\n")
@@ -195,6 +196,8 @@ class Link:
                 values = json_of(line)
                 if "pid" in values:
                     self.pid = values["pid"]
+                elif "gone" in values:
+                    self._gone.add(values["gone"])
                 else:
                     self.put(self._understood(values))
             self.put(Failed("its process ended"))
@@ -212,10 +215,12 @@ class Link:
         if "rewards" in values:
             return Ended(values["rewards"], values["counts"], values["state"])
 
-        def reply(answer: Answer | None) -> None:
-            self.send({"chat": values["chat"], **({"message": answer.message} if answer else {"over": True})})
+        number, messages, tools = values["chat"], messages_of(values["messages"]), tools_of(values["tools"])
 
-        return Question(messages_of(values["messages"]), tools_of(values["tools"]), reply)
+        def reply(answer: Answer | None) -> None:
+            self.send({"chat": number, **({"message": answer.message} if answer else {"over": True})})
+
+        return Question(messages, tools, reply, gone=lambda: number in self._gone)
 
     async def said(self, answers: Collection[asyncio.Task[None]], limit: float) -> Question | Ended:
         """Returns what the episode says next. `answers` are those that it waits for. Its own code, while it waits for

@@ -34,6 +34,20 @@ async def together(episodes):
     return await asyncio.gather(*episodes)
 
 
+def test_an_agent_that_waits_no_more_for_a_turn_says_so_before_it_asks_again():
+    processes = Processes("tests.episodes.acts:loses_patience", LimitsConfig())
+
+    async def asked():
+        async with processes.episode() as link:
+            link.begin(Problem("p", "Well?", "", messages=({"role": "user", "content": "Well?"},)), "answer", 0, "")
+            return [await link.said((), 60.0) for _ in range(2)]
+
+    first, second = asyncio.run(asked())
+    processes.close()
+    assert (len(first.messages), first.gone()) == (1, True)
+    assert (len(second.messages), second.gone()) == (2, False)
+
+
 def left_of(started):
     """Returns those of the processes that still run half a minute later. They are not waited for longer than needed."""
     running = [psutil.Process(process) for process in started if psutil.pid_exists(process)]
