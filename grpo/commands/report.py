@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.commands.words import paths_and_settings, positive, seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
-from grpo.config.folder import CHECKPOINTS, METRICS_FILE, MODEL_FOLDER, checkpoints_in, refuse_several
+from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, METRICS_FILE, MODEL_FOLDER, checkpoints_in, refuse_several
 from grpo.config.start import named_by_start, run_name
 from grpo.host.alive import working
 from grpo.host.disk import require_writable
@@ -33,9 +33,9 @@ With one run, it writes report.html into the run's folder: whether the model lea
 completions. It also prints the verdict, and the comparison of the first evaluation with the last one. The run may be
 interrupted, failed or still going on, and the report says so.
 
-With one log of another framework, such as TRL's trainer_state.json, it writes the page of `grpo dynamics fit`: the
-curve, where it goes, and a diagnosis. column=NAME is its pass rate, and scale=NUMBER what that column holds for a right
-answer.
+With one log of another framework, such as TRL's trainer_state.json or its folder, it writes the page of
+`grpo dynamics fit`: the curve, where it goes, and a diagnosis. column=NAME is its pass rate, and scale=NUMBER what that
+column holds for a right answer. Where it has rewards and no pass rate, nothing is forecast.
 
 With a sweep or several runs, it compares the variants of the sweep, or the runs. Runs whose names differ only by -seedN
 are seeds of one variant. The first variant is the one that the others are compared with. Writes report.html
@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
     paths, settings = paths_and_settings(words)
     if not paths:
         raise UserError("grpo report needs the folder of a sweep, or of one or more runs (grpo report help)")
-    if len(paths) == 1 and paths[0].is_file():
+    if len(paths) == 1 and (paths[0].is_file() or _holds_a_log(paths[0])):
         return _of_log(paths[0], settings)
     for path in paths:
         require(not path.is_file(), f"{path} is a file, and runs are compared by their folders: give a log alone")
@@ -97,13 +97,20 @@ def formats(word: str) -> list[str]:
 formats.__name__ = "png, md, or png,md"
 
 
+def _holds_a_log(folder: Path) -> bool:
+    """Tells whether a folder is no run or sweep of grpo and holds the log of TRL's Trainer, or TensorBoard's."""
+    ours = (METRICS_FILE, CONFIG_FILE, SWEEP_FILE)
+    is_ours = any((folder / name).exists() for name in ours)
+    return not is_ours and any(next(folder.rglob(name), None) for name in ("trainer_state.json", "*tfevents*"))
+
+
 def _of_log(log: Path, words: Sequence[str]) -> int:
     """Writes the page of another framework's log beside it."""
     settings = typed(words, also=formats, column=str, scale=positive)
     with working("analysing the log"):
-        from grpo.insight.pages.dynamics import write_fit
+        from grpo.insight.pages.dynamics import write_log
 
-        write_fit(log, **settings)
+        write_log(log, **settings)
     return 0
 
 

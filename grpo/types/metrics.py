@@ -84,7 +84,8 @@ NATS, TOKENS = "nats per token", "tokens"
 # completions are right, so no pass rates are logged.
 REWARD = _metric("reward/mean", "reward", "mean reward of the round's completions", "mean rewards",
     peers="trl:reward verl:critic/rewards/mean openrlhf:rollout/reward_mean slime:rollout/raw_reward "
-    "prime_rl:train/agg/all/[^/]+/reward/mean rlprobe:reward_mean")
+    "prime_rl:train/agg/all/[^/]+/reward/mean rlprobe:reward_mean "
+    "others:Reward|rewards?[_/]mean|(?:mean|avg|average)[_/]rewards?")
 REWARD_SQUARE = _metric("reward/square", "reward²", "mean square of the rewards")
 REWARD_STD = _metric("reward/std", "reward", "standard deviation of the rewards", "spreads of rewards",
     peers="trl:reward_std openrlhf:rollout/reward_std prime_rl:train/agg/all/[^/]+/reward/std")
@@ -92,7 +93,7 @@ PART = _metric("reward/part/", "mean of the round", "this part of the reward",
     peers="trl:rewards/([^/]+)/mean trl:rewards/([^/]+) prime_rl:train/agg/all/[^/]+/rewards/([^/]+)/mean "
     r"rlprobe:reward_component\.(.+)")
 PASS_RATE = _metric("pass_rate", OF_COMPLETIONS, "share of the completions that are right (pass rate)", "pass rates",
-    peers="verl:critic/score/mean")
+    peers="verl:critic/score/mean others:(?i:acc|accuracy|score|pass@1|(?:solve|success|pass)_rate)")
 ADVANTAGE_STD = _metric("advantages/std", "advantage", "standard deviation of the advantages", peers="rlprobe:adv_std")
 ZERO_ADVANTAGES = _metric("advantages/zero_fraction", OF_COMPLETIONS, "share of advantages that are 0",
     peers="rlprobe:adv_zero_frac")

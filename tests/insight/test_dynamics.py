@@ -198,13 +198,13 @@ def test_a_log_of_pass_rates_alone_gets_the_number_of_checks_that_could_be_made(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: 6 of 32 checks could be made, and they found no problem; a change of less than " in printed
+    assert "diagnosis: 6 of 33 checks could be made, and they found no problem; a change of less than " in printed
     assert " points could be luck here: go on, or raise the number of prompts per step" in printed
     assert (
         "if training goes on, the pass rate at step 60 will be between " in printed
         and "% (with 90 % certainty)" in printed
     )
-    assert "26 of 32 checks need what the log lacks: lengths, held-out scores, mean rewards, " in printed
+    assert "27 of 33 checks need what the log lacks: lengths, held-out scores, mean rewards, " in printed
 
 
 def test_a_run_that_went_back_has_one_curve_since_and_all_its_series(tmp_path):
@@ -388,7 +388,7 @@ def test_a_reward_that_is_no_pass_rate_is_diagnosed_without_one(tmp_path, capsys
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "no column is a pass rate, so what needs one is left out" in printed
-    assert "column=NAME scale=NUMBER names one of completions/clipped_ratio, eval/accuracy, reward\n" in printed
+    assert "column=NAME scale=NUMBER names one of reward, eval/accuracy, completions/clipped_ratio\n" in printed
     assert "verdict: no clear change yet; the reward went from" in printed and "truncated" in printed
     assert "checks need what the log lacks: pass rates, " in printed
     assert "│ Many" in printed

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import re
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -483,7 +485,7 @@ def test_a_log_too_short_to_fit_and_one_without_a_column_to_check_say_so(tmp_pat
     assert "has too few rounds to fit" in capsys.readouterr().err
     write_lines(path, [{"step": step, "unknown": 0.5} for step in range(30)])
     assert main(["dynamics", "diagnose", str(path)]) == 0
-    assert "none of 32 checks could be made" in " ".join(capsys.readouterr().out.split())
+    assert "none of 33 checks could be made" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_change_that_is_hardly_known_has_no_interval(tmp_path, capsys):
@@ -514,3 +516,120 @@ def test_a_verdict_knows_prompts_that_get_harder_from_a_loss(tmp_path, capsys, h
     printed = " ".join(capsys.readouterr().out.split())
     assert output in printed and ("unstable" in printed) == (held_out[1] < 0.4)
     assert "go back to the checkpoint" not in printed
+
+
+CONSOLES = {
+    "trl": "{{'loss': -0.1, 'reward': np.float64({rate:.2f}), 'grad_norm': nan, 'epoch': 0.1}}",
+    "unsloth": "  3%|▎ | 5/40 [00:10<01:10]\r{{'loss': '0.1', 'reward': '{rate:.2f}', 'learning_rate': '1e-06'}}",
+    "verl": "(TaskRunner pid=7) step:{step} - actor/pg_loss:-0.1 - critic/score/mean:{rate:.2f} - perf/mfu:0.2",
+    "openrlhf": "\x1b[36m(Trainer pid=1)\x1b[0m INFO Global step {step}: {{'policy_loss': 0.1, 'reward': {rate:.2f}}}",
+    "slime": "(RolloutManager pid=1) rollout.py:100 - rollout {step}: {{'rollout/raw_reward': {rate:.2f}}}",
+}
+
+
+@pytest.mark.parametrize("trainer", CONSOLES)
+def test_the_console_of_other_trainers_is_read(trainer, tmp_path):
+    lines = [CONSOLES[trainer].format(step=step, rate=rate) for step, rate in enumerate(RISING, start=1)]
+    (tmp_path / "train.log").write_text(
+        "\n".join(["Loading checkpoint shards: 100%", *lines, "{'train_runtime': 12.5}"])
+    )
+    log = read_log(tmp_path / "train.log")
+    assert log["pass_rate"].steps.tolist() == list(range(1, 41))
+    assert log["pass_rate"].values == pytest.approx(RISING)
+    assert any("its rows are numbered from 1" in note for note in log.notes) == (trainer in ("trl", "unsloth"))
+
+
+def test_the_rows_of_several_ranks_are_averaged_and_a_step_that_came_twice_is_not(tmp_path):
+    rows = [{"step": step, "reward": rate + rank / 10} for step, rate in enumerate(RISING) for rank in (-1, 1)]
+    log = read_log(write_lines(tmp_path / "ranks.jsonl", rows))
+    assert log["pass_rate"].values == pytest.approx(RISING)
+    assert log.notes[0] == "most steps have several rows, as those of several ranks: the means of reward are read"
+    once = [{"step": step, "reward": rate} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "twice.jsonl", [*once, {"step": 39, "reward": 0.9}]))
+    assert log["pass_rate"].values == pytest.approx([*RISING[:39], 0.9])
+
+
+@pytest.mark.parametrize("name", ["Iteration", "train_steps", "STEP", "trainer/update"])
+def test_a_column_of_steps_may_be_spelled_in_its_own_way(name, tmp_path):
+    rows = [{"step_time": 3.0, name: 10 * step, "mean_reward": rate} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == [10 * step for step in range(40)]
+    assert log.notes[0] == f"{name} is taken for the step"
+
+
+def test_a_folder_of_several_runs_is_refused_and_one_with_checkpoints_is_not(tmp_path):
+    state = json.dumps({"log_history": [{"step": step, "reward": rate} for step, rate in enumerate(RISING)]})
+    for name in ("a", "a/checkpoint-20", "a/checkpoint-40", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(state)
+    assert len(read_log(tmp_path / "a")["pass_rate"]) == 40
+    with pytest.raises(UserError, match=f"holds 2 runs: give one of {tmp_path}/a, {tmp_path}/b"):
+        read_log(tmp_path)
+
+
+def test_one_document_may_come_through_a_pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    history = [{"step": step, "reward": rate} for step, rate in enumerate(RISING)]
+    writing = threading.Thread(target=path.write_text, args=(json.dumps({"log_history": history}),))
+    writing.start()
+    assert read_log(path)["pass_rate"].values == pytest.approx(RISING)
+    writing.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("log.json.gz", "", "is packed: unpack it first"),
+        ("log.XLSX", "", "is no log that is read here: export its table as CSV"),
+        ("run.wandb", "", "wandb sync its folder, then export the run's history as CSV"),
+        ("log.csv", 'step,reward\n"1,000",0.5\n', "has the number '1,000': write it without commas"),
+        ("log.csv", 'step,reward\n1,"0,5"\n', "has the number '0,5': write it with a point"),
+        ("log.jsonl", '[{"step": 1, "reward": 0.5}]', "is one JSON document: give it a name that ends in .json"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_the_way_out(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_log(tmp_path / name)
+
+
+def test_a_reward_beside_its_own_share_is_not_gamed(tmp_path):
+    noise = np.random.default_rng(0).normal(0, 0.02, 120)
+    rows = [{"step": step, "reward": 3 + 4 * step / 120 + 10 * noise[step]} for step in range(120)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    assert [finding.name for finding in diagnose(read_log(path, "reward", 10.0))] == []
+
+
+def test_rewards_that_become_nan_are_found_and_rare_rewards_are_not_missed(tmp_path):
+    rows = [{"step": step, "reward": 0.2 + step / 400, "learning_rate": 1e-6} for step in range(200)]
+    broken = [{**row, "reward": float("nan")} if row["step"] > 100 else row for row in rows]
+    [finding] = [
+        finding
+        for finding in diagnose(read_log(write_lines(tmp_path / "nan.jsonl", broken)))
+        if finding.name == "reward ended"
+    ]
+    assert finding.evidence == "the last pass rate is that of step 100, and the log goes on to step 199"
+    rare = [row if row["step"] % 20 == 0 else {"step": row["step"], "learning_rate": 1e-6} for row in rows]
+    found = {finding.name for finding in diagnose(read_log(write_lines(tmp_path / "rare.jsonl", rare)))}
+    assert "reward ended" not in found
+
+
+def test_a_log_with_rewards_alone_has_a_page_without_a_forecast(tmp_path, capsys):
+    rows = [{"step": step, "reward": 3 - step / 20, "loss": 0.1, "kl": 0.01 * step} for step in range(60)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    assert main(["report", str(path)]) == 0
+    page = (tmp_path / "log_dynamics.html").read_text()
+    assert (
+        "much of what the model could do is lost" in page.lower()
+        and "KL to the reference" in page
+        and "forecast" not in page
+    )
+
+
+def test_the_folder_of_trls_trainer_has_a_page(tmp_path, capsys):
+    history = [{"step": step, "reward": rate, "learning_rate": 1e-6} for step, rate in enumerate(RISING)]
+    (tmp_path / "checkpoint-39").mkdir()
+    (tmp_path / "checkpoint-39" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "Learning rate" in (tmp_path / "dynamics.html").read_text()

@@ -13,6 +13,8 @@ MEANINGS = {
     "no reward": "No completion has ever been rewarded, so there is nothing to learn from.",
     "nothing graded": "No completion could be graded, so nothing is known of the answers and nothing is learned.",
     "constant reward": "The reward is always the same number, so there is nothing to learn from.",
+    "reward ended": "The log has no rewards from some step on, though the run goes on.",
+    "getting worse": "The run solves fewer problems than at its beginning.",
     "nothing learned": "After many rounds the run is where it began.",
     "no gain lately": "The run has learned, but not over its last half.",
     "on the plateau": "Going on is unlikely to gain anything that is worth its cost.",

@@ -168,9 +168,10 @@ def why(metrics: Mapping[str, float]) -> tuple[str, str]:
     for name, meaning, remedy in _causes(metrics):
         if metrics.get(name, 0.0) > 0.5:
             return f"{metrics[name]:.0%} {meaning}", remedy
-    if m.NO_ANSWER in metrics or m.TRUNCATED in metrics:
+    if m.NO_ANSWER in metrics:
         return _DIFFICULTY
-    return "the log does not say why", f"{_DIFFICULTY[1]}; see whether answers are found at all"
+    whole = "few completions are cut off, and " if m.TRUNCATED in metrics else ""
+    return f"{whole}the log does not say why", f"{_DIFFICULTY[1]}; see whether answers are found at all"
 
 
 def no_reward(log: RunLog) -> Finding | None:

@@ -149,11 +149,30 @@ def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return None
 
 
-def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
-    """Finds that nothing was learned: after many rounds the pass rate (else the mean reward) is where it began.
+def reward_ended(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that rewards end before the log does, as where a reward function returns NaN from some step on."""
+    what, rewards, _, _ = log.judged
+    others = [log[name] for name in (m.LENGTH, m.GRADIENT_NORM, m.LEARNING_RATE) if len(log[name])]
+    if len(rewards) < 2 or not others:
+        return None
+    # Rewards may be logged more seldom than other numbers.
+    due = rewards.steps[-1] + 2 * float(np.diff(rewards.steps).max())
+    longest = max(others, key=lambda series: series.steps[-1])
+    if (longest.steps > due).sum() < FEWEST_CONSTANT:
+        return None
+    evidence = (
+        f"the last {what} is that of step {rewards.steps[-1]:g}, and the log goes on to step {longest.steps[-1]:g}"
+    )
+    remedy = "see what the reward function returns from there on: NaN is no reward"
+    return Finding("reward ended", CRITICAL, evidence, remedy)
 
-    The whole interval of the change must lie below `flat`, or for a reward below half of its scatter from round to
-    round.
+
+def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
+    """Finds that nothing was learned: after many rounds the pass rate (else the mean reward) is where it began, or has
+    surely fallen.
+
+    Nothing is found where it has surely risen. The whole interval of the change must lie below `flat`, or for a reward
+    below half of its scatter from round to round.
     """
     name = m.PASS_RATE if len(log[m.PASS_RATE]) else m.REWARD
     series = log[name]
@@ -164,17 +183,19 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if gain is None or now is None or scatter == 0:
         return None
     passing = name == m.PASS_RATE
-    if gain.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
+    if gain.low > 0 or gain.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
         return None
     before = now.value - gain.value
     what, rounds = "pass rate" if passing else "mean reward", window_length(len(series))
+    moved = f"fell by {-gain.high:.3g} at least" if gain.high < 0 else f"rose by {gain.high:.3g} at most"
     evidence = (
         f"{what} {before:.3g} in the first {rounds} of {len(series)} rounds, {now.value:.3g} in the last {rounds}; it "
-        f"rose by {gain.high:.3g} at most"
+        f"{moved}"
     )
-    rate = "half of" if gain.high < 0 else "a larger"
-    remedy = f"look at the other findings; then {rate} learner.learning_rate, or problems of medium difficulty"
-    return Finding("nothing learned", WARNING, evidence, remedy)
+    remedy = "look at the other findings; then {} learner.learning_rate, or problems of medium difficulty"
+    if gain.high < 0:
+        return Finding("getting worse", WARNING, evidence, remedy.format("half of"))
+    return Finding("nothing learned", WARNING, evidence, remedy.format("a larger"))
 
 
 def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:

@@ -44,11 +44,10 @@ def unearned_rise(log: RunLog, name: str, rule: DiagnosisRule) -> Rise | None:
     get harder or easier, the pass rate does not show whether answers improve, so the result is None.
     """
     rises = []
-    if log.changing_prompts:
+    if log.changing_prompts or _is_the_pass_rate(log[name], log[m.PASS_RATE]):
         return None
     for since, between in (("since the start", change), ("lately", late_change)):
         risen, gained = between(log[name]), between(log[m.PASS_RATE])
-        # A part that is the pass rate itself rises with it.
         if risen is None or gained is None or risen.low < rule.moved:
             continue
         if gained.high <= rule.coupling * risen.value + rule.flat / 2:

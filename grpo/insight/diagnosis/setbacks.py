@@ -53,6 +53,7 @@ FORMS = {
     m.NO_ANSWER: "of the completions {:.0%} held no answer before and {:.0%} since",
     m.SAMPLER_ENTROPY: "the entropy was {:.2g} nats per token before and is {:.2g} since",
 }
+_STEADIER = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
 # The KL to the reference in this many first rows of the log shows whether the policy began as the reference.
 FIRST_ROWS = 3
 
@@ -122,11 +123,13 @@ def collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         remedy = "shuffle the problems, or raise dynamics.prompts_per_step: then the curve shows what is learned"
         return Finding("wandering", NOTE, f"the {what} {why}", remedy)
     if evidence:
-        remedy = "dynamics.refresh_interval=1, half of learner.learning_rate, or dynamics=adaptive with its guard"
-        return Finding("unstable", WARNING if above else CRITICAL, evidence, remedy)
+        return Finding("unstable", WARNING if above else CRITICAL, evidence, _STEADIER)
     if surest is None:
         return None
     evidence = f"{what} {surest.change.value:+.2g} between steps {surest.best:g} and {surest.lowest:g}"
+    if surest.lowest >= series.steps[-max(FEWEST_ROUNDS, len(series) // 20)]:
+        # Nothing has been got back.
+        return Finding("unstable", WARNING, evidence, _STEADIER)
     remedy = "see what changed then: a restart, the reward, the prompts; if nothing did, half of learner.learning_rate"
     return Finding("setback", WARNING, evidence, remedy)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.insight.logs.foreign_names import Row, numbers_of, our_name, step_of
+from grpo.insight.logs.foreign_names import Row, further_step_name, numbers_of, our_name, step_of
 from grpo.insight.logs.run_log import Series
 from grpo.types import metrics as m
 
@@ -88,17 +88,20 @@ class LastRun:
     def __init__(self) -> None:
         self.columns = Columns()
         self._runs, self._resumed_steps, self._negative = 1, list[float](), 0
-        self._farthest, self._newest_step = -math.inf, dict[str, float]()
+        self._farthest, self._newest_step, self._step_name = -math.inf, dict[str, float](), ""
         # The steps at which a metric was logged. They are looked up only for metrics that go back.
         self._seen_steps: dict[str, set[float]] = {}
 
     def add(self, row: Row) -> None:
         """Adds a row. A row without a step, or with a negative one, is left out."""
-        step = step_of(row)
-        if step is None or step < 0:
+        step, numbers = step_of(row), numbers_of(row)
+        if step is None and not self.columns.steps:
+            self._step_name = self._step_name or further_step_name(numbers)
+        if step is None:
+            step = numbers.pop(self._step_name, None)
+        if step is None or not step >= 0:
             self._negative += step is not None
             return
-        numbers = numbers_of(row)
         if step < self._farthest:
             newest = self._newest_step
             repeated = [name for name in numbers if step < newest.get(name, -math.inf) and step in self._seen(name)]
@@ -126,7 +129,8 @@ class LastRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Says in sentences what was left out."""
-        notes = [f"{self._negative} rows with a negative step are left out"] if self._negative else []
+        notes = [f"{self._step_name} is taken for the step"] if self._step_name else []
+        notes += [f"{self._negative} rows with a negative step are left out"] if self._negative else []
         if self._runs > 1:
             notes.append(
                 f"the log holds {self._runs} runs one after another, since its steps begin again: the last one is "
@@ -141,7 +145,8 @@ class LastRun:
 def series_of(steps: Array, columns: Mapping[str, Column]) -> dict[str, Series]:
     """Returns every column as a series over ascending steps, without values beyond ±`LARGEST`.
 
-    If a step was logged several times, as by a resumed run, its last value is kept. `steps` are those of the rows.
+    If a step was logged several times, as by a resumed run, its last value is kept. If most steps were, as by several
+    ranks, their values are averaged. `steps` are those of the rows.
     """
     series = {}
     for name, column in columns.items():
@@ -149,10 +154,17 @@ def series_of(steps: Array, columns: Mapping[str, Column]) -> dict[str, Series]:
         at, values = steps[column.rows[kept]], column.values[kept]
         order = np.argsort(at, kind="stable")
         at, values = at[order], values[order]
-        is_last = np.append(at[1:] != at[:-1], True)[: len(at)]
-        if len(at):
-            series[name] = Series(at[is_last], values[is_last])
+        if not len(at):
+            continue
+        once, first, times = np.unique(at, return_index=True, return_counts=True)
+        means = are_averaged(times)
+        series[name] = Series(once, np.add.reduceat(values, first) / times if means else values[first + times - 1])
     return series
+
+
+def are_averaged(times: NDArray[np.int64]) -> bool:
+    """Tells whether the values of a step are averaged, by how often each step was logged."""
+    return len(times) > 1 and bool(np.median(times) > 1)
 
 
 def translated(columns: Mapping[str, Column], num_rows: int) -> dict[str, Column]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from grpo.config import UserError
 from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.insight.diagnosis.reward_parts import SMOOTHED
-from grpo.insight.logs.foreign_columns import LARGEST, Column, series_of, translated
+from grpo.insight.logs.foreign_columns import LARGEST, Column, are_averaged, series_of, translated
 from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_score, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
@@ -27,18 +27,20 @@ from grpo.types import metrics as m
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
+# A column whose name matches may be a reward, so it is named first.
+_REWARD = re.compile(r"(?i)^(?!.*(std|min|max|length)).*(reward|score|acc|pass|solve)")
 # A note names at most this many columns.
 NAMED = 12
 
 
 def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     """Reads another framework's log. See `logs.read_log` for the arguments."""
-    log = read_rows(path, column)
+    log = read_rows(Path(path), column)
     steps, own_columns = np.array(log.columns.steps), log.columns.named()
     if not len(steps):
         raise UserError(
             f'{path} has no rows with a step: give a log whose rows have a "step" of 0 or more (or a "global_step", '
-            '"_step" or "iteration")'
+            '"_step" or "iteration"), or rename the column that counts them'
         )
     own_series = series_of(steps, own_columns)
     series = series_of(steps, translated(own_columns, len(steps)))
@@ -81,6 +83,11 @@ def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column]) -> list
     notes = []
     if len(steps) >= FEWEST_ROWS and (steps == steps[0]).all():
         notes.append(f"all {len(steps)} rows have the step {steps[0]:g}, so the last one alone counts: number the rows")
+    often = [
+        name for name, column in columns.items() if are_averaged(np.unique(steps[column.rows], False, False, True)[1])
+    ]
+    if often:
+        notes.append(f"most steps have several rows, as those of several ranks: the means of {_listed(often)} are read")
     infinite = {name: int(np.isinf(column.values).sum()) for name, column in columns.items()}
     notes += [f"{number} infinite values of {name} are left out" for name, number in infinite.items() if number]
     empty = [name for name, column in columns.items() if not np.isfinite(column.values).any()]
@@ -128,11 +135,16 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
             f"{scale_hint} for 1"
         )
     if not rate_name:
-        names = ", ".join([*sorted(own_series)[:NAMED], *["…"][: len(own_series) > NAMED]])
+        names = _listed(sorted(own_series, key=lambda name: (not _REWARD.search(name), "reward" not in name, name)))
         return f"no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one of {names}"
     known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
     formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
     return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names the first of several columns."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:

@@ -38,6 +38,10 @@ STEPS = (
     *("rollout/step", "train/step", "eval/step", "_step", "Step", "iteration"),
 )
 STEP_NAMES = frozenset(STEPS)
+# Further names of a row's step, for logs that have none of those.
+_STEP = re.compile(
+    r"(?:.*/)?(?:global|train(?:er|ing)?|num|n|optimizer)?[ _-]?(?:step|iter|iteration|update|round)s?", re.I
+)
 OURS, TRL, VERL, OTHER = "grpo", "trl", "verl", ""
 ACTOR = "actor_rollout_ref.actor"
 # Patterns of columns that only one framework logs.
@@ -50,6 +54,15 @@ MARKS = {
 def step_of(row: Row) -> float | None:
     """Returns the step of a row, or None if it has none."""
     return next((row[name] for name in STEPS if is_number(row.get(name)) and math.isfinite(row[name])), None)
+
+
+def further_step_name(names: Iterable[str]) -> str:
+    """Returns the column whose name says that it holds steps, though it is spelled in a way of its own, or "".
+
+    >>> further_step_name(["loss", "Train_Steps", "step_time"])
+    'Train_Steps'
+    """
+    return next((name for name in names if _STEP.fullmatch(name)), "")
 
 
 def numbers_of(row: Row) -> dict[str, float]:

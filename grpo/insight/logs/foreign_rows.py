@@ -6,6 +6,7 @@ event files, or a folder with them          TensorBoard
 steps.parquet, or a folder with it          rlprobe; any other Parquet file with a row for each step
 other JSON Lines, JSON or CSV               a row for each step; also what Weights & Biases exports: a run's history
                                             (rows, or columns), and a chart as CSV, whose columns are "run - metric"
+what TRL, Unsloth and verl print            the console's output, in a file of any other name (`console_logs`)
 """
 
 from __future__ import annotations
@@ -22,12 +23,30 @@ from grpo.config import UserError
 from grpo.config.errors import first_line, require
 from grpo.config.folder import METRICS_FILE
 from grpo.config.plain_json import parse_json
+from grpo.insight.logs.console_logs import console_rows
 from grpo.insight.logs.foreign_columns import Columns, LastRun
 from grpo.insight.logs.foreign_files import EVENT_FILES, read_event_files, read_parquet
 from grpo.insight.logs.foreign_names import is_number
 from grpo.telemetry.json_lines import read_json_lines
 
-CONFIGURATIONS = (".yaml", ".yml")
+_AS_CSV = "is no log that is read here: export its table as CSV"
+_PACKED = "is packed: unpack it first"
+_CONFIGURATION = (
+    "is a configuration by its name, and a log is needed: give the output_dir of a run, or another framework's log"
+)
+REFUSED = {
+    **dict.fromkeys((".yaml", ".yml"), _CONFIGURATION),
+    **dict.fromkeys((".gz", ".xz", ".bz2", ".zst", ".zip", ".tar", ".tgz"), _PACKED),
+    **dict.fromkeys((".xlsx", ".xls", ".ods", ".html", ".htm", ".ipynb", ".pkl", ".feather", ".db"), _AS_CSV),
+    ".wandb": "is a log of Weights & Biases: wandb sync its folder, then export the run's history as CSV",
+}
+"""This says why files whose names end so are not read."""
+_EXPORTED = {
+    ".wandb": f"; its .wandb file {REFUSED['.wandb'].removeprefix('is a log of Weights & Biases: ')}",
+    "meta.yaml": "; of MLflow's folder, export the run's metrics as CSV with a column for each",
+}
+# A message names at most this many of several runs.
+NAMED = 5
 TRL_STATE = "trainer_state.json"
 PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
@@ -37,8 +56,10 @@ BOUNDS = ("__MIN", "__MAX")
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _PERCENT = re.compile(r"\s*-?\d+(\.\d+)?\s*%\s*")
-_DECIMAL_COMMA = re.compile(r"\s*-?\d+,\d+\s*")
+_COMMAS = re.compile(r"\s*-?\d+(,\d+)+(\.\d*)?\s*")
+_THOUSANDS = re.compile(r"\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*")
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
 
@@ -66,22 +87,34 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
     if path.is_char_device() or path.is_block_device():
         raise UserError(f"{path} is a device, which has no end: give a log, or send it to /dev/stdin by a pipe")
     file = _file_in(path) if path.is_dir() else path
+    suffix = file.suffix.lower()
     if file.is_dir() or "tfevents" in file.name:
         return _gathered(read_event_files(file))
-    if file.suffix == ".parquet":
+    if suffix == ".parquet":
         return _gathered(read_parquet(file))
-    if file.suffix in (".csv", ".tsv"):
+    if suffix in (".csv", ".tsv"):
         return _gathered(_csv_rows(file, column))
-    if file.suffix == ".json":
+    if suffix == ".json":
         return _json_rows(file)
+    require(suffix not in REFUSED, f"{file} {REFUSED.get(suffix)}")
+    if not file.is_file():  # a pipe can be read once only
+        return _piped(file)
+    if _is_json_lines(file):
+        return _gathered(_flat(row) for row in read_json_lines(file))
+    rows, notes = console_rows(file)
     require(
-        file.suffix not in CONFIGURATIONS,
-        f"{file} is a configuration by its name, and a log is needed: give the output_dir of a run, or another "
-        "framework's log",
+        len(rows) > 1,
+        f"line 1 of {file} is not JSON, and a log is .jsonl with one JSON object per line, .json, .csv, .tsv, "
+        ".parquet, TensorBoard's, or what TRL, verl, OpenRLHF or slime print: the file has no such lines",
     )
-    if file.is_file():  # a pipe can be read once only
-        _require_json_lines(file)
-    return _gathered(_flat(row) for row in read_json_lines(file))
+    return _gathered(rows, notes=notes)
+
+
+def _piped(pipe: Path) -> ForeignRows:
+    """Reads what comes through a pipe: one JSON document, or JSON Lines."""
+    rows = list(read_json_lines(pipe))
+    is_document = len(rows) == 1 and (isinstance(rows[0], list) or "log_history" in rows[0])
+    return _rows_of(rows[0], pipe) if is_document else _gathered(map(_flat, rows))
 
 
 def _flat(row: Any) -> Any:
@@ -90,32 +123,39 @@ def _flat(row: Any) -> Any:
     return {"step": row.get("step"), **row["data"]} if is_nested else row
 
 
-def _require_json_lines(file: Path) -> None:
-    """Raises UserError for a file whose first line is no JSON, and for one that is a single JSON document."""
+def _is_json_lines(file: Path) -> bool:
+    """Tells whether the first line of a file is JSON, or the only one. Raises UserError for one JSON document."""
     with file.open("rb") as opened:
         first, second = opened.readline(), opened.readline()
-    kinds = "a log is .jsonl with one JSON object per line, .json, .csv, .tsv, .parquet or TensorBoard's"
     try:
         row = parse_json(first) if first.strip() else None
     except ValueError:
         # The only line of a log may be one that a killed process has left unfinished.
-        require(not second, f"line 1 of {file} is not JSON, and {kinds}: give one of these, named accordingly")
-        return
-    is_document = isinstance(row, dict) and "log_history" in row
+        return not second
+    is_document = (isinstance(row, list) and any(isinstance(value, dict) for value in row)) or (
+        isinstance(row, dict) and "log_history" in row
+    )
     require(not is_document, f"{file} is one JSON document: give it a name that ends in .json")
+    return True
 
 
 def _file_in(folder: Path) -> Path:
     """Returns the log in a folder: a file, or the folder itself if it holds TensorBoard's event files."""
     files = list(_files_below(folder))
     states = [file for file in files if file.name == TRL_STATE]
+    runs = sorted({state.parent.parent if _CHECKPOINT.fullmatch(state.parent.name) else state.parent
+                   for state in states})  # fmt: skip
+    require(len(runs) < 2, f"{folder} holds {len(runs)} runs: give one of {', '.join(map(str, runs[:NAMED]))}")
     if states:
         return max(states, key=lambda file: file.stat().st_mtime)
     if (folder / PROBE_STEPS).exists():
         return folder / PROBE_STEPS
     if any(file.match(EVENT_FILES) for file in files):
         return folder
-    raise UserError(f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files")
+    exported = next((words for file in files for words in [_EXPORTED.get(file.suffix or file.name)] if words), "")
+    raise UserError(
+        f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files{exported}"
+    )
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -128,14 +168,14 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in names)
 
 
-def _gathered(rows: Iterable[Any], max_steps: int = 0) -> ForeignRows:
+def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = ()) -> ForeignRows:
     """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
     run = LastRun()
     for row in rows:
         if isinstance(row, Mapping):
             is_text = isinstance(row.get("step"), str)
             run.add({name: _as_number(value) for name, value in row.items()} if is_text else row)
-    return ForeignRows(run.columns, max_steps, run.notes)
+    return ForeignRows(run.columns, max_steps, (*notes, *run.notes))
 
 
 def _json_rows(path: Path) -> ForeignRows:
@@ -143,8 +183,14 @@ def _json_rows(path: Path) -> ForeignRows:
         content = parse_json(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise UserError(
-            f"{path} is not JSON ({first_line(error)}): give JSON Lines a name that ends in .jsonl"
+            f"{path} is not JSON ({first_line(error)}): give JSON Lines a name that ends in .jsonl; a document that "
+            "was cut off cannot be read"
         ) from None
+    return _rows_of(content, path)
+
+
+def _rows_of(content: Any, path: Path) -> ForeignRows:
+    """Returns the rows of one JSON document."""
     if isinstance(content, list):
         return _gathered(content)
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
@@ -183,8 +229,9 @@ def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
                     "put texts that hold a separator into quotes",
                 )
                 numbers = {metric: _number(row[name]) for name, metric in names.items()}
-                comma = next((row[name] for name in names if _DECIMAL_COMMA.fullmatch(row[name] or "")), "")
-                require(not comma, f"line {reader.line_num} of {path} has the number {comma!r}: write it with a point")
+                comma = next((row[name] for name in names if _COMMAS.fullmatch(row[name] or "")), "")
+                way = "without commas" if _THOUSANDS.fullmatch(comma) else "with a point"
+                require(not comma, f"line {reader.line_num} of {path} has the number {comma!r}: write it {way}")
                 share = next((row[name] for name in names if _PERCENT.fullmatch(row[name] or "")), "")
                 require(not share, f"line {reader.line_num} of {path} has {share!r}: write the number without its sign")
                 yield {metric: value for metric, value in numbers.items() if value is not None}

@@ -35,7 +35,7 @@ from grpo.types import metrics as m
 COMPARED = ("per_problem", "pass@k", "samples_per_problem", "mean_length", "truncated_fraction")
 
 
-def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLog:
+def read_log(path: str | Path, column: str | None = None, scale: float = 1.0) -> RunLog:
     """Reads the log in a file or folder.
 
     `column` names the column of pass rates, by the file's name or this project's, and `scale` is its value for a right
@@ -45,6 +45,7 @@ def read_log(path: Path, column: str | None = None, scale: float = 1.0) -> RunLo
         column is not None or scale == 1.0, "scale= says which number in column=NAME means a right answer: give both"
     )
     require(column != "", "column= names no column: write column=NAME, or leave it out")
+    path = Path(path)
     file = path if path.name == METRICS_FILE else path / METRICS_FILE
     if file.is_file() and _of_another_program(file):
         return read_foreign(file, column, scale)

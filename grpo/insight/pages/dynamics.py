@@ -21,9 +21,10 @@ from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.insight.diagnosis.diagnostics import diagnose, unchecked
 from grpo.insight.diagnosis.findings import Finding
-from grpo.insight.logs.foreign_names import in_words_of
+from grpo.insight.logs.foreign_names import OURS, in_words_of
 from grpo.insight.logs.logs import counts_of, read_log, read_plans, run_config
 from grpo.insight.logs.run_log import RunLog
+from grpo.insight.pages.curves import Curves, panels_of
 from grpo.insight.pages.dynamics_panels import Dynamics, panels
 from grpo.insight.pages.dynamics_tables import (
     decisions_rows,
@@ -34,6 +35,7 @@ from grpo.insight.pages.dynamics_tables import (
     way_rows,
 )
 from grpo.insight.pages.page import PAGE, TERMINAL, Block, Kind, Page, publish, show
+from grpo.insight.pages.small_charts import small_charts
 from grpo.insight.pages.verdict import UNSURE, nothing_found, outlook_lines, unchecked_lines, verdict_lines
 from grpo.insight.plans.own_law import Law, fit_law
 from grpo.types import metrics as m
@@ -57,8 +59,19 @@ def write_fit(
     under its name. `column` and `scale` are explained at `logs.read_log`.
     """
     analysis = analysed(read_log(path, column, scale), path, last_step, law)
-    page = path / DYNAMICS_PAGE_FILE if path.is_dir() else path.with_name(f"{path.stem}_{DYNAMICS_PAGE_FILE}")
-    publish(dynamics_page(analysis, advised(analysis.log), path), page, Terminal(), also)
+    publish(dynamics_page(analysis, advised(analysis.log), path), _page_of(path), Terminal(), also)
+
+
+def write_log(path: Path, column: str | None = None, scale: float = 1.0, also: Collection[str] = ()) -> None:
+    """Reports on another framework's log as `write_fit` does, without a forecast if it has rewards and no pass rate."""
+    log = read_log(path, column, scale)
+    is_rewarded = not len(log[m.PASS_RATE]) and len(log[m.REWARD]) > 1
+    page = log_page(log, path) if is_rewarded else dynamics_page(analysed(log, path), advised(log), path)
+    publish(page, _page_of(path), Terminal(), also)
+
+
+def _page_of(log: Path) -> Path:
+    return log / DYNAMICS_PAGE_FILE if log.is_dir() else log.with_name(f"{log.stem}_{DYNAMICS_PAGE_FILE}")
 
 
 def write_forecast(
@@ -167,19 +180,53 @@ def advised(log: RunLog) -> list[Finding]:
     return [translated(finding) for finding in diagnose(log)]
 
 
+def log_page(log: RunLog, path: Path) -> Page:
+    """Returns the page of a log that has rewards and no pass rates, so that nothing is forecast."""
+    (lines, mood), curves = verdict_lines(log), _curves_of(log)
+    small, notes = small_charts(curves)
+    return Page(
+        *("Training log", run_name(path), lines, mood),
+        blocks=[
+            Block(Kind.LINES, log.notes, "How the log was read"),
+            Block(Kind.DIAGNOSIS, advised(log), "Diagnosis", nothing=nothing_found(log)),
+            Block(Kind.CHARTS, [partial(panel, run=curves) for panel in [*panels_of(curves), *small]], "Charts"),
+            Block(Kind.LINES, notes, only=PAGE),
+        ],
+        state=f"{len(log[m.REWARD]):,} rounds",
+        words=("round", "group", "silent group", "entropy"),
+    )
+
+
+def _curves_of(log: RunLog) -> Curves:
+    """Returns a log's metrics as the charts of runs take them."""
+    rows: dict[float, dict[str, float]] = {}
+    for name, series in log.series.items():
+        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+            rows.setdefault(step, {"step": step})[name] = value
+    return Curves([rows[step] for step in sorted(rows)], [])
+
+
 def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], path: Path) -> Page:
     """Returns the page of a log's forecast and diagnosis. `path` is the log's file, or the run's folder."""
     log, held_out = analysis.log, held_out_lines(analysis.log, analysis.ahead.steps[-1])
     lines, mood = verdict_lines(log)
     planned = f" of a run of {log.num_steps:,} optimizer steps" if log.num_steps else ""
     decisions = [("after step", "why"), *log.decisions]
+    curves = _curves_of(log)
+    # The report of a run of this framework has these charts.
+    small, left_out = ([], []) if log.framework == OURS else small_charts(curves)
+    charts = [
+        *(partial(panel, analysis=analysis) for panel in panels(analysis)),
+        *(partial(chart, run=curves) for chart in small),
+    ]
     return Page(
         *("Training dynamics", run_name(path), lines, mood),
         blocks=[
             Block(Kind.LINES, log.notes, "How the log was read"),
             Block(Kind.LINES, [forecast_line(analysis.ahead)], only=TERMINAL),
             Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing_found(log)),
-            Block(Kind.CHARTS, [partial(panel, analysis=analysis) for panel in panels(analysis)], "Charts"),
+            Block(Kind.CHARTS, charts, "Charts"),
+            Block(Kind.LINES, left_out, only=PAGE),
             _laws(analysis),
             Block(Kind.LINES, held_out, "Held-out problems"),
             Block(Kind.TABLE, decisions if log.decisions else (), "Decisions of the scheduler", only=PAGE),

@@ -16,7 +16,7 @@ from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
 from grpo.insight.diagnosis.diagnostics import CHECKS, unchecked
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, window_length
 from grpo.insight.diagnosis.findings import CRITICAL, DiagnosisRule, Finding
-from grpo.insight.diagnosis.progress import harder_prompts, with_known_prompts
+from grpo.insight.diagnosis.progress import harder_prompts, reward_hacking, with_known_prompts
 from grpo.insight.diagnosis.setbacks import lost
 from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.logs import costs
@@ -253,7 +253,8 @@ def verdict_lines(log: RunLog) -> tuple[list[str], str]:
     mood, judgement = _judged(log, shift, now)
     lines = [f"{judgement}; {_course(what, len(series), shift, now, mood)}"]
     if loss := lost(log, DiagnosisRule()):
-        is_now = f"{now:.1%}" if name == m.PASS_RATE else f"{now:.3g}"
+        lately = float(np.mean(series.values[-FEWEST_ROUNDS:]))
+        is_now = f"{lately:.1%}" if name == m.PASS_RATE else f"{lately:.3g}"
         lines = [f"{judgement}: {loss}; the {what} is {is_now} now"]
     if len(log.history) >= FEWEST_ROUNDS:
         ahead = forecast(log.history, log.horizon).numbered(log.history)
@@ -278,6 +279,8 @@ def _course(what: str, rounds: int, shift: Interval, now: float, mood: str) -> s
         start, is_now = (f"{level:.3g}" for level in levels)
         gain, low, high = (f"{move:+.3g}" for move in moves)
     certainty = f"with 99 % certainty between {low} and {high}"
+    if low == high:
+        certainty = "the same in every round"
     if what == "pass rate" and mood == UNSURE and shift.high - shift.low > TELLS_NOTHING:
         certainty = "which may be luck: the rounds are too few, or differ too much, to say more"
     window = window_length(rounds)
@@ -293,6 +296,8 @@ def _judged(log: RunLog, shift: Interval, now: float) -> tuple[str, str]:
     `shift` is the change of the pass rate, or else of the reward, and `now` its latest value.
     """
     rule, has_pass_rate = DiagnosisRule(), len(log[m.PASS_RATE]) > 0
+    if reward_hacking(log, rule):
+        return BAD, "training gets better, and held-out problems do not"
     if has_pass_rate and now > SOLVED:
         return GOOD, "the problems are solved"
     if lost(log, rule):
