@@ -3,9 +3,9 @@
 One episode is one completion of its group, with one advantage. Its tokens are those that the model sampled, and between
 them those that tools and environment wrote, which are read and never learned from.
 
-template    messages ↔ tokens: what stands between two turns; the proof that nothing is encoded again
-comparison  compares conversations as texts
-made_up_calls  the calls with which a template is proven
+template    messages ↔ tokens: cuts out what stands between two turns, so that nothing is encoded again
+proof       shows before a run that a template allows that; comparison compares conversations as texts
+made_up_calls  the messages with which a template is proven
 recorder    the exact tokens of one episode, and its branches where a history was rewritten
 forms       what an episode may be: functions as tools, an environment class, a function, a program
 tool_schemas  describes functions and methods as tools

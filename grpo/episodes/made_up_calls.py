@@ -1,4 +1,4 @@
-"""This module makes up the calls of tools with which a chat template is proven."""
+"""This module makes up the messages with which a chat template is proven and cut."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+MARK = "THE-TURN-ENDS-BEHIND-THIS"
+ASKED = {"role": "user", "content": "."}
+WAY_OUT = "use a model whose template has tools, or give a template in task.prompt.chat_template=FILE"
 
 
-def calling(tools: Sequence[Message], count: int) -> tuple[Message, list[Message]]:
+def calling(tools: Tools, count: int) -> tuple[Message, list[Message]]:
     """Returns a message that calls the first tool so often, and the answers."""
     message, name = made_up_call(tools[0]), tools[0]["function"]["name"]
     [call] = message["tool_calls"]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from grpo.episodes.template import ChatTemplate, Earlier, Message, Tools
+from grpo.episodes.made_up_calls import Message, Tools
+from grpo.episodes.template import ChatTemplate, Earlier
 from grpo.types import Completion, EpisodeFacts, Observed
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")

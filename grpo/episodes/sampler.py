@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 from grpo.config import LimitsConfig, SamplingConfig
 from grpo.config.errors import Interrupted, SamplerLost, UserError, first_line
 from grpo.episodes.gateway import Gateway
+from grpo.episodes.made_up_calls import Message
 from grpo.episodes.processes import NO_TURN, Answer, Ended, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.recorder import Place, Recorder, common_opening
-from grpo.episodes.template import ChatTemplate, Message
+from grpo.episodes.template import ChatTemplate
 from grpo.interfaces import Draw, OnGroup
 from grpo.rollout.checked_sampler import CheckedSampler, check_groups
 from grpo.rollout.turns import Turn, Turns

@@ -2,15 +2,14 @@
 
 A conversation grows by appending. The model's turn is kept as the ids that it sampled. The *bridge* follows: the ids
 that the template writes after the end of an assistant's turn, such as a tool's answer and the beginning of the next
-turn. `prove` shows before a run that both together are what the template writes for the whole conversation.
+turn. `prove` shows before a run that both together are what the template writes for the whole conversation (`proof`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count as count_up
@@ -19,13 +18,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config.errors import UserError, require
-from grpo.episodes.comparison import END, alike, bare, between, first_difference, masked, unmasked
-from grpo.episodes.made_up_calls import calling, made_up_call, turn_ending
+from grpo.episodes.comparison import END, alike, bare, between, masked, unmasked
+from grpo.episodes.made_up_calls import ASKED, MARK, WAY_OUT, Message, Tools, made_up_call, turn_ending
 from grpo.episodes.messages import calls_read, system_of
-from grpo.rollout.tool_parsers import Read, parser_names, read_by
-
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]
+from grpo.episodes.proof import prove
+from grpo.rollout.tool_parsers import Read, read_by
 
 HERMES = {
     "start_anchor": "\0",
@@ -44,10 +41,6 @@ HERMES = {
 }
 """This response template of transformers reads the calls of Qwen 2.5 and 3, SmolLM3, Hermes and others: a JSON object
 in a `<tool_call>` tag."""
-
-_MARK = "THE-TURN-ENDS-BEHIND-THIS"
-_ASKED = {"role": "user", "content": "."}
-_WAY_OUT = "use a model whose template has tools, or give a template in task.prompt.chat_template=FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +74,8 @@ class ChatTemplate:
             "task.episode needs a fast tokenizer, which says where in a text its tokens stand: save the model with its "
             "tokenizer.json",
         )
-        self._tokenizer, self._render, self._ends = tokenizer, render, frozenset(ends)
-        self._parser = parser
+        self.tokenizer, self._render, self.ends = tokenizer, render, frozenset(ends)
+        self.parser = parser
         self._readers: dict[str, Read | None] = {}
         self._proven: set[str] = set()
         self._longest = max(map(len, tokenizer.get_vocab()))
@@ -109,8 +102,8 @@ class ChatTemplate:
     def begun(self, messages: Sequence[Message], tools: Tools | None = None) -> tuple[tuple[int, ...], str]:
         """Returns what `opening` does, and the conversation as the template writes it, with messages that are
         `masked`."""
-        text = self._text(messages, tools)
-        return self._ids(text), text if (alike := masked(messages)) is messages else self._text(alike, tools)
+        text = self.text(messages, tools)
+        return self.ids(text), text if (alike := masked(messages)) is messages else self.text(alike, tools)
 
     def continued(
         self, earlier: Earlier, messages: Sequence[Message], count: int, tools: Tools | None
@@ -122,25 +115,25 @@ class ChatTemplate:
         that alone, and the bridge: what it writes may depend on any message.
         """
         answer, compared = earlier.answer, masked(messages)
-        asked, new = [*system_of(compared), _ASKED], compared[count:]
+        asked, new = [*system_of(compared), ASKED], compared[count:]
         try:
             ids, tail = self._cut(system_of(messages), answer, messages[count:], tools)
             if compared is not messages:
                 tail = self._cut(asked[:-1], answer, new, tools)[1]
         except UserError:
             return None
-        bridge = _behind(ids, earlier.last_token, self._ends)
+        bridge = _behind(ids, earlier.last_token, self.ends)
         try:
-            whole, alone = (self._text([*before, *new], tools) for before in (compared[:count], [*asked, answer]))
-            if compared is not messages and unmasked(whole) != self._text(messages, tools):
+            whole, alone = (self.text([*before, *new], tools) for before in (compared[:count], [*asked, answer]))
+            if compared is not messages and unmasked(whole) != self.text(messages, tools):
                 return None
         except UserError:
-            several = any(len(said.get("tool_calls") or ()) > 1 and not self._writes(said, tools) for said in messages)
+            several = any(len(said.get("tool_calls") or ()) > 1 and not self.writes(said, tools) for said in messages)
             return (bridge, "") if several else None
         if not earlier.before:
             return (bridge, whole) if whole.endswith(tail) else None
-        turn = between(*map(self._alike, (whole, earlier.before, tail)))
-        if turn is None or turn != between(*map(self._alike, (alone, self._text(asked, tools), tail))):
+        turn = between(*map(self.alike, (whole, earlier.before, tail)))
+        if turn is None or turn != between(*map(self.alike, (alone, self.text(asked, tools), tail))):
             return None
         # A second end would be that of another message, which the bridge lacks.
         return (bridge, whole) if END not in turn.removesuffix(END) else None
@@ -159,48 +152,48 @@ class ChatTemplate:
         mark stands at the turn's end. So nothing depends on what the template does to earlier turns. An end of turn
         that the model has not written is part of the bridge.
         """
-        return _behind(self._cut(system, answer, new, tools)[0], last_token, self._ends)
+        return _behind(self._cut(system, answer, new, tools)[0], last_token, self.ends)
 
     def _cut(
         self, system: Sequence[Message], answer: Message, new: Sequence[Message], tools: Tools | None
     ) -> tuple[tuple[int, ...], str]:
         """Returns the ids from the end of a turn on, and as text what follows the end."""
         texts = json.dumps([*system, *new], default=str)
-        mark = next(mark for number in count_up() if (mark := f"{_MARK}{number or ''}") not in texts)
+        mark = next(mark for number in count_up() if (mark := f"{MARK}{number or ''}") not in texts)
         calls = [dict(call) for call in answer.get("tool_calls") or ()]
         if calls:
             calls[-1] = {**calls[-1], "function": {**calls[-1]["function"], "arguments": {"mark": mark}}}
         try:
-            text = self._text([*system, _ASKED, turn_ending(calls, mark), *new], tools)
+            text = self.text([*system, ASKED, turn_ending(calls, mark), *new], tools)
         except UserError:
             # Some templates write one call in a message. How it ends is all that counts here.
-            text = self._text([*system, _ASKED, turn_ending(calls[-1:], mark), *new], tools)
+            text = self.text([*system, ASKED, turn_ending(calls[-1:], mark), *new], tools)
         behind = text.find(mark) + len(mark)
         what = "leaves out an assistant's calls of tools" if calls else "changes the text of an assistant's message"
-        require(mark in text, f"the chat template {what}: {_WAY_OUT}")
-        ids, begins = self._placed(text)
-        cut = next((at for at, token in enumerate(ids) if token in self._ends and begins[at] >= behind), None)
+        require(mark in text, f"the chat template {what}: {WAY_OUT}")
+        ids, begins = self.placed(text)
+        cut = next((at for at, token in enumerate(ids) if token in self.ends and begins[at] >= behind), None)
         require(
             cut is not None,
             "the chat template does not end an assistant's turn with a token that ends completions: correct "
-            f"eos_token_id in the model's generation_config.json, or {_WAY_OUT}",
+            f"eos_token_id in the model's generation_config.json, or {WAY_OUT}",
         )
-        alone = self._text([*system, _ASKED, turn_ending(calls[-1:], mark)], tools, False).partition(mark)[2]
+        alone = self.text([*system, ASKED, turn_ending(calls[-1:], mark)], tools, False).partition(mark)[2]
         require(
             alone.strip().startswith(text[behind : begins[cut]].strip()),
-            f"the chat template writes other messages into an assistant's turn: {_WAY_OUT}",
+            f"the chat template writes other messages into an assistant's turn: {WAY_OUT}",
         )
         return ids[cut:], text[begins[cut + 1] :] if cut + 1 < len(ids) else ""
 
     def read(self, token_ids: Sequence[int], tools: Tools | None = None) -> tuple[dict[str, Any], bool]:
         """Returns the message that the model wrote, and whether it can be read. A message with calls that cannot be
         read is returned as plain text."""
-        own = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
-        plain = {"role": "assistant", "content": self._tokenizer.decode(own, skip_special_tokens=True)}
-        if (reader := self._reader(tools)) is None:
+        own = token_ids[:-1] if token_ids and token_ids[-1] in self.ends else token_ids
+        plain = {"role": "assistant", "content": self.tokenizer.decode(own, skip_special_tokens=True)}
+        if (reader := self.reader(tools)) is None:
             return plain, True
         try:
-            text = self._tokenizer.decode(own, skip_special_tokens=False)
+            text = self.tokenizer.decode(own, skip_special_tokens=False)
             message = reader(text)
             if calls := message.get("tool_calls"):
                 message["tool_calls"] = calls_read(calls, text)
@@ -209,7 +202,7 @@ class ChatTemplate:
             return plain, False
         return message | {"content": self._special.sub("", message.get("content") or "").strip()}, True
 
-    def _reader(self, tools: Tools | None) -> Read | None:
+    def reader(self, tools: Tools | None) -> Read | None:
         """Returns how messages are read: by vLLM's parser if one is named, else by the tokenizer's response template,
         else by `HERMES` if the chat template writes calls in that form. It is None where a message is its text."""
         key = json.dumps(tools, sort_keys=True)
@@ -218,182 +211,55 @@ class ChatTemplate:
         return self._readers[key]
 
     def _new_reader(self, tools: Tools | None) -> Read | None:
-        if self._parser:
-            return read_by(self._parser, self._tokenizer, tools) if tools else None
-        response_template = getattr(self._tokenizer, "response_template", None)
+        if self.parser:
+            return read_by(self.parser, self.tokenizer, tools) if tools else None
+        response_template = getattr(self.tokenizer, "response_template", None)
         if response_template is None and tools:
-            written = self._text([_ASKED, made_up_call(tools[0])], tools, False)
+            written = self.text([ASKED, made_up_call(tools[0])], tools, False)
             if re.search(r"<tool_call>\s*\{\"name\"", written):
                 response_template = HERMES
         if response_template is None:
             return None
         begun, known = self._begun(tools), list(tools or ())
-        return lambda text: self._tokenizer.parse_response(text, response_template, prefix=begun, tools=known)
+        return lambda text: self.tokenizer.parse_response(text, response_template, prefix=begun, tools=known)
 
     def prove(self, tools: Tools | None = None, system: Sequence[Message] = ()) -> str:
-        """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
+        """Returns what `proof.prove` does."""
+        return prove(self, tools, system)
 
-        It begins with the message `system`, if there is one. Returns "" if both are equal, or what the growing
-        conversation keeps of earlier turns where the template would not: thoughts, words before calls, or the token
-        with which the model ended a turn. Raises UserError for every other difference, for a template that shows no
-        tools, and for calls that are read otherwise than they were written.
-        """
-        self._prove_tools(tools)
-        self._prove_beginning(tools)
-        kept = "" if self._keeps_thoughts(tools) else "thoughts"
-        if tools and not self._keeps_words(tools):
-            kept = " and ".join(filter(None, (kept, "words before calls")))
-        messages: list[Message] = [*system, {"role": "user", "content": "What is 2 + 3?"}]
-        grown = self._text(messages, tools)
-        for turn, new in self._made_up_turns(tools):
-            grown, body, end = self._grown(grown, [*messages, turn], tools)
-            grown += self._tokenizer.decode(self.bridge(system, turn, new, tools, end), skip_special_tokens=False)
-            if turn.get("tool_calls"):
-                self._prove_reading(body, turn, tools)
-            messages += [turn, *new]
-            whole = self._text(messages, tools)
-            kept = kept or ("ends of turns" if bare(whole) != bare(grown) else "thoughts" if whole != grown else "")
-            whole, grown_alike = self._alike(whole), self._alike(grown)
-            require(
-                whole == grown_alike,
-                "the chat template writes earlier messages otherwise once a conversation goes on, so that tokens "
-                f"would have to be encoded again: {first_difference(whole, grown_alike)}; {_WAY_OUT}",
-            )
-        return kept
-
-    def _made_up_turns(self, tools: Tools | None) -> Iterator[tuple[Message, list[Message]]]:
-        """Yields turns of a model, each with the messages that follow. It calls tools, one and then two at once if the
-        template writes two, and answers, three times."""
-        for number, said in enumerate(("It is 5.", "It is 15.", "It is 20.")):
-            if tools and number < 2:
-                yield calling(tools, 1)
-            if tools and not number and self._writes(calling(tools, 2)[0], tools):
-                yield calling(tools, 2)
-            yield {"role": "assistant", "content": said}, [{"role": "user", "content": f"And {said} + 7?"}]
-
-    def _writes(self, turn: Message, tools: Tools) -> bool:
+    def writes(self, turn: Message, tools: Tools) -> bool:
         try:
-            return bool(self._text([_ASKED, turn], tools, False))
+            return bool(self.text([ASKED, turn], tools, False))
         except UserError:
             return False
 
-    def _alike(self, text: str) -> str:
-        ends = [self._tokenizer.decode([end], skip_special_tokens=False) for end in self._ends]
+    def alike(self, text: str) -> str:
+        ends = [self.tokenizer.decode([end], skip_special_tokens=False) for end in self.ends]
         return alike(text, ends, self._header)
 
     @cached_property
     def _header(self) -> str:
         """Returns what the template writes before every turn of the model, or "" if that cannot be seen."""
-        before, begun = (self._text([_ASKED], None, begins_turn) for begins_turn in (False, True))
+        before, begun = (self.text([ASKED], None, begins_turn) for begins_turn in (False, True))
         return bare(begun.removeprefix(before)).strip() if begun.startswith(before) else ""
-
-    def _keeps_thoughts(self, tools: Tools | None) -> bool:
-        """Tells whether the template shows what a model thought in an earlier turn."""
-        thought = {"role": "assistant", "content": f"<think>\n{_MARK}\n</think>\n\n5"}
-        return _MARK in self._text([_ASKED, thought, _ASKED], tools)
-
-    def _keeps_words(self, tools: Tools) -> bool:
-        """Tells whether the template shows what a model wrote before a call, and not only behind the call's answer."""
-        call, answer = made_up_call(tools[0]) | {"content": _MARK}, {"role": "tool", "content": "five"}
-        answer |= {"name": tools[0]["function"]["name"], "tool_call_id": call["tool_calls"][0]["id"]}
-        before, behind, _ = self._text([_ASKED, call, answer], tools).partition(_MARK)
-        return bool(behind) and "five" not in before
-
-    def _prove_tools(self, tools: Tools | None) -> None:
-        if not tools:
-            return
-        asked = [_ASKED]
-        require(
-            self._text(asked, tools) != self._text(asked, None),
-            f"the chat template of {self._tokenizer.name_or_path} shows no tools to the model: {_WAY_OUT}; for models "
-            "that read <|im_start|>, task.prompt.chat_template=chatml_tools comes with grpo",
-        )
-        if self._reader(tools) is None:
-            named = self._parsers_that_read(tools)
-            way_out = f"set task.prompt.tool_parser to {' or '.join(named)}, which reads them" if named else _WAY_OUT
-            raise UserError(
-                f"the tokenizer of {self._tokenizer.name_or_path} has no response_template, which says how calls of "
-                f"tools are read, and its calls are no JSON in a <tool_call> tag: {way_out}"
-            )
-
-    def _prove_beginning(self, tools: Tools | None) -> None:
-        asked = [_ASKED]
-        before, answered = self._text(asked, tools, False), [*asked, {"role": "assistant", "content": _MARK}]
-        header = self._text(answered, tools, False).removeprefix(before).partition(_MARK)[0]
-        require(
-            self._text(asked, tools) != before or not header.strip(),
-            f"the chat template does not begin the model's turn, so that the model would have to write {header!r} "
-            "itself: let the template write that where add_generation_prompt is true, in "
-            "task.prompt.chat_template=FILE",
-        )
-
-    def _parsers_that_read(self, tools: Tools) -> list[str]:
-        """Returns those of vLLM's parsers that read a call as the chat template writes it."""
-        call = made_up_call(tools[0])
-        _, body, _ = self._grown(self._text([_ASKED], tools), [_ASKED, call], tools)
-        named = []
-        for name in parser_names():
-            # A parser may lack a token or a package that it needs.
-            with suppress(Exception):
-                read = read_by(name, self._tokenizer, tools)(body)
-                if _calls(read) == _calls(call):
-                    named.append(name)
-        return named
-
-    def _prove_reading(self, body: str, turn: Message, tools: Tools | None) -> None:
-        message, readable = self.read(self._ids(body), tools)
-        if readable and _calls(message) == _calls(turn):
-            return
-        way_out = _WAY_OUT
-        if self._parser and tools:
-            others = [*self._parsers_that_read(tools)]
-            way_out = f"set it to {' or '.join(others)}, which reads them" if others else "leave it empty"
-            way_out = f"task.prompt.tool_parser={self._parser} is for calls in another form, so {way_out}"
-        raise UserError(
-            f"a call of a tool is read otherwise than the chat template writes it ({body!r:.80}): {way_out}"
-        )
-
-    def _grown(self, grown: str, messages: Sequence[Message], tools: Tools | None) -> tuple[str, str, int | None]:
-        """Returns the text of a conversation that grew by the last of `messages`, an assistant's turn, and the turn's
-        own text, up to the token that ends it, and that token. It is None where the next message ends the turn."""
-        whole = self._text(messages, tools, False)
-        before, text = bare(self._text(messages[:-1], tools)), bare(whole)
-        require(
-            text.startswith(before),
-            "the chat template writes earlier messages otherwise once they are answered: "
-            f"{first_difference(text, before)}; {_WAY_OUT}",
-        )
-        body = text[len(before) :]
-        ids, begins = self._placed(body)
-        # A model whose turn begins with a thought ends that first.
-        thought = "</think>\n\n" if grown.rstrip().endswith("<think>") else ""
-        cut = next((at for at, token in enumerate(ids) if token in self._ends), None)
-        if cut is None:
-            return grown + thought + body, body, None
-        end = self._tokenizer.decode(ids[cut : cut + 1], skip_special_tokens=False)
-        return grown + thought + body[: begins[cut]] + end, body[: begins[cut]], ids[cut]
 
     def _begun(self, tools: Tools | None) -> str:
         """Returns what the template writes for the model at the beginning of its turn, such as an opening `<think>`."""
-        answered = self._text([_ASKED, {"role": "assistant", "content": _MARK}], tools, False)
-        return self._text([_ASKED], tools).removeprefix(bare(answered.partition(_MARK)[0]))
+        answered = self.text([ASKED, {"role": "assistant", "content": MARK}], tools, False)
+        return self.text([ASKED], tools).removeprefix(bare(answered.partition(MARK)[0]))
 
-    def _text(self, messages: Sequence[Message], tools: Tools | None, begins_turn: bool = True) -> str:
+    def text(self, messages: Sequence[Message], tools: Tools | None, begins_turn: bool = True) -> str:
         return self._render([*messages], tools=list(tools) if tools else None, add_generation_prompt=begins_turn)
 
-    def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+    def ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _placed(self, text: str) -> tuple[tuple[int, ...], list[int]]:
+    def placed(self, text: str) -> tuple[tuple[int, ...], list[int]]:
         """Returns the ids of a text, and at which character each begins."""
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
 
 
 def _behind(ids: tuple[int, ...], last_token: int | None, ends: Set[int]) -> tuple[int, ...]:
     """Returns the ids of a bridge, without the end of the turn where the model has written one."""
     return ids[1:] if last_token in ends else ids
-
-
-def _calls(message: Message) -> list[Any]:
-    return [call["function"] for call in message.get("tool_calls") or ()]

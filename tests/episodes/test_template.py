@@ -6,9 +6,9 @@ from grpo.config import PromptConfig
 from grpo.config.directory import config_directory
 from grpo.config.errors import UserError
 from grpo.episodes.forms import form_of
-from grpo.episodes.made_up_calls import calling
+from grpo.episodes.made_up_calls import MARK, calling
 from grpo.episodes.recorder import Recorder
-from grpo.episodes.template import _MARK, ChatTemplate
+from grpo.episodes.template import ChatTemplate
 from grpo.models.tiny import character_tokenizer
 from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.types import Completion
@@ -54,12 +54,29 @@ def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps
     assert template(text)[0].prove() == "thoughts"
 
 
+def test_words_of_a_turn_that_its_generation_prompt_lacks_are_refused():
+    answered = TURN.replace("{{ m.content }}", "{{ 'Answer: ' if m.role == 'assistant' }}{{ m.content }}") + END
+    with pytest.raises(UserError, match=r"writes words into the model's turn .*\('Answer: It is 5\.'\)"):
+        template(answered)[0].prove()
+    called = (config_directory() / "chat_templates/chatml_tools.jinja").read_text()
+    _, tokenizer = chatml()
+    tokenizer.chat_template = called.replace("'<tool_call>", "'#1 <tool_call>")
+    encode = PromptEncoder(tokenizer, PromptConfig())
+    with pytest.raises(UserError, match="writes words into the model's turn"):
+        ChatTemplate(tokenizer, encode.render, [tokenizer.convert_tokens_to_ids("<|im_end|>")]).prove(TOOLS)
+
+
 def test_a_template_that_drops_or_moves_words_before_a_call_is_a_difference_that_a_run_keeps():
     tokenizer = character_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     whole = (config_directory() / "chat_templates/chatml_tools.jinja").read_text()
-    dropped = whole.replace("(message.content or '')", "('' if message.tool_calls else message.content)")
-    for text, kept in {whole: "", dropped: "words before calls"}.items():
+    words, thoughts = "{{- message.content or '' }}", "{%- if message.reasoning_content %}"
+    dropped = whole.replace(words, "{{- '' if message.tool_calls else message.content }}")
+    calls = whole[whole.index("{%- for call") :].partition("{%- endfor %}")
+    behind = whole.replace(words, "").replace(calls[0] + calls[1], calls[0] + calls[1] + words)
+    silent = whole.replace(thoughts, "{%- if false %}")
+    of_words = {whole: "", dropped: "words before calls", behind: "words before calls", silent: "thoughts"}
+    for text, kept in of_words.items():
         tokenizer.chat_template = text
         encode = PromptEncoder(tokenizer, PromptConfig())
         ends = [tokenizer.convert_tokens_to_ids("<|im_end|>")]
@@ -224,7 +241,7 @@ def test_a_conversation_that_the_template_only_continues_stays_one_branch():
     recorder, asked = Recorder(chat), [{"role": "user", "content": "2 + 3?"}]
     first = Completion(tuple(tokenizer.encode("5<|eos|>")), (0.0, 0.0), "5", False, ((0, 2),))
     said = recorder.record(recorder.place(asked, None), asked, None, first)
-    history = [*asked, said, {"role": "user", "content": f"{_MARK}?"}]
+    history = [*asked, said, {"role": "user", "content": f"{MARK}?"}]
     place = recorder.place(history, None)
     assert place.branch is not None and place.context == chat.opening(history)
 
@@ -232,9 +249,9 @@ def test_a_conversation_that_the_template_only_continues_stays_one_branch():
 def test_a_new_message_may_have_any_text():
     chat, tokenizer = chatml()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    new = [{"role": "tool", "content": f"a {_MARK} b"}, {"role": "user", "content": "And?"}]
+    new = [{"role": "tool", "content": f"a {MARK} b"}, {"role": "user", "content": "And?"}]
     bridge = tokenizer.decode(chat.bridge((), {"role": "assistant", "content": "5"}, new, TOOLS, end))
-    assert bridge.strip().startswith(f"<|im_start|>tool\na {_MARK} b<|im_end|>\n<|im_start|>user\nAnd?")
+    assert bridge.strip().startswith(f"<|im_start|>tool\na {MARK} b<|im_end|>\n<|im_start|>user\nAnd?")
 
 
 def test_the_template_that_comes_with_grpo_shows_a_later_system_message():
