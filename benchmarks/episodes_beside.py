@@ -66,7 +66,7 @@ def main(num_episodes: int) -> None:
             act = folder / f"act{seconds:g}.py"
             act.write_text(CODE.format(turns=TURNS, seconds=seconds))
             processes = Processes(f"{act}:act", LimitsConfig())
-            stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(), 256)
+            stage = Stage(processes, template, encode.messages, ("problem", "answer"), LimitsConfig(), 256)
             sampler = EpisodeSampler(engine, len(files.tokenizer), {"": stage}, sampling, seed=0)
             began = time.perf_counter()
             [group] = sampler.generate(draw)

@@ -12,7 +12,7 @@ from grpo.commands.words import count, paths_and_settings, span, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.terminal import Terminal
-from grpo.insight.pages.conversation import as_text, conversation, ending, opening
+from grpo.insight.pages.conversation import as_text, conversation, ending, opening, unseen
 from grpo.telemetry.completions import is_graded, is_unjudged, kind_of, score_of, whole_completions
 from grpo.telemetry.json_lines import Row
 
@@ -134,6 +134,7 @@ def _show(console: Terminal, group: Sequence[Row], matching: Sequence[Row]) -> N
             facts = [verdict, f"reward {row['reward']:g}", f"{row['tokens']} tokens"]
         facts += [row["outcome"]] if row["outcome"] != "graded" else []
         facts += ["cut off"] if row.get("truncated") else []
+        facts += [unseen(row)] if unseen(row) else []
         console.print(Text(f"\n{' · '.join(facts)}", style=style), soft_wrap=True)
         if messages:
             console.print(as_text(messages[shared:], ending(row)), soft_wrap=True)

@@ -351,3 +351,8 @@ class TaskConfig:
     def answer_name(self) -> str:
         """Returns the name of the answers' column, without the columns that it is nested in."""
         return (self.data.answer_column or "").rpartition(".")[2]
+
+    @property
+    def column_names(self) -> tuple[str, str]:
+        """Returns the names of the questions' and of the answers' column, as `answer_name` does."""
+        return self.data.question_column.rpartition(".")[2], self.answer_name

@@ -22,6 +22,7 @@ from typing import Any
 
 from grpo.config import LimitsConfig
 from grpo.config.errors import UserError, first_line
+from grpo.episodes.forms import FUNCTION
 from grpo.episodes.messages import Message, Unreadable, json_of, messages_of, tools_of
 from grpo.episodes.process import LONGEST_LINE
 from grpo.sandbox.walls import kill_marked
@@ -60,6 +61,8 @@ class Processes:
         ready = self._start()
         self.kind: str = ready["kind"]
         self.tools: list[Mapping[str, Any]] = ready["tools"]
+        # The error of an episode that ends without a turn of the model.
+        self.no_turn = NO_TURN + ", as where an await lacks before chat(…)" * (self.kind == FUNCTION)
 
     def _start(self) -> Mapping[str, Any]:
         """Starts the process that forks, and returns what it says of the file."""
@@ -177,11 +180,11 @@ class Link:
     def send(self, values: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(values, default=str).encode() + b"\n")
 
-    def begin(self, problem: Problem, answer_name: str, seed: int, address: str) -> None:
-        """Begins the episode of a problem, whose messages put it to the model. `answer_name` is the column of answers,
-        and `address` a gateway's, or ""."""
-        metadata = dict(problem.metadata)
-        row = {**metadata, answer_name: problem.answer}
+    def begin(self, problem: Problem, column_names: tuple[str, str], seed: int, address: str) -> None:
+        """Begins the episode of a problem, whose messages put it to the model. `column_names` are those of the question
+        and of the answer, and `address` is a gateway's, or ""."""
+        metadata, (question_name, answer_name) = dict(problem.metadata), column_names
+        row = {question_name: problem.question, **metadata, answer_name: problem.answer}
         asked = asdict(replace(problem, metadata=metadata, messages=tuple(problem.messages)))
         self.send({"problem": asked, "row": row, "seed": seed, "address": address})
 

@@ -60,7 +60,8 @@ class Recorder:
         self.unreadable = 0
         self.last: Completion | None = None
         self.messages: tuple[Message, ...] = ()
-        self.num_opening = 0
+        self.num_opening, self.num_calls = 0, 0
+        self.written: tuple[int, ...] = ()
 
     @property
     def opening(self) -> tuple[int, ...]:
@@ -96,7 +97,13 @@ class Recorder:
         self.num_turns += 1
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable
+        self.num_calls += len(message.get("tool_calls") or ())
         self.last, self.messages = turn, (*messages, message)
+        keys = _keys(messages, tools)
+        own = (
+            place for place in range(len(messages)) if any(keys[place + 1] in branch.ends for branch in self._branches)
+        )
+        self.written = (*own, len(messages))
         end = Earlier(len(branch.ids), message, branch.ids[-1], place.text)
         # An agent may send a message back without the thoughts, which stay where the model wrote them.
         for sent in (message, {name: part for name, part in message.items() if name not in THOUGHTS}):

@@ -21,7 +21,7 @@ from grpo.config import LimitsConfig, SamplingConfig
 from grpo.config.errors import Interrupted, SamplerLost, UserError, first_line
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.made_up_calls import Message
-from grpo.episodes.processes import NO_TURN, Answer, Ended, Failed, Hanging, Link, Processes, Question
+from grpo.episodes.processes import Answer, Ended, Failed, Hanging, Link, Processes, Question
 from grpo.episodes.recorder import Place, Recorder, common_opening
 from grpo.episodes.template import ChatTemplate
 from grpo.interfaces import Draw, OnGroup
@@ -39,14 +39,14 @@ AskTurn = Callable[[Turn], None]
 class Stage:
     """A stage is where the episodes of one set of problems run.
 
-    `messages` returns the messages that put a problem to the model, and `answer_name` names the column of answers. A
-    `gateway` answers programs that speak OpenAI's interface.
+    `messages` returns the messages that put a problem to the model, and `column_names` are those of questions and
+    answers. A `gateway` answers programs that speak OpenAI's interface.
     """
 
     processes: Processes
     template: ChatTemplate
     messages: Callable[[Problem], Sequence[Message]]
-    answer_name: str
+    column_names: tuple[str, str]
     limits: LimitsConfig
     max_length: int
     gateway: Gateway | None = None
@@ -273,7 +273,7 @@ class _Play:
         problem = replace(self._prompt.problem, messages=tuple(self._stage.messages(self._prompt.problem)))
         name = f"{self._seed}/{self._prompt.prompt_id}/{self._sample}"
         seed = int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-        link.begin(problem, self._stage.answer_name, seed, address)
+        link.begin(problem, self._stage.column_names, seed, address)
         answers: set[asyncio.Task[None]] = set()
         try:
             while isinstance(said := await link.said(answers, self._stage.limits.seconds), Question):
@@ -350,15 +350,17 @@ class _Play:
         """Returns the episode as a completion of the group's prompt. `late` says that the group was given up."""
         recorder = self.recorder
         if not (recorder.num_turns or self._error or late):
-            self._error = NO_TURN
+            self._error = self._stage.processes.no_turn
             self._warn(self._prompt.problem, self._error)
         facts = EpisodeFacts(
             messages=recorder.messages,
             opening=recorder.num_opening,
+            written=recorder.written,
             rewards=self._said.rewards,
             state=self._said.state,
             turns=recorder.num_turns,
-            calls=self._said.counts.get("calls", 0),
+            # A person's own agent answers calls where nobody counts them.
+            calls=self._said.counts.get("calls", recorder.num_calls),
             failed_calls=self._said.counts.get("failed_calls", 0),
             unreadable_calls=recorder.unreadable,
             branches=recorder.num_branches,

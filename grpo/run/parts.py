@@ -145,7 +145,7 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage | No
             processes = processes_of(of_set)
             gateway = Gateway(of_set.gateway) if processes.kind in (FUNCTION, PROGRAM) else None
             limits, longest = of_set.limits, config.model.max_length
-            stages[name] = Stage(processes, template, encode.messages, of_set.answer_name, limits, longest, gateway)
+            stages[name] = Stage(processes, template, encode.messages, of_set.column_names, limits, longest, gateway)
     return stages
 
 

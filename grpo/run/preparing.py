@@ -147,7 +147,7 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         console.print(f"The first prompt has {len(prompt.token_ids)} tokens:\n{text}\n", soft_wrap=True)
         for name, opening in ready.openings.items():
             of_set = f" of {name}" if name else ""
-            console.print(f"An episode{of_set} opens with the tools:\n{opening}\n", soft_wrap=True)
+            console.print(f"An episode{of_set} opens so:\n{opening}\n", soft_wrap=True)
         console.print(trial_table(scored))
         for text in trial_episodes(scored):
             console.print(text, soft_wrap=True)

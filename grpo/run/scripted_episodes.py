@@ -31,6 +31,7 @@ class ScriptedEpisodes:
     def __init__(self, task: TaskConfig):
         self._sets = {name: of_set for name, of_set in task.all_sets.items() if of_set.episode}
         self._processes = {name: processes_of(of_set) for name, of_set in self._sets.items()}
+        self._gateways = {name: Gateway(of_set.gateway) for name, of_set in self._sets.items()}
 
     def __call__(self, set_name: str, problem: Problem, text: str) -> EpisodeFacts | None:
         """Returns the facts of an episode in which the model answers with `text`, or None where nothing is played."""
@@ -42,14 +43,18 @@ class ScriptedEpisodes:
         of_set = self._sets[set_name]
         question = {"role": "user", "content": filled(of_set.prompt.template, problem)}
         messages = problem.messages or (question,)
-        script = Script(text, of_set.limits.turns)
-        gateway = Gateway(of_set.gateway)
+        script, gateway, processes = (
+            Script(text, of_set.limits.turns),
+            self._gateways[set_name],
+            self._processes[set_name],
+        )
         await gateway.start()
         try:
-            async with self._processes[set_name].episode() as link:
+            async with processes.episode() as link:
                 with gateway.address(link) as address:
-                    link.begin(replace(problem, messages=messages), of_set.answer_name, 0, address)
-                    return await script.played(link, of_set.limits.seconds)
+                    link.begin(replace(problem, messages=messages), of_set.column_names, 0, address)
+                    facts = await script.played(link, of_set.limits.seconds)
+                    return replace(facts, error=processes.no_turn) if facts.error == NO_TURN else facts
         finally:
             await gateway.stop()
 

@@ -48,6 +48,8 @@ def _episode_row(completion: Completion, episode: EpisodeFacts) -> dict[str, Any
     """Returns what a row says of an episode besides: its conversation, as JSON, and how it went."""
     return {
         "messages": json.dumps(episode.messages, default=str, ensure_ascii=False),
+        "written": list(episode.written),
+        "branches": episode.branches,
         "turns": episode.turns,
         "calls": episode.calls,
         "failed_calls": episode.failed_calls,

@@ -134,7 +134,7 @@ UNPARSABLE = _metric("completions/unparsable_answer_fraction", OF_COMPLETIONS,
 UNANSWERED = _metric("completions/unanswered_fraction", OF_COMPLETIONS,
     "share of completions left out since a reward server did not answer for their groups")
 RAISED = _metric("completions/raised_fraction", OF_COMPLETIONS,
-    "share of completions left out since the reward function raised an exception in their groups")
+    "share of completions left out since a reward function raised an exception in their groups, or an episode failed")
 LATE = _metric("completions/late_fraction", OF_COMPLETIONS,
     "share of completions in groups that were given up at rollout.group_deadline_seconds")
 TURNS = _metric("episodes/turns_mean", "turns", "mean number of the model's turns in an episode",

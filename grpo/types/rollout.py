@@ -70,8 +70,9 @@ class Observed:
 class EpisodeFacts:
     """The facts of an episode say what happened in the turns of a completion.
 
-    `messages` is the conversation, in the words of chat templates, and `opening` of them stood before the model's first
-    turn. `rewards` are what the episode itself returned, by name, and `state` is what its environment held at the end.
+    `messages` is the conversation as it was in the end, in the words of chat templates. `opening` of them stood before
+    the model's first turn, and the model has written those at the places `written`. `rewards` are what the episode
+    itself returned, by name, and `state` is what its environment held at the end.
     `ended` is "" for an episode that came to its own end, or the limit that ended it: "turns", "tokens", "room" for
     model.max_length, or, where failures count as cut off, "seconds" and "error".
     `error` says why it failed, or is "". `seconds` is the time that tools and environment took.
@@ -79,6 +80,7 @@ class EpisodeFacts:
 
     messages: tuple[Mapping[str, Any], ...] = ()
     opening: int = 0
+    written: tuple[int, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     turns: int = 1

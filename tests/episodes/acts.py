@@ -209,6 +209,17 @@ class Counter:
         return float(self.value)
 
 
+class WantsTheRow:
+    reward = 1.0
+
+    def reset(self, q, a):
+        self.question, self.answer = q, a
+
+    def look(self) -> str:
+        """Looks."""
+        return "nothing"
+
+
 class Scored:
     """The environment scores itself when it has ended, as TRL's do."""
 
@@ -497,6 +508,13 @@ async def shortens(chat, problem):
     with suppress(Exception):
         await goes_on_long(chat, problem)
     await chat([*problem.messages, {"role": "user", "content": "?"}])
+    return 1.0
+
+
+async def speaks_for_the_model(chat, problem):
+    """Takes a turn, and then goes on from a summary of its own."""
+    await chat(list(problem.messages))
+    await chat([{"role": "assistant", "content": "Summary."}, {"role": "user", "content": "Go on."}])
     return 1.0
 
 

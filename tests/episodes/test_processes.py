@@ -23,7 +23,12 @@ def strike():
 
     async def played(word):
         async with processes.episode() as link:
-            link.begin(Problem("p", "Well?", word, messages=({"role": "user", "content": "Well?"},)), "answer", 0, "")
+            link.begin(
+                Problem("p", "Well?", word, messages=({"role": "user", "content": "Well?"},)),
+                ("problem", "answer"),
+                0,
+                "",
+            )
             return await Script("Well.", most_turns=8).played(link, limits.seconds)
 
     yield lambda *words: asyncio.run(together(played(word) for word in words))
@@ -39,13 +44,31 @@ def test_an_agent_that_waits_no_more_for_a_turn_says_so_before_it_asks_again():
 
     async def asked():
         async with processes.episode() as link:
-            link.begin(Problem("p", "Well?", "", messages=({"role": "user", "content": "Well?"},)), "answer", 0, "")
+            link.begin(
+                Problem("p", "Well?", "", messages=({"role": "user", "content": "Well?"},)),
+                ("problem", "answer"),
+                0,
+                "",
+            )
             return [await link.said((), 60.0) for _ in range(2)]
 
     first, second = asyncio.run(asked())
     processes.close()
     assert (len(first.messages), first.gone()) == (1, True)
     assert (len(second.messages), second.gone()) == (2, False)
+
+
+def test_reset_gets_the_columns_of_the_question_and_the_answer():
+    processes = Processes("tests.episodes.acts:WantsTheRow", LimitsConfig())
+
+    async def played():
+        async with processes.episode() as link:
+            link.begin(Problem("p", "2 + 3?", "5", messages=({"role": "user", "content": "?"},)), ("q", "a"), 0, "")
+            return await Script("Well.", most_turns=8).played(link, 60.0)
+
+    facts = asyncio.run(played())
+    processes.close()
+    assert (facts.error, facts.state) == ("", {"reward": 1.0, "question": "2 + 3?", "answer": "5"})
 
 
 def left_of(started):

@@ -84,7 +84,7 @@ def test_a_dry_run_shows_how_an_episode_of_each_set_opens(tmp_path):
     ]
     done = grpo("train", *words, "rollout=transformers", "dry_run=true", f"output_dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "An episode of b opens with the tools:\n" in done.stdout
+    assert "An episode of b opens so:\n" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def episodes(engines, request):
         template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
         processes = Processes(act if act.startswith("program:") else f"{ACTS}:{act}", LimitsConfig())
         gateway = Gateway("127.0.0.1")
-        stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(**limits), max_length, gateway)
+        stage = Stage(
+            processes, template, encode.messages, ("problem", "answer"), LimitsConfig(**limits), max_length, gateway
+        )
         sampler = EpisodeSampler(engines(engine), len(tokenizer), {"": stage}, SAMPLING, seed=0, group_seconds=most)
         started.append(sampler)
         return sampler
@@ -161,6 +163,13 @@ def test_a_rewritten_history_is_a_branch_that_is_never_encoded_again(episodes):
         assert "<|user|>Last.<|assistant|>" in character_tokenizer().decode(branches[0][1].whole)
 
 
+def test_messages_of_the_model_are_known_from_those_of_its_agent(episodes):
+    [group] = episodes("speaks_for_the_model", turns=9).generate(Draw(prompts(1), 2))
+    for facts in (completion.episode for completion in group.completions if not completion.truncated):
+        assert [message["role"] for message in facts.messages] == ["assistant", "user", "assistant"]
+        assert (facts.written, facts.turns, facts.branches) == ((2,), 2, 2)
+
+
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_episodes_are_the_same_in_a_run_repeated(episodes, engine):
     first, second = (episodes("three_turns", engine).generate(Draw(prompts(), 2)) for _ in range(2))
@@ -183,7 +192,7 @@ def test_limits_of_turns_and_tokens_end_an_episode_and_cut_it_off(episodes):
         ("raises", "KeyError: 'gone' (line N of acts.py)"),
         ("hangs", "it took longer than task.limits.seconds=1"),
         ("ends", "its process ended"),
-        ("silent", "it ended without a turn of the model"),
+        ("silent", "it ended without a turn of the model, as where an await lacks before chat(…)"),
         ("half_a_character", "ValueError: \ufffd (line N of acts.py)"),
     ],
 )

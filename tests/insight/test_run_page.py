@@ -325,6 +325,15 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path):
     assert '<div class="said read"><b>add</b><pre>7\\x1b[2J</pre></div>' in (tmp_path / "report.html").read_text()
 
 
+def test_a_summary_by_the_agent_is_read_and_turns_before_it_are_counted():
+    said = [*EPISODE[:1], {"role": "assistant", "content": "Summary."}, EPISODE[0], EPISODE[3]]
+    facts = {"messages": json.dumps(said), "written": [3], "turns": 4, "branches": 2, "calls": 1, "ended": "room"}
+    [group] = shown_groups([row(2, "a@0", True, **facts)])
+    [shown] = group["rows"]
+    assert [one.read for one in shown["conversation"]] == [True, True, True, False]
+    assert shown["facts"].endswith("3 earlier turns are in 1 other branches · the conversation filled model.max_length")
+
+
 def test_an_episode_that_ends_at_a_limit_is_cut_off_by_that_limit_alone():
     facts = {"truncated": True, "turns": 4, "calls": 4, "ended": "turns", "error": ""}
     [group] = shown_groups([row(2, "a@0", True, **facts)])

@@ -73,7 +73,9 @@ def play(engine, tokenizer, prompts):
     encode = PromptEncoder(tokenizer, PromptConfig())
     template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
     processes = Processes("tests.episodes.acts:asks_for_less", LimitsConfig())
-    stage = Stage(processes, template, encode.messages, "answer", LimitsConfig(), MAX_LENGTH, Gateway(LOOPBACK))
+    stage = Stage(
+        processes, template, encode.messages, ("problem", "answer"), LimitsConfig(), MAX_LENGTH, Gateway(LOOPBACK)
+    )
     episodes = EpisodeSampler(engine, len(tokenizer), {"": stage}, SAMPLING, seed=0)
     groups = episodes.generate(Draw(prompts, 2))
     episodes.close_episodes()

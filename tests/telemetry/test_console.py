@@ -108,7 +108,7 @@ def test_completions_that_are_left_out_are_reported_in_the_rounds_that_have_some
     lines = logged(two_rounds).splitlines()
     assert "right 25%  silent 50%" in lines[6]
     assert "right 25%  raised 25%  unanswered 12%  silent 50%" in lines[-1]
-    assert "left out since the reward function raised an exception" in lines[7]
+    assert "left out since a reward function raised an exception" in lines[7]
 
 
 MORE = {"completions/truncated_fraction": 0.25, "learner/gradient_norm": 1.4, "learner/learning_rate": 3e-4}

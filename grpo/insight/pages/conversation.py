@@ -11,6 +11,8 @@ from rich.text import Text
 from grpo.config.plain_json import parse_json
 from grpo.telemetry.json_lines import Row
 
+ROOM = "the conversation filled model.max_length"
+
 
 class Said(NamedTuple):
     """This is one message of a conversation. `read` says that the model read it, rather than wrote it."""
@@ -23,16 +25,22 @@ class Said(NamedTuple):
 def conversation(row: Row) -> list[Said]:
     """Returns the messages of a completion's row. Returns [] for a single turn, and for messages that are damaged.
 
-    The model wrote the last `turns` of the assistant's messages. It read those before, such as the prompt's examples.
+    The model read all that it has not written, such as the prompt's examples, or an agent's summary of earlier turns.
     """
     try:
         said = said_in(parse_json(row.get("messages") or "[]"))
     except (ValueError, TypeError, AttributeError, KeyError):
         return []
     of_assistant = [index for index, one in enumerate(said) if not one.read]
-    for index in of_assistant[: max(0, len(of_assistant) - int(row.get("turns") or len(said)))]:
-        said[index] = said[index]._replace(read=True)
-    return said
+    # A row of an earlier version says only how many turns the model took.
+    written = row.get("written", of_assistant[max(0, len(of_assistant) - int(row.get("turns") or len(said))) :])
+    return [one if one.read or index in written else one._replace(read=True) for index, one in enumerate(said)]
+
+
+def unseen(row: Row) -> str:
+    """Says how many turns a conversation lacks, since its agent has rewritten the history, or returns ""."""
+    lacking = int(row.get("turns") or 0) - len(row.get("written") or ())
+    return f"{lacking} earlier turns are in {row['branches'] - 1} other branches" if row.get("branches", 1) > 1 else ""
 
 
 def opening(conversations: Sequence[Sequence[Said]]) -> int:
@@ -54,7 +62,9 @@ def said_in(messages: Sequence[Mapping[str, Any]]) -> list[Said]:
 
 def ending(row: Row) -> str:
     """Says how an episode ended before its time, or returns ""."""
-    return str(row.get("error") or (f"at the limit of {row['ended']}" if row.get("ended") else ""))
+    ended = row.get("ended")
+    limit = ROOM if ended == "room" else f"at the limit of {ended}"
+    return str(row.get("error") or (limit if ended else ""))
 
 
 def as_text(messages: Sequence[Said], ended: str) -> Text:

@@ -21,7 +21,7 @@ from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.logs.logs import read_evaluations, read_log, run_config
 from grpo.insight.logs.run_log import RunLog
-from grpo.insight.pages.conversation import Said, conversation, ending, opening
+from grpo.insight.pages.conversation import Said, conversation, ending, opening, unseen
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table, unfinished
 from grpo.insight.pages.curves import Curves, panels_of
 from grpo.insight.pages.dynamics import analysed, dynamics_page
@@ -39,12 +39,12 @@ from grpo.types import metrics as m
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
 TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
 ABOUT_GROUPS = (
-    "These are whole groups of the last rounds: all completions of one prompt, some of each kind. grpo samples shows "
-    "more of them."
+    "These are groups of late rounds that the run kept, some of each kind. A group is the completions of one prompt. "
+    "grpo samples shows more of them, and groups whole."
 )
 ABOUT_EPISODES = (
-    " Shaded messages come from the prompt, a tool or the environment. The model read them, and nothing is learned "
-    "from them."
+    " Shaded messages come from the prompt, a tool, the environment or an agent. The model read them, and nothing is "
+    "learned from them."
 )
 ABOUT_SETTINGS = "These settings differ from the defaults. config.json holds all of them."
 NO_COMPLETIONS = "The run kept no completions."
@@ -184,7 +184,7 @@ def _facts(row: Row) -> str:
     facts += [f"{row['tokens']} tokens"]
     facts += ["cut off" if ending(row) else "cut off at the token limit"] if row.get("truncated") else []
     facts += [f"turns {row['turns']}, calls {row['calls']}"] if {"turns", "calls"} <= row.keys() else []
-    facts += [ending(row)] if ending(row) else []
+    facts += [words for words in (unseen(row), ending(row)) if words]
     facts += [row["outcome"].replace("_", " ") + " in grading"] if row["outcome"] != "graded" else []
     return " · ".join(facts)
 
