@@ -69,6 +69,15 @@ def text_of(value: Any) -> str:
     return str(value) if finite else ""
 
 
+def is_structured(value: Any) -> bool:
+    """Tells whether an answer's cell is a list of several entries, or a mapping, which is no text.
+
+    >>> is_structured(["0", "0.0"]), is_structured({"a": 1}), is_structured(["7"]), is_structured([])
+    (True, True, False, False)
+    """
+    return bool(value) and isinstance(value, dict | list) and not text_of(value)
+
+
 def conversation(value: Any) -> tuple[tuple[Mapping[str, str], ...], str]:
     """Splits a question cell into its chat messages and its question, which is the last message's text.
 

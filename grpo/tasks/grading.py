@@ -86,7 +86,7 @@ class Grading:
             texts = tuple(completion.text for completion in group.completions)
             group_items.append((texts, problem, facts))
             for place, text in enumerate(texts):
-                items.append((text, problem.answer, problem.metadata, facts_of_one(facts, place)))
+                items.append((text, problem.own_answer, problem.metadata, facts_of_one(facts, place)))
         alone = iter(self._pool.grade(items))
         one_by_one = [[next(alone) for _ in group.completions] for group in groups]
         return [one_by_one, self._pool.grade_groups(group_items), self._pool.grade_batch(group_items)]

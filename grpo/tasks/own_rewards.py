@@ -136,7 +136,7 @@ class TogetherReward:
         async def rewards() -> list[Any]:
             return await asyncio.gather(
                 *(
-                    self.part(text, problem.answer, problem.metadata, facts_of_one(facts, index))
+                    self.part(text, problem.own_answer, problem.metadata, facts_of_one(facts, index))
                     for index, text in enumerate(completions)
                 )
             )
@@ -195,7 +195,7 @@ class GroupReward:
 
     def _columns(self, problem: Problem) -> Mapping[str, Any]:
         """Returns the problem's columns by name. The answer is one of them, unless the data have no answers."""
-        return {**problem.metadata, self.answer_name: problem.answer} if problem.answer else problem.metadata
+        return {**problem.metadata, self.answer_name: problem.own_answer} if problem.answer else problem.metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class BatchReward:
 
     def __call__(self, groups: Sequence[tuple[Sequence[str], Problem, Facts]]) -> Sequence[Sequence[Any]]:
         arguments = [
-            {GROUP: [*texts], "answer": problem.answer, "metadata": dict(problem.metadata), **facts}
+            {GROUP: [*texts], "answer": problem.own_answer, "metadata": dict(problem.metadata), **facts}
             for texts, problem, facts in groups
         ]
         rewards = _as_many(self.function(arguments), len(groups), "groups")

@@ -178,7 +178,7 @@ class _RemotePart:
         facts = reward_facts(group, frozenset(FACTS) - {*OF_EACH})
         return {
             "completion": completion.text,
-            "answer": problem.answer,
+            "answer": problem.own_answer,
             "metadata": dict(problem.metadata),
             "truncated": completion.truncated,
             **facts,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from grpo.tasks.columns import (
     columns_of,
     conversation,
     foreign_format,
+    is_structured,
     kind_of,
     letter_of,
     likely,
@@ -73,6 +75,9 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
     if data.source not in SOURCES:
         raise UserError(f"task.data.source is {data.source!r}; choose one of {', '.join(SOURCES)}.")
     problems, report = SOURCES[data.source](data)
+    if not problems and data.answer_column and reward and not _part_in_need(data, reward):
+        # Answers that nobody reads may be empty, as verl's are for a model that judges.
+        problems, report = SOURCES[data.source](replace(data, answer_column=None))
     if report.no_answers:
         _require_no_need(report.no_answers, data, reward)
     if not problems:
@@ -84,6 +89,12 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
             + report.first
         )
     _require_bare_answers(problems, data, reward)
+    compared = not reward or any(part.name in EXTRACTING for of in _rewards(reward) for part in of.parts)
+    require(
+        not compared or all(problem.structured is None for problem in problems),
+        f"{data.path}: answers are lists or mappings, which parts of the reward that come with grpo cannot compare: "
+        "use a function of your own alone, which gets them as they are, or name another task.data.answer_column",
+    )
     if report.unusable and data.bad_rows == "refuse":
         raise UserError(f"{data.path}: {report}; correct them or set task.data.bad_rows=skip.{report.first}")
     ids = set()
@@ -106,15 +117,24 @@ def _require_bare_answers(problems: Sequence[Problem], data: DataConfig, reward:
 
 def _require_no_need(why: str, data: DataConfig, reward: RewardConfig | None) -> None:
     """Raises `UserError` if a part of the reward, or of one source's reward, needs the answers that are not there."""
-    rewards = [reward, *map(reward.of, reward.by_source)] if reward else []
-    name = (data.answer_column or "").rpartition(".")[2]
-    part = next(filter(None, (needing_answers(of_source, name) for of_source in rewards)), "")
+    part = _part_in_need(data, reward) if reward else ""
     if part or not reward:
         needed_by = f"the reward part {part!r} needs" if part else "the reward needs"
         raise UserError(
             f"{why}, and {needed_by} an answer: name the answers' column, or choose task.reward.parts that need none, "
             "such as a function f(completions, **columns)."
         )
+
+
+def _part_in_need(data: DataConfig, reward: RewardConfig) -> str:
+    """Returns the first part of a reward, or of one source's reward, that needs answers, or ""."""
+    name = (data.answer_column or "").rpartition(".")[2]
+    return next(filter(None, (needing_answers(of_source, name) for of_source in _rewards(reward))), "")
+
+
+def _rewards(reward: RewardConfig) -> list[RewardConfig]:
+    """Returns a reward and those of its sources."""
+    return [reward, *map(reward.of, reward.by_source)]
 
 
 def listed(ids: tuple[str, ...]) -> str:
@@ -208,6 +228,10 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         messages, question = conversation(cell(row, data.question_column))
         match = pattern.search(text_of(own_answer))
         answer = (match.group(1) or "").strip() if match else ""
+        structured = (
+            own_answer if is_structured(own_answer) and not (data.answer_pattern or data.choices_column) else None
+        )
+        answer = answer if structured is None else json.dumps(structured, ensure_ascii=False, default=str)
         if data.choices_column:
             answer = letter_of(answer, cell(row, data.choices_column), kind)
         texts = (question, answer, *(message["content"] for message in messages))
@@ -218,7 +242,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         used = {data.question_column, data.answer_column, data.id_column}
         metadata = {name: value for name, value in row.items() if name not in used}
         source = text_of(cell(row, data.source_column)) if data.source_column else ""
-        problems.append(Problem(row_id, question, answer, metadata, messages, source))
+        problems.append(Problem(row_id, question, answer, metadata, messages, source, structured))
     if len(sources := {problem.source for problem in problems}) > MAX_SOURCES:
         raise UserError(
             f"task.data.source_column={data.source_column!r} has {len(sources)} values, and each would get numbers of "

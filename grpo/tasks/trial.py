@@ -66,7 +66,7 @@ def trial(
             for problem in of_set[:count]:
                 reward = config.all_sets[name].reward.of(problem.source)
                 form = other_form or FORMS[reward.extract]
-                answers = (problem.answer, _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
+                answers = (_said(problem), _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
                 if "code" in reward.weights and (right := known_program(problem.metadata)):
                     others = (known_program(other.metadata) for other in of_set if other is not problem)
                     form, answers = PROGRAM, (right, next(filter(None, others), "pass"))
@@ -123,4 +123,9 @@ def _group(problem: Problem, texts: Sequence[str], episodes: Sequence[EpisodeFac
 
 def _wrong(problem: Problem, problems: Sequence[Problem]) -> str:
     made_up = "43" if MADE_UP in problem.answer else MADE_UP
-    return next((other.answer for other in problems if other.answer != problem.answer), made_up)
+    return next((_said(other) for other in problems if other.answer != problem.answer), made_up)
+
+
+def _said(problem: Problem) -> str:
+    """Returns an answer as a completion says it: of several, the first."""
+    return str(problem.structured[0]) if isinstance(problem.structured, list) else problem.answer

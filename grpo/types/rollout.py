@@ -19,7 +19,8 @@ class Problem:
     `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``). `messages`
     are the chat messages (``{"role": …, "content": …}``) that ask the question, if the data set has any; `question` is
     then the text of the last message. `source` names the problem's origin in a task with several sources. `answer` is
-    "" in data without answers, where no part of the reward needs one.
+    "" in data without answers, where no part of the reward needs one. An answer that is a list or a mapping is
+    `structured` as the data have it, and JSON as `answer`.
     """
 
     problem_id: str
@@ -28,6 +29,12 @@ class Problem:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, str], ...] = ()
     source: str = ""
+    structured: Any = None
+
+    @property
+    def own_answer(self) -> Any:
+        """Returns the answer as the data have it, for functions that know its form."""
+        return self.answer if self.structured is None else self.structured
 
 
 @dataclass(frozen=True, slots=True)

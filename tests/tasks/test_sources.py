@@ -7,10 +7,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from grpo.config import DataConfig, UserError
+from grpo.config import DataConfig, RewardConfig, RewardPartConfig, UserError
 from grpo.config.hydra import compose_config
+from grpo.tasks.grader_pool import GraderPool
+from grpo.tasks.grading import Grading
 from grpo.tasks.procedural import score
 from grpo.tasks.sources import load_problems
+from grpo.types import Completion, Prompt, RolloutGroup
 
 ROWS = [
     {"problem": "1 + 1?", "answer": "2", "source": "a"},
@@ -176,7 +179,7 @@ def test_tables_of_other_separators_packed_files_and_folders_give_the_same_probl
         (
             "a.jsonl",
             '{"problem": "q", "answer": ["1", "2"]}',
-            r"the answer \['1', '2'\]; .* an answer is text or a number",
+            "answers are lists or mappings, which parts of the reward that come with grpo cannot compare: use",
         ),
         ("a.txt", "", "must end in one of .jsonl, .json, .csv, .tsv, .parquet, or be a folder"),
         ("a.parquet.gz", "", "must end in one of"),
@@ -187,6 +190,36 @@ def test_a_file_that_would_be_misread_is_refused_and_says_what_was_meant(tmp_pat
     with pytest.raises(UserError, match=message) as caught:
         load_problems(DataConfig(path=str(tmp_path / name)))
     assert "\n" not in str(caught.value)
+
+
+def test_answers_that_are_lists_or_empty_serve_functions_that_know_what_to_do_with_them(tmp_path):
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(solution_str in ground_truth)\n"
+        "def judged(completion, metadata):\n    return 1.0\n"
+    )
+    given = [["0", "0.0"], {"target": ["x"]}]
+    rows = [{"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": one}} for one in given]
+    (tmp_path / "verl.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = DataConfig(
+        path=str(tmp_path / "verl.jsonl"), question_column="prompt", answer_column="reward_model.ground_truth"
+    )
+    score = RewardConfig(parts=[RewardPartConfig(name=f"{rewards}:compute_score")])
+    problems, _ = load_problems(data, score)
+    assert [problem.own_answer for problem in problems] == given
+    assert [problem.answer for problem in problems] == ['["0", "0.0"]', '{"target": ["x"]}']
+    completions = tuple(Completion((7,), (-1.0,), text, False) for text in ("0.0", "1"))
+    grading = Grading(GraderPool(score, "ground_truth", problems[0]), score, 16)
+    [graded] = grading.grade([RolloutGroup(Prompt(problems[0], (1,)), completions, 0, 0)])
+    grading.close()
+    assert [grade.reward for grade in graded.grades] == [1.0, 0.0]
+    empty = [{"prompt": rows[0]["prompt"], "reward_model": {"ground_truth": ""}}] * 2
+    (tmp_path / "verl.jsonl").write_text("\n".join(map(json.dumps, empty)))
+    problems, _ = load_problems(data, RewardConfig(parts=[RewardPartConfig(name=f"{rewards}:judged")]))
+    assert [problem.answer for problem in problems] == ["", ""]
+    with pytest.raises(UserError, match="without a usable question or answer"):
+        load_problems(data, score)
 
 
 def test_a_generator_gives_distinct_questions_that_its_own_scorer_grades():
