@@ -58,10 +58,10 @@ NAMES = {
         "reward_fn reward_model.sandbox_fusion.url sandbox_fusion sandbox_fusion.url "
         "reward_funcs reward_function reward_functions reward_manager reward_model reward_model.enable "
         "reward_model.path reward_weights task.reward.function task.reward.functions task.reward.name task.reward.path "
-        "task.reward.weights reward_model_name_or_path reward_pretrain sandbox_fusion sandbox_fusion.url"
+        "task.reward.weights reward_model_name_or_path reward_pretrain reward_model.model.path"
     ),
     "task.reward.extract": "answer_format",
-    "task.reward.overlong": "mask_truncated_completions overlong_penalty_factor",
+    "task.reward.overlong": "mask_truncated_completions overlong_penalty_factor overlong_buffer.enable penalty_factor",
     "task.reward.overlong_buffer": "overlong_buffer overlong_buffer.len overlong_buffer_len",
     "normalization.name": "adv_estimator advantage_estimator",
     "normalization.exponent": (
@@ -71,7 +71,7 @@ NAMES = {
     "normalization.parts": "multi_objective_aggregation",
     "normalization.leave_one_out": "use_rloo",
     "objective.ratio": "importance_sampling_level",
-    "objective.clip_low": "clip_eps clip_range clip_ratio clip_ratio_low cliprange eps_clip eps_clip_low_high epsilon",
+    "objective.clip_low": "clip_ratio_low epsilon_low",
     "objective.clip_high": "clip_ratio_high epsilon_high",
     "objective.dual_clip": "clip_ratio_c delta",
     "objective.temperature_positive": "sapo_temperature_pos tau_pos",
@@ -107,6 +107,7 @@ NAMES = {
         "use_transformers_paged"
     ),
     "rollout.servers.replicas": "num_servers servers.count servers.number vllm_num_engines",
+    "rollout.tensor_parallel": "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "rollout.servers.tensor_parallel": "tensor_model_parallel_size tensor_parallel_size vllm_tensor_parallel_size",
     "rollout.servers.urls": "base_url vllm_server_base_url vllm_server_host vllm_server_port",
     "rollout.servers.start_seconds": "vllm_server_timeout",
@@ -189,7 +190,7 @@ NAMES = {
     "tracking.project": "project_name wandb.project wandb_project mlflow_experiment_name",
     "tracking.entity": "wandb_entity wandb_org",
     "tracking.group": "wandb_group",
-    "tracking.completions": "log_completions rollout_data_dir",
+    "tracking.completions": "log_completions rollout_data_dir validation_data_dir",
     "tracking.samples_per_round": "log_val_generations num_completions_to_print num_examine",
     "tracking.profile_rounds": "profile profiler global_profiler global_profiler.tool",
     "num_steps": (
@@ -203,7 +204,7 @@ NAMES = {
     ),
     "hardware.hosts": "hostfile main_process_ip",
     "hardware.first_port": "main_process_port master_port",
-    "seed": "data_seed random_seed random_state",
+    "seed": "data.seed data_seed random_seed random_state",
     "output_dir": (
         "checkpoint_dir ckpt_path default_local_dir experiment_name logging_dir out_dir output output_directory "
         "run_name save_dir save_path wandb.name wandb_run_name wandb_name"
@@ -246,6 +247,12 @@ INSTEAD = {
     "`grpo export RUN DIRECTORY upload=USER/NAME` sends a model to the hub": (
         "push_to_hub hub_model_id hub_strategy hub_private_repo upload hub_always_push hub_revision"
     ),
+    "each bound is set by itself here, as objective.clip_low and objective.clip_high": (
+        "clip_eps clip_range clip_ratio cliprange eps_clip eps_clip_low_high epsilon"
+    ),
+    "rollout.refill.enabled replaces groups of equal rewards, and it samples no more than it needs": (
+        "filter_groups.metric gen_batch_size"
+    ),
     "the environment variable HF_TOKEN holds the key to the hub": "hub_token hf_token token",
     "every round is logged, in metrics.jsonl and by the trackers": (
         "logging_steps logging_strategy logging_first_step log_every log_interval log_freq disable_tqdm "
@@ -257,7 +264,7 @@ INSTEAD = {
     ),
     "`grpo export RUN DIRECTORY` writes a run's model, and checkpoint.export_every writes some while it trains": (
         "save_only_model save_model save_merged export_path disable_ds_ckpt save_hf_ckpt save_method save_safetensors "
-        "save_contents use_ds_universal_ckpt zero3_save_16bit_model"
+        "save_contents checkpoint.contents use_ds_universal_ckpt zero3_save_16bit_model"
     ),
     "no weights are quantized here, since learner and engine have no weights of 4 bits in common that a CPU can prove "
     "(grpo/learner/README.md): learner.precision is bfloat16 or float32, and model.lora.rank saves memory": (

@@ -106,6 +106,19 @@ def _meaning(error: Exception) -> str:
     return " ".join(text.split())
 
 
+def unknown_keys(words: Sequence[str]) -> str:
+    """Returns what the unknown keys of a command are here, one a line, or "" where there is at most one."""
+    config_keys, lines = paths(TrainConfig()), []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        known = (
+            key in config_keys or free_key(key) or kind_of(key) or any(one.startswith(f"{key}.") for one in config_keys)
+        )
+        if not (known or key.startswith("~") or "@" in key or (config_directory() / key).is_dir()):
+            lines.append(f"  {key}{hint(key, config_keys, value)}")
+    return without_credentials("\n".join(["unknown config keys:", *lines])) if len(lines) > 1 else ""
+
+
 def _several(word: str, key: str) -> str:
     """Returns what is wrong with a word whose value has a comma."""
     values = word.partition("=")[2].split(",")

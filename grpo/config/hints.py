@@ -32,6 +32,8 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
     first = key.lower().partition(".")[0]
     if first in ELSEWHERE and first not in config_keys:
         return f": {ELSEWHERE[first]}"
+    if "." in key and key.lower() in ALIASES:
+        return f"; here it is {_in_section(key, ALIASES[key.lower()], config_keys)}"
     for name in (name for name in _endings(key.lower()) if "." in name):
         ours = [known for known in config_keys if known == name or known.endswith(f".{name}")]
         if len(ours) == 1:

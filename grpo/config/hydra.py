@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo.config import plain_yaml
-from grpo.config.complaints import ONE_CHOICE, one_line, paths
+from grpo.config.complaints import ONE_CHOICE, one_line, paths, unknown_keys
 from grpo.config.credentials import refuse_credentials
 from grpo.config.directory import config_directory
 from grpo.config.errors import UserError, require
@@ -103,7 +103,8 @@ def composed(words: list[str]) -> DictConfig:
         raise UserError("a configuration file names itself in its list of defaults: leave it out there") from None
     # A TypeError is Hydra's, about a group that is given a list.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        raise UserError(one_line(error)) from error
+        # Pages of Hydra's own frames would hide the line in a notebook.
+        raise UserError(unknown_keys(request.overrides) or one_line(error)) from None
     if OmegaConf.get_type(config) is not TrainConfig:
         raise UserError(f"{request.name}.yaml does not build on train.yaml: {_BEGINNING}")
     _take_out_hydras_own(config)

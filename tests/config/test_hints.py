@@ -68,9 +68,12 @@ vllm_server_timeout → rollout.servers.start_seconds
 vllm_gpu_memory_utilization actor_rollout_ref.rollout.gpu_memory_utilization → rollout.gpu_memory_fraction
 rollout.gpu_memory → rollout.gpu_memory_fraction
 vllm_max_model_length max_seq_length seq_len → model.max_length
-vllm_tensor_parallel_size actor_rollout_ref.rollout.tensor_model_parallel_size → rollout.servers.tensor_parallel
+vllm_tensor_parallel_size → rollout.servers.tensor_parallel
+actor_rollout_ref.rollout.tensor_model_parallel_size → rollout.tensor_parallel
+reward_model.model.path → task.reward.parts
+data.seed → seed
 num_iterations → dynamics.passes
-epsilon objective.clip_ratio → objective.clip_low
+epsilon objective.clip_ratio → each bound is set by itself here, as objective.clip_low and objective.clip_high
 epsilon_high → objective.clip_high
 delta → objective.dual_clip
 sapo_temperature_neg → objective.temperature_negative

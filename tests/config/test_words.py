@@ -184,3 +184,14 @@ def test_a_word_that_is_not_meant_so_is_one_line_with_the_way_to_write_it(word, 
     with pytest.raises(UserError) as error:
         compose_config([word])
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_all_unknown_keys_of_a_command_are_answered_together():
+    words = ["data.train_files=a", "experiment=tiny", "epsilon_high=0.3", "rollout.engine_args.seed=3", "seed=1"]
+    with pytest.raises(UserError) as error:
+        compose_config(words)
+    assert str(error.value).splitlines() == [
+        "unknown config keys:",
+        "  data.train_files; here it is task.data.path",
+        "  epsilon_high; here it is objective.clip_high",
+    ]
