@@ -140,7 +140,11 @@ def _supervised(config: TrainConfig, seats: Sequence[Seat], begin: Callable[[Sea
         try:
             for seat in seats:
                 parts.append(begin(seat, _log(config, seat), seat.role == LEARNER and seat.index == 0))
-            return wait(parts, stop)
+            code = wait(parts, stop)
+            for part in parts:
+                if isinstance(part, FarSeat):
+                    part.tell(code)
+            return code
         finally:
             for part in parts:
                 part.close()

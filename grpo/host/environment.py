@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import sys
 import warnings
 from contextlib import suppress
@@ -70,12 +71,19 @@ def hidden_command() -> str:
 def prepare() -> None:
     """Sets the defaults above, and adds this interpreter's folder to PATH, where DeepSpeed looks for ninja.
 
-    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none.
+    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none, and for
+    a network card that this machine lacks.
     """
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     require(
         bool(re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", threads)),
         f"the environment variable OMP_NUM_THREADS={threads!r} is no number of threads: unset or correct it",
+    )
+    cards, known = os.environ.get("GLOO_SOCKET_IFNAME", ""), [name for _, name in socket.if_nameindex()]
+    require(
+        not cards or {*cards.split(",")} <= {*known},
+        f"the environment variable GLOO_SOCKET_IFNAME={cards!r} names no network card of this machine, which has "
+        f"{', '.join(known)}: unset or correct it",
     )
     if os.environ.get("COLUMNS") == "0":
         # Some editors' terminals say so of a width that they do not know, and rich would print nothing.

@@ -1,8 +1,9 @@
 """This module lets machines meet that all started the same command, and lets the first one lead them.
 
 Machine 0 listens until every other machine has come with its number, and then tells all of them all addresses. Each
-connection stays open for the run: the first machine orders `stop`, `hurry` or `kill` by it, and learns the exit code of
-the other machine's part. Both sides send an empty line now and then. If a connection ends or is silent, the part ends,
+connection stays open for the run: the first machine orders `stop`, `hurry` or `kill` by it, is asked for `stop` or
+`hurry` by a machine that serves, and learns the exit code of the other machine's part. At the end it tells the others
+the run's exit code. Both sides send an empty line now and then. If a connection ends or is silent, the part ends,
 as `grpo.host.tether` ends a part whose launcher is gone.
 
 Lines that come from another machine are numbers, names and addresses only. A stranger who reaches the port can disturb
@@ -31,17 +32,16 @@ from grpo.host.signals import StopRequest
 from grpo.host.terminal import clean
 from grpo.launch.machines import Machine
 from grpo.launch.membership import Place
-from grpo.launch.seats import Seat
+from grpo.launch.seats import LEARNER, Seat
 from grpo.launch.shells import BEAT_SECONDS, SILENT_SECONDS, RunningSeat
-from grpo.launch.supervise import POLL_SECONDS, ask
+from grpo.launch.supervise import LOST, POLL_SECONDS, ask
 
 MEETING_SECONDS = 1800.0
 """Machines wait this long for each other, since some of them may have to fetch an image first."""
 GREETING_SECONDS, AGAIN_SECONDS = 10.0, 1.0
 LONGEST_LINE = 1 << 20
 STOP, HURRY, KILL = "stop", "hurry", "kill"
-LOST = 255
-"""This is the exit code of a part whose machine is lost, as it is ssh's."""
+REQUESTS = {STOP: 1, HURRY: 2, KILL: 3}
 
 
 class Line:
@@ -99,7 +99,7 @@ def lead(place: Place, count: int, words: Sequence[str], start: str) -> tuple[Me
         # A machine alone opens no port to others.
         return Met((machines[0],), start), []
     end = time.monotonic() + MEETING_SECONDS
-    with _listener(place.port) as listener, working("waiting for the other machines"):
+    with _listener(place.port) as listener, working(f"waiting for {count - 1} other machines at port {place.port}"):
         while len(machines) < count:
             absent = ", ".join(str(index) for index in range(count) if index not in machines)
             require(
@@ -134,7 +134,7 @@ def join(place: Place, words: Sequence[str]) -> tuple[Met, Line]:
     Raises `UserError` when machine 0 is not found in time, or has refused this one.
     """
     end = time.monotonic() + MEETING_SECONDS
-    with working("waiting for the other machines"):
+    with working(f"waiting for machine 0 at {place.first}, port {place.port}"):
         while True:
             try:
                 connection = socket.create_connection((place.first, place.port), timeout=GREETING_SECONDS)
@@ -176,7 +176,8 @@ def _listener(port: int) -> socket.socket:
         listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
-            f"port {port} of this machine is taken, perhaps by another run: change hardware.first_port"
+            f"port {port} of this machine is taken, perhaps by another run, or two machines have the number 0: change "
+            "hardware.first_port, or the launcher's variable where that names the port"
         ) from error
     listener.settimeout(AGAIN_SECONDS)
     return listener
@@ -234,13 +235,17 @@ class FarSeat:
     def __init__(self, seat: Seat, line: Line, log: Path):
         self.seat, self.log = seat, log
         self.begin = log.stat().st_size if log.exists() else 0
-        self._line, self._code = line, None
+        self._line, self._code, self.num_asked = line, None, 0
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
-        code = next((word for word in self._line.read() if word.isdecimal()), LOST)
-        self._code = int(code)
+        for word in self._line.read():
+            self.num_asked = max(self.num_asked, REQUESTS.get(word, 0))
+            if word.isdecimal():
+                self._code = int(word)
+                return
+        self._code = LOST
 
     def poll(self) -> int | None:
         """Returns the seat's exit code, or None while it runs."""
@@ -258,6 +263,10 @@ class FarSeat:
         """Ends the seat at once."""
         self._line.send(KILL)
 
+    def tell(self, code: int) -> None:
+        """Tells the other machine with which code the run ends."""
+        self._line.send(str(code))
+
     def close(self) -> None:
         """Ends the line, and with it the seat."""
         self._line.close()
@@ -273,12 +282,15 @@ class Orders:
 
     def __init__(self, line: Line):
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.over = threading.Event()
+        self.over, self.code = threading.Event(), 0
         threading.Thread(target=self._read, args=(line,), daemon=True).start()
 
     def _read(self, line: Line) -> None:
         for word in line.read():
-            self._words.put(word)
+            if word.isdecimal():
+                self.code = int(word)
+            else:
+                self._words.put(word)
         self.over.set()
 
     def next(self, seconds: float) -> str:
@@ -289,15 +301,21 @@ class Orders:
 
 
 def follow(seat: RunningSeat, line: Line, stop: StopRequest) -> int:
-    """Runs this machine's part under the orders of machine 0, and tells it the exit code, which is returned.
+    """Runs this machine's part under the orders of machine 0, and tells it the exit code. Returns that, or the run's
+    where the part itself has ended well.
 
-    A request to stop that comes here stops the part too. Learners then agree to stop, and all of them save.
+    A request to stop that comes here stops a learner too. Learners then agree to stop, and all of them save. A server
+    is needed until they have, so machine 0 is asked to stop them, and ends the server after that.
     """
-    orders, num_asked, is_closed = Orders(line), 0, False
-    requests = {"": 0, STOP: 1, HURRY: 2, KILL: 3}
+    orders, num_asked, num_passed_on, is_closed = Orders(line), 0, 0, False
+    serves = seat.seat.role != LEARNER
     while (code := seat.poll()) is None:
-        order = orders.next(POLL_SECONDS)
-        if (asked := max(requests.get(order, 0), stop.count, int(unread()))) > num_asked:
+        order, here = orders.next(POLL_SECONDS), max(stop.count, int(unread()))
+        if serves and num_passed_on < here < REQUESTS[KILL] and not orders.over.is_set():
+            num_passed_on = here
+            line.send(STOP if here == 1 else HURRY)
+        own = 0 if serves and here < REQUESTS[KILL] else here
+        if (asked := max(REQUESTS.get(order, 0), own)) > num_asked:
             num_asked = asked
             ask(seat, num_asked)
         if orders.over.is_set() and not is_closed:
@@ -305,4 +323,4 @@ def follow(seat: RunningSeat, line: Line, stop: StopRequest) -> int:
             seat.close()
     line.send(str(code))
     line.close()
-    return code
+    return code or orders.code

@@ -40,6 +40,8 @@ class RunningSeat:
     Its output goes to `log`, from byte `begin` on, and also to the terminal if it is `shown`.
     """
 
+    num_asked = 0
+
     def __init__(self, seat: Seat, shell: str, environment: Mapping[str, str], log: Path, shown: bool):
         """Starts the process. `environment` is sent through the pipe, so that its keys appear in no command line."""
         self.seat, self.log = seat, log

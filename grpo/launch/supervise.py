@@ -15,6 +15,8 @@ from grpo.host.signals import EXIT_STOPPED, StopRequest
 from grpo.launch.seats import LEARNER, Seat
 
 POLL_SECONDS = 0.2
+LOST = 255
+"""This is the exit code of a part whose machine is lost, as it is ssh's."""
 
 
 class Part(Protocol):
@@ -23,6 +25,8 @@ class Part(Protocol):
     seat: Seat
     log: Path
     begin: int
+    num_asked: int
+    """The machine of the part has been asked so often to stop."""
 
     def poll(self) -> int | None: ...
 
@@ -52,7 +56,7 @@ def wait(running: Sequence[Part], stop: StopRequest) -> int:
     while True:
         codes = {part: part.poll() for part in running}
         # A launcher whose output nobody reads any more stops as `grpo train` does.
-        if (requests := max(stop.count, int(unread()))) > num_requests:
+        if (requests := max(stop.count, int(unread()), *(part.num_asked for part in running))) > num_requests:
             num_requests = requests
             for learner in learners:
                 ask(learner, num_requests)
@@ -93,5 +97,9 @@ def ask(part: Part, number: int) -> None:
 def _tell(ended: Part) -> None:
     """Prints how a seat ended, with the last line of its log. A line that says what to correct comes first."""
     code, why = ended.wait(), last_word(ended.log, ended.begin)
+    if code == LOST:
+        why = "its machine, or the connection to it, is gone"
+    elif ended.seat.role != LEARNER and not code:
+        why = "it was ended there"
     where = f"{ended.seat.name} on {ended.seat.machine.name} ended with {code}"
     print(f"grpo: {why} ({where})" if code == WRONG_USE else f"grpo: {where}: {why}", file=sys.stderr)

@@ -25,7 +25,10 @@ def cache_root() -> Path:
     if configured := os.environ.get("GRPO_CACHE"):
         return Path(configured).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (Path(base) / "grpo").expanduser().absolute()
+    try:
+        return (Path(base) / "grpo").expanduser().absolute()
+    except RuntimeError:
+        raise UserError("this user has no home folder: set HOME, or GRPO_CACHE to a folder for built models") from None
 
 
 def build_once(name: str, build: Callable[[Path], None]) -> Path:

@@ -108,6 +108,8 @@ def _in_words(error: Exception, folder: Path, gone: bool) -> UserError | None:
             "checkpoint.resume=true"
         )
     text = str(error)
+    if "Too many open files" in text:
+        return UserError("this process may open too few files: raise the limit, as by `ulimit -n 65536`")
     if isinstance(error, RuntimeError) and any(part in text for part in GLOO):
         if any(part in text for part in PEER_ENDED):
             return EndedElsewhere("the connection to another rank has broken: that rank has failed")

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +11,7 @@ from grpo.config import UserError
 from grpo.host.network import free_port
 from grpo.launch import meeting
 from grpo.launch.machines import Machine
-from grpo.launch.meeting import LOST, FarSeat, Met, Orders, join, lead
+from grpo.launch.meeting import LOST, FarSeat, Met, Orders, follow, join, lead
 from grpo.launch.membership import Place
 from grpo.launch.seats import Seat
 
@@ -101,6 +102,33 @@ def test_the_first_machine_orders_the_others_and_learns_how_their_parts_have_end
     assert seat.wait() == 3 == seat.poll()
     seat.close()
     assert orders.over.wait(9)
+
+
+class Served:
+    """This stands for a part that serves until it is closed, and for the request to stop that came to its machine."""
+
+    count = 1
+
+    def __init__(self):
+        self.seat, self.code = Seat("server", 0, Machine("b", "10.0.0.2"), (), 5.0), None
+
+    def poll(self):
+        return self.code
+
+    def close(self):
+        self.code = 0
+
+
+def test_a_server_that_is_asked_to_end_has_the_learners_stopped_first(place, pool, tmp_path):
+    [line], [far] = met(place, pool)
+    seat = FarSeat(Seat("server", 0, Machine("b", "10.0.0.2"), (), 5.0), line, tmp_path / "log")
+    following = pool.submit(follow, Served(), far, Served())
+    while not seat.num_asked:
+        time.sleep(0.01)
+    assert seat.num_asked == 1 and seat.poll() is None
+    seat.tell(143)
+    seat.close()
+    assert following.result() == 143
 
 
 def test_a_part_whose_machine_is_lost_has_failed(place, pool, tmp_path):

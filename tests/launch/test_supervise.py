@@ -17,7 +17,7 @@ class Part:
 
     def __init__(self, role, *codes):
         self.seat = SimpleNamespace(role=role, name=f"{role}-0", machine=SimpleNamespace(name="here"))
-        self.log, self.begin, self.orders, self._codes = None, 0, [], list(codes)
+        self.log, self.begin, self.num_asked, self.orders, self._codes = None, 0, 0, [], list(codes)
 
     def poll(self):
         return self._codes.pop(0) if len(self._codes) > 1 else self._codes[0]
@@ -54,6 +54,18 @@ def test_a_run_that_loses_its_last_server_stops_and_fails(waited, capsys):
     assert waited(learner, Part("server", None, 9), Part("server", None, None, 7)) == 7
     assert learner.orders == ["stop"]
     assert capsys.readouterr().err.count("grpo: server-0 on here ended with 7: no room") == 2
+
+
+def test_a_request_that_comes_to_the_machine_of_a_server_stops_the_learners(waited):
+    learner, server = Part("learner", None, None, supervise.EXIT_STOPPED), Part("server", None)
+    server.num_asked = 1
+    assert waited(learner, server) == supervise.EXIT_STOPPED
+    assert (learner.orders, server.orders) == (["stop"], [])
+
+
+def test_a_lost_machine_is_named_rather_than_the_last_line_of_its_log(waited, capsys):
+    assert waited(Part("learner", None, None, None, 0), Part("server", None, supervise.LOST)) == supervise.LOST
+    assert "server-0 on here ended with 255: its machine, or the connection to it, is gone" in capsys.readouterr().err
 
 
 def test_a_learner_that_fails_ends_the_others(waited):
