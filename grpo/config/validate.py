@@ -311,8 +311,8 @@ def _nothing_to_resume(output: Path) -> str:
     near = resumable(output)
     if near is None:
         return (
-            f"there is nothing to resume, since {output / CHECKPOINTS} holds no checkpoint: start without "
-            "checkpoint.resume=true"
+            f"there is nothing to resume, since {output / CHECKPOINTS} holds no checkpoint: name the run's folder by "
+            "output_dir=RUN, or start without checkpoint.resume=true"
         )
     return (
         f"there is nothing to resume in {output}: add output_dir={near}, the newest run nearby that has a checkpoint, "

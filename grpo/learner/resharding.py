@@ -176,7 +176,8 @@ def saved_layout(directory: str | Path, own_layout: Layout) -> Layout:
     if saved.parameters != own_layout.parameters:
         raise UserError(
             f"{directory} is of a model with {saved.parameters:,} trained parameters, this one has "
-            f"{own_layout.parameters:,}: set model.path and model.lora as they were"
+            f"{own_layout.parameters:,}: give the words of the run again, model and model.lora among them (its "
+            "config.json has them)"
         )
     check_stages(saved.zero_stage, own_layout.zero_stage)
     _check_optimizer(directory, saved, own_layout)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from grpo.config.errors import UserError, require
+from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import (
     LAYOUT_FILE,
     REFERENCE_FILE,
@@ -132,6 +132,8 @@ class CheckpointStore:
     def _failure_of(self, part: Callable[[], None], step: int) -> UserError | None:
         """Runs one part of saving. Returns why this rank could not write, if it could not."""
         again = "then continue from the previous checkpoint with checkpoint.resume=true"
+        if not checkpoints_in(self._directory):
+            again = "then start again, since there is no earlier checkpoint"
         try:
             part()
         except torch.OutOfMemoryError:
@@ -142,8 +144,8 @@ class CheckpointStore:
         except (OSError, SafetensorError) as error:
             which = f"rank {self._collective.rank}: " if self._collective.world_size > 1 else ""
             return UserError(
-                f"the checkpoint of step {step} could not be written ({which}{error}); {room(self._directory)} under "
-                f"{self._directory}: free some space or make it writable, {again}"
+                f"the checkpoint of step {step} could not be written ({which}{first_line(error)}); "
+                f"{room(self._directory)} under {self._directory}: free some space or make it writable, {again}"
             )
         return None
 

@@ -6,6 +6,7 @@ same problems, and checks a checkpoint to start from: its files, and the base of
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -96,9 +97,10 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
     before, progress = _progress(checkpoint, config, ranks)
     if collective.rank == 0:
         print(f"resuming from {checkpoint.name}")
-        for name, then, now in differences(old, config):
+        for name, *values in differences(asdict(old), asdict(config)):
+            then, now = (value if isinstance(value, str) and value else json.dumps(value) for value in values)
             if name != "checkpoint.resume":
-                print(f"  changed since: {name}: {then!r} → {now!r}")
+                print(f"  changed since: {name}: {then} → {now}")
         if state.get(PROBLEMS, task.identity) != task.identity:
             print("  changed since: the problems, so those of the rounds before may come again or not at all")
     check_resumed(old, config)

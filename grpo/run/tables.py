@@ -95,7 +95,8 @@ def print_tables(config: TrainConfig, files: ModelFiles) -> None:
         )
     largest = at_its_largest(config)
     memory = memory_estimate(largest, shape, count, gpu_gib(config))
-    of_model = f"{shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
+    name = config.model.path or config.model.source
+    of_model = f"{name}, {shape.parameters / 1e6:,.1f} M parameters, {config.learner.precision}"
     if largest is not config:
         batch = largest.dynamics
         of_model += f", at the schedule's largest batch: {batch.prompts_per_step} prompts × {batch.group_size}"

@@ -219,6 +219,8 @@ def numbers(name: str, returned: Any) -> dict[str, float]:
         if "score" not in returned:
             raise TypeError(f"it returned a mapping without 'score', but with {', '.join(map(str, returned))}")
         returned = returned["score"]
+    if returned is None or isinstance(returned, str | bytes | list | tuple):
+        raise TypeError(f"it returned {returned!r:.60}, which is no number")
     value = float(returned)
     if not math.isfinite(value):
         raise ValueError(f"the reward is {value}")

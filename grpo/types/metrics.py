@@ -230,7 +230,8 @@ WENT_BACK = _metric("run/went_back", "", "1 for a round after which the run went
 
 # These are forecast every half minute, from the sixth round with a pass rate on (`grpo.run.outlook`).
 EXPECTED_GAIN = _metric("forecast/gain", "pass rate", "expected gain of the pass rate from now to the last step")
-GAIN_PER_HOUR = _metric("forecast/gain_per_hour", "pass rate per hour", "that gain by the hours of the steps left",
+GAIN_PER_HOUR = _metric("forecast/gain_per_hour", "pass rate per hour",
+    "expected gain of the pass rate to the last step, divided by the hours until then",
     panel="Expected gain of an hour")
 GAIN_PER_MONEY = _metric("forecast/gain_per_money", "pass rate per unit of money",
     "that gain by what these hours cost at hardware.price_per_hour")

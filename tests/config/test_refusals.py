@@ -179,7 +179,7 @@ objective.dual_clip=0.5 → must be 0 (off) or above 1
 objective.aggregation.level=constant → needs objective.aggregation.constant_length
 task.data.held_out_fraction=1.5 → must lie in [0, 1)
 checkpoint.resume=maybe → checkpoint.resume='maybe' is unknown: choose one of false | true | auto
-checkpoint.resume=true → checkpoints holds no checkpoint: start without checkpoint.resume=true
+checkpoint.resume=true → checkpoints holds no checkpoint: name the run's folder by output_dir=RUN, or start without
 checkpoint.upload=:// → checkpoint.upload=:// is no address: give one such as s3://bucket/run
 checkpoint.upload=runs/copy → is no address: give one such as s3://bucket/run or file:///mnt/run
 checkpoint.keep_last=0 → checkpoint.keep_last=0 must be above 0

@@ -159,7 +159,7 @@ def test_a_checkpoint_executes_nothing_and_one_of_another_model_is_refused(facts
     assert not refused["ran"]
     for name in ("same", "resharded"):
         assert "optim_states.pt is damaged or holds more than numbers: it is not read" in refused[name]
-    assert "set model.path and model.lora as they were" in refused["other"]
+    assert "give the words of the run again, model and model.lora among them" in refused["other"]
 
 
 @STAGES

@@ -32,6 +32,8 @@ def trl_chat(prompts, completions, **kwargs):
 def rank(completions): return [None if text == "pass" else completions.index(text) for text in completions]
 def too_few(completions): return [1.0]
 def words(completion, answer, metadata): return "good"
+def nothing(completion, answer, metadata): pass
+def text(completion, answer, metadata): return {"score": "1.0"}
 def unscored(completion, answer, metadata): return {"reward": 1}
 def nan_of_group(completions): return [float("nan")] * len(completions)
 def huge(completion, answer, metadata): return -1e30
@@ -234,7 +236,9 @@ def test_a_group_reward_sees_messages_where_the_data_has_them(rewards):
         ),
         ("huge", "raised ValueError for all 3 answers: '2' .the reward is -1e.30, and none may be beyond 1e.06"),
         ("nan_of_group", "raised ValueError for the only answer: '2' .the reward is nan"),
-        ("words", "raised ValueError for all 3 answers: '2' .could not convert string to float: 'good'"),
+        ("words", "raised TypeError for all 3 answers: '2' .it returned 'good', which is no number"),
+        ("nothing", "raised TypeError for all 3 answers: '2' .it returned None, which is no number"),
+        ("text", "raised TypeError for all 3 answers: '2' .it returned '1.0', which is no number"),
         ("unscored", "raised TypeError for all 3 answers: '2' .it returned a mapping without 'score', but with reward"),
     ],
 )

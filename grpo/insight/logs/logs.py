@@ -201,7 +201,11 @@ def _read_ours(folder: Path) -> RunLog:
     held_out = Series(*np.array(scores, float).T) if scores else NOTHING
     log = log_of(read_run(folder), run_config(folder), held_out)
     notes = how_often(read_resumptions(folder))
-    return replace(log, notes=notes, held_out_error=float(np.mean(errors)) if errors else 0.0)
+    if len(errors) < max(len(evaluations), 1):
+        return replace(log, notes=notes, held_out_error=float(np.mean(errors)) if errors else 0.0)
+    low, high = (np.array([row["pass@1"][end] for row in evaluations]) for end in ("low", "high"))
+    bounds = Series(held_out.steps, low), Series(held_out.steps, high)
+    return replace(log, notes=notes, held_out_error=float(np.mean(errors)), held_out_bounds=bounds)
 
 
 def _timing(row: Mapping[str, Any]) -> tuple[int, int]:

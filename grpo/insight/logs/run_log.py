@@ -67,7 +67,8 @@ class RunLog:
     series      metric → its series; metrics that were not logged are absent
     counts      [rounds] (correct, group size) → number of groups, for each round; empty if the log has none
     held_out    pass rate on held-out problems
-    held_out_error  standard error of one such evaluation, 0 if it is not known
+    held_out_error  mean standard error of one such evaluation, 0 if it is not known
+    held_out_bounds  ends of the 95 % interval of each such evaluation, if they are known
     exponent, mean_exponent   the dials' α and β
     dialled     whether advantages follow the dials (r − r̄)·σ^(−α)·r̄^(−β)
     shared_std  whether one σ divides all groups of a step, so that α does not weigh the groups against each other
@@ -85,6 +86,7 @@ class RunLog:
     counts: Sequence[Counts] = ()
     held_out: Series = NOTHING
     held_out_error: float = 0.0
+    held_out_bounds: tuple[Series, Series] | None = None
     exponent: float = 1.0
     mean_exponent: float = 0.0
     dialled: bool = True

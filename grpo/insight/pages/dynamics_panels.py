@@ -94,7 +94,7 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
                   label=fit.law.name)  # fmt: skip
     if len(analysis.log.held_out):
         _draw_held_out(axes, analysis.log)
-    held_out = analysis.log.held_out.values + 1.96 * analysis.log.held_out_error
+    held_out = (analysis.log.held_out_bounds or [None, analysis.log.held_out])[1].values
     highest = max(np.max(history.values), np.max(ahead.high), np.max(held_out, initial=0.0))
     axes.set_ylim(-0.03, min(1.03, 1.2 * highest))
     in_percent(axes)
@@ -119,14 +119,15 @@ def _steps(ends: np.ndarray) -> str:
 
 def _draw_held_out(axes: Axes, log: RunLog) -> None:
     """Draws the held-out evaluations, with 95 % intervals if their standard error is known."""
-    reach = 1.96 * log.held_out_error
-    name = "held out, 95 % interval" if reach else "held out"
-    steps, values = log.held_out.steps, log.held_out.values
+    steps, values, bounds = log.held_out.steps, log.held_out.values, log.held_out_bounds
+    name = "held out, 95 % interval" if bounds else "held out"
+    low, high = (end.values for end in bounds) if bounds else (values, values)
     if len(steps) > MOST_BARS:
-        axes.fill_between(steps, values - reach, values + reach, color=BLACK, alpha=0.15, linewidth=0)
+        axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
         axes.plot(steps, values, color=BLACK, linewidth=0.8, label=name)
     else:
-        axes.errorbar(steps, values, yerr=reach or None, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
+        reach = [values - low, high - values] if bounds else None
+        axes.errorbar(steps, values, yerr=reach, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
 
 
 def draw_plan(axes: Axes, analysis: Dynamics) -> str:
@@ -249,7 +250,10 @@ def panels(analysis: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:
         chosen_panels.append(draw_plan)
     if log.counts:
         chosen_panels.append(draw_silent)
-    if log.counts and log.group_dials:
+    # Where the last part of a run has silent groups alone, nothing pulls.
+    last = log.counts[-max(len(log.counts) // EPOCHS, 1) :]
+    pulls = any(0 < correct < size for counts in last for correct, size in counts)
+    if log.counts and log.group_dials and pulls:
         chosen_panels.append(draw_gradient_mass)
     if any(len(log[name]) for name in (m.ENTROPY, m.LENGTH)):
         chosen_panels.append(draw_policy)

@@ -66,11 +66,12 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
     gaps = training.values - log.held_out.values[is_shared_step]
     tail = gaps[len(gaps) // 2 :]
     if len(tail) > 1:
-        error = float(tail.std(ddof=1) / np.sqrt(len(tail)))
+        # The same problems are asked each time, so their luck does not go with the number of evaluations.
+        error = float(np.hypot(tail.std(ddof=1) / np.sqrt(len(tail)), log.held_out_error))
         side = "above" if tail.mean() >= 0 else "below"
         lines.append(
             f"training was {abs(tail.mean()):.2f} ± {error:.2f} {side} held out over the last {len(tail)} evaluations "
-            f"({gaps[0]:+.2f} at the first)"
+            f"(± one standard error; {gaps[0]:+.2f} at the first)"
         )
     return lines
 

@@ -44,6 +44,8 @@ FEWEST_SAMPLES = 4
 WORTH = "{:.0%} of the problems are worth training on: neither too hard nor too easy."
 # A data set counts as good when more than this share of its problems is worth training on.
 ENOUGH = 0.5
+# Where more of the problems than this are worth training on, those that a selection leaves out are mostly good ones.
+WITHOUT_SELECTION = 0.9
 # The largest width of a bar, in units of the pass rate.
 WIDEST_BAR = 0.1
 
@@ -68,9 +70,22 @@ class SolveRates:
 
     @property
     def within(self) -> float:
-        """Returns the share of the problems whose measured rates are in the recommended band."""
+        """Returns the estimated share of the problems whose true rates are in the recommended band."""
+        low, high = self.band
+        return float(
+            self.difficulty.weights @ ((self.difficulty.pass_rates >= low) & (self.difficulty.pass_rates <= high))
+        )
+
+    @property
+    def kept(self) -> float:
+        """Returns the share of the problems whose measured rates are in the band, which a selection would keep."""
         rates = self.correct / self.tried
         return float(np.mean((rates >= self.band[0]) & (rates <= self.band[1])))
+
+    @property
+    def selects(self) -> bool:
+        """Tells whether a selection by measured rates is recommended: where it leaves out few good problems."""
+        return self.within < WITHOUT_SELECTION
 
 
 def analysed(
@@ -128,19 +143,32 @@ def recommended(analysis: SolveRates, column: str) -> list[str]:
         f"dynamics.group_size={analysis.group_size}",
         "normalization=dial",
         f"normalization.exponent={analysis.exponent:g}",
-        f"task.data.selection.solve_rate_column={column}",
-        f"'task.data.selection.solve_rate=[{low:.3f},{high:.3f}]'",
+        *(
+            [
+                f"task.data.selection.solve_rate_column={column}",
+                f"'task.data.selection.solve_rate=[{low:.3f},{high:.3f}]'",
+            ]
+            if analysis.selects
+            else []
+        ),
     ]
 
 
 def reasons(analysis: SolveRates) -> list[str]:
     """Explains the recommended settings, in a sentence or two for each."""
     low, high = analysis.band
+    samples = _samples(analysis)
+    chosen = (
+        f"A selection by the rates of {samples} samples keeps {analysis.kept:.0%}"
+        if analysis.selects
+        else f"The rates of {samples} samples would leave out {1 - analysis.kept:.0%}, most of them by bad luck, so "
+        "none is left out"
+    )
     return [
-        f"Group size: at G = {analysis.group_size} a token is expected to gain most, as `grpo dynamics plan` explains. "
-        "dynamics=adaptive measures it while training.",
-        f"Problems: those with pass rates from {low:.1%} to {high:.1%} are {analysis.within:.0%} of all. At most "
-        "half of their groups are silent.",
+        f"Group size: G = {analysis.group_size} did as well in measured runs as sizes that a model chose; `grpo "
+        "dynamics plan` shows what it expects of others.",
+        f"Problems: an estimated {analysis.within:.0%} of all have true pass rates from {low:.1%} to {high:.1%}. At "
+        f"most half of their groups are silent. {chosen}.",
         f"Dial: α = {analysis.exponent:g} is the smallest of {', '.join(f'{exponent:g}' for exponent in EXPONENTS)} "
         f"that gives the harder half of the problems {FAIR_SHARE:.0%} of the gradient, or 1 if none does. The mean is "
         "not divided out (β = 0), as MaxRL would do with β = 1.",
@@ -151,12 +179,11 @@ def numbers(analysis: SolveRates) -> list[Number]:
     """Returns the numbers on top of the page: mean pass rate, and shares of never and of always solved problems."""
     rates = analysis.correct / analysis.tried
     never, always = int(np.sum(rates == 0)), int(np.sum(rates == 1))
-    few = bool(few_samples(analysis))
-    hard, easy = ("", "") if few else (", from which nothing is learned", " with nothing left to learn")
+    samples = f" in {_samples(analysis)} samples each"
     return [
         Number("mean pass rate", f"{rates.mean():.1%}", _asked(analysis)),
-        Number("never solved", f"{never / len(rates):.1%}", f"{never:,} problem{'s' * (never != 1)}{hard}"),
-        Number("always solved", f"{always / len(rates):.1%}", f"{always:,} problem{'s' * (always != 1)}{easy}"),
+        Number("never solved", f"{never / len(rates):.1%}", f"{never:,} problem{'s' * (never != 1)}{samples}"),
+        Number("always solved", f"{always / len(rates):.1%}", f"{always:,} problem{'s' * (always != 1)}{samples}"),
     ]
 
 
@@ -271,8 +298,9 @@ def _rates(analysis: SolveRates) -> Draw:
         low, high = analysis.band
         return (
             "Bars count the problems by the share of their samples that is right. Few samples scatter, so the line "
-            f"estimates the true rates behind them. {analysis.within:.0%} of the problems lie in the green band, from "
-            f"{low:.1%} to {high:.1%}: they are solved sometimes, and so worth training on."
+            "estimates the true rates behind them. "
+            f"An estimated {analysis.within:.0%} of the problems lie in the green "
+            f"band, from {low:.1%} to {high:.1%}: they are solved sometimes, and so worth training on."
         )
 
     return draw
