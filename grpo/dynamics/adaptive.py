@@ -85,7 +85,9 @@ class AdaptiveScheduler:
         state = replace(state, guard=guard_state)
         if action:
             return self._recovered(plan, action, state)
-        state = replace(state, products=self._measured(statistics, state), waited=state.waited + 1)
+        products = self._measured(statistics, state)
+        measured = state.measured or products.have_more(state.products, statistics.plan.refresh_interval)
+        state = replace(state, products=products, waited=state.waited + 1, measured=measured)
         if state.waited < self._setting.decide_every or not state.products.number:
             return Decision(plan, Verdict(good_step=guard_state.best_step, reason="as before"), state)
         return self._decide(plan, statistics, replace(state, waited=0))
@@ -165,6 +167,7 @@ class AdaptiveScheduler:
         else:
             plan, why_batch, state = self._batch(plan, statistics, gain, difficulty, state)
             plan = replace(plan, refresh_interval=interval)
+        state = replace(state, measured=False)
         reason = "; ".join(filter(None, (why_batch, why_interval))) or "nothing asks for a change"
         return Decision(plan, replace(verdict, reason=reason), state)
 
@@ -182,6 +185,9 @@ class AdaptiveScheduler:
         rule = replace(rule, fewest=max(rule.fewest, state.fewest))
         now = replace(setting.batch, group_size=plan.group_size, prompts_per_step=plan.prompts_per_step)
         choice = choose_batch(difficulty, rule, setting.batch, now, self._cost(plan, statistics, state), gain)
+        if not state.measured:
+            # What was measured before the rate last changed would change it again.
+            choice = replace(choice, rate=1.0)
         factor = min(max(plan.learning_rate_factor * choice.rate, 1 / FARTHEST_RATE), FARTHEST_RATE)
         batch = choice.chosen
         changed_plan = replace(

@@ -55,6 +55,7 @@ class AdaptiveState:
     rounds_below  number of decisions in a row whose forecast gain was too small
     products      products of steps with later gradients, and what they were expected to be
     waited        number of rounds since the last decision
+    measured      whether a product was measured since then
     told          whether a line has said that the learning rate is at fault
     fewest        fewest prompts per step that are still tried; 0 before the guard has acted
     """
@@ -66,6 +67,7 @@ class AdaptiveState:
     rounds_below: int = 0
     products: Products = field(default_factory=Products)
     waited: int = 0
+    measured: bool = False
     told: bool = False
     fewest: int = 0
 

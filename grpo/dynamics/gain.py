@@ -84,7 +84,7 @@ class Products:
     heated    w·λ² · y
     squares   y²
 
-    and `number` counts the measurements. `length` is the λ of the last round.
+    and `number` counts the measurements. `length` is the λ of the last round that had some.
     """
 
     signals: float = 0.0
@@ -101,7 +101,7 @@ class Products:
         steps = statistics.plan.refresh_interval
         sums = np.array([getattr(self, name) for name in SUMS]) * (1 - FORGETTING) ** steps
         values = {name: mean.value for name, mean in statistics.means.items() if name in NAMES and mean.count}
-        length = values.get(m.STEP_LENGTH, 0.0)
+        length, last_length = values.get(m.STEP_LENGTH, 0.0), self.length
         for kind in ("step", "path"):
             product, cosine = values.get(f"{kind}/gain", 0.0), values.get(f"{kind}/cosine", 0.0)
             if not (np.isfinite([product, cosine, length]).all() and product and cosine and length):
@@ -115,7 +115,13 @@ class Products:
                 *(weight * signal**2, weight * signal * heat, weight * heat**2),
                 *(weight * signal * product, weight * heat * product, weight * product**2, 1),
             ]
-        return Products(*sums.tolist(), length if np.isfinite(length) and length else self.length)
+            # Where gradients are 0, momentum dies out, and the length of a step says nothing of the rate.
+            last_length = length
+        return Products(*sums.tolist(), last_length)
+
+    def have_more(self, before: Products, steps: int) -> bool:
+        """Tells whether these products have measurements that those of `before`, some steps ago, had not."""
+        return self.number > before.number * (1 - FORGETTING) ** steps + 0.5
 
 
 SUMS = ("signals", "crossed", "heats", "aimed", "heated", "squares", "number")

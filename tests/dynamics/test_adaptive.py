@@ -173,6 +173,22 @@ def test_a_rate_that_may_change_comes_to_where_steps_gain_most():
     assert {plan.learning_rate_factor for plan in plans} == {1.0}
 
 
+def test_a_rate_stays_as_it_is_where_nothing_is_measured_any_more():
+    """All groups are silent from some round on. Gradients are 0 then, and momentum dies out."""
+    scheduler, world = SCHEDULERS["adaptive"](config(learning_rate=True), 1), SimulatedRun(heat=0.2, noise=0.01)
+    plan, state = scheduler.init()
+    silent = dict.fromkeys(("step/gain", "step/cosine", "path/gain", "path/cosine"), Mean(0.0, 1.0))
+    for number in range(40):
+        statistics = world.round(plan)
+        if number >= 12:
+            means = {**statistics.means, **silent, "step/length": Mean(0.05 * 0.5 ** (number - 11), 1.0)}
+            counts = {(plan.group_size, plan.group_size): plan.prompts_per_step}
+            statistics = replace(statistics, means=means, reward_counts=counts)
+        decision = scheduler.next(plan, statistics, state)
+        plan, state = decision.plan, decision.state
+        assert plan.learning_rate_factor == 1.0
+
+
 @pytest.mark.slow
 def test_the_same_facts_give_the_same_plans_also_after_a_resume():
     scheduler = SCHEDULERS["adaptive"](config(), 1)
