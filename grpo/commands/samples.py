@@ -74,10 +74,10 @@ def run(words: Sequence[str]) -> int:
         num_shown += 1
     require(bool(steps), f"{folders[0]} holds no completions: its run has finished no round, or kept none")
     if not num_shown:
-        named = ", ".join(sorted(sources - {""})) or "none"
+        named = ", ".join(sorted(sources - {""}))
         console.print(
-            f"no completion fits {' '.join(words)}: the run kept completions of the steps {min(steps)} to {max(steps)} "
-            f"and of the sources {named}"
+            f"no completion fits {' '.join(words)}: the run kept completions of the steps {min(steps)} to {max(steps)}"
+            + f" and of the sources {named}" * bool(named)
         )
     return 0
 

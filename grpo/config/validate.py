@@ -284,7 +284,7 @@ def _check_run(config: TrainConfig) -> None:
     )
     _require(
         bool(checkpoint.resume) or not saved,
-        f"{config.output_dir} already holds a run: continue it with `checkpoint.resume=true "
+        f"{config.output_dir} already holds a run: continue it with its words and `checkpoint.resume=true "
         f"output_dir={config.output_dir}`, or choose another output_dir",
     )
     _require(

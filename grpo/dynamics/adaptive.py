@@ -186,7 +186,7 @@ class AdaptiveScheduler:
         now = replace(setting.batch, group_size=plan.group_size, prompts_per_step=plan.prompts_per_step)
         choice = choose_batch(difficulty, rule, setting.batch, now, self._cost(plan, statistics, state), gain)
         if not state.measured:
-            # What was measured before the rate last changed would change it again.
+            # Measurements from before the last change of the rate would change it again.
             choice = replace(choice, rate=1.0)
         factor = min(max(plan.learning_rate_factor * choice.rate, 1 / FARTHEST_RATE), FARTHEST_RATE)
         batch = choice.chosen

@@ -112,7 +112,7 @@ def test_a_run_of_the_time_before_folders_had_times_is_found(tmp_path):
 
 def test_a_folder_that_holds_a_run_says_how_to_go_on_with_it(tmp_path):
     output = run_in(tmp_path / "mine", 1)
-    with pytest.raises(UserError, match=f"continue it with `checkpoint.resume=true output_dir={output}`"):
+    with pytest.raises(UserError, match=f"continue it with its words and `checkpoint.resume=true output_dir={output}`"):
         validate(compose_config(["experiment=tiny", f"output_dir={output}"]))
 
 

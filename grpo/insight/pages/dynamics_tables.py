@@ -59,7 +59,8 @@ def held_out_lines(log: RunLog, last_step: float) -> list[str]:
     lines = [
         f"held out at step {ahead.steps[-1]:.0f}: pass rate {ahead.value[-1]:.2f} [{ahead.low[-1]:.2f}, "
         f"{ahead.high[-1]:.2f}], "
-        f"gain from the last evaluation {ahead.gain.value:+.2f} [{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
+        f"gain from the trend of the last evaluations {ahead.gain.value:+.2f} "
+        f"[{ahead.gain.low:+.2f}, {ahead.gain.high:+.2f}] (90 %)"
     ]
     training = paired(Series(log.history.steps, log.history.values), log.held_out.steps)
     is_shared_step = np.isin(log.held_out.steps, training.steps)
