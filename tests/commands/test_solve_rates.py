@@ -12,7 +12,7 @@ from benchmarks.runs import rows
 from grpo.commands.solve_rates import _begun, _measure
 from grpo.config import DataConfig, TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
-from grpo.insight.pages.solve_rates import analysed, mass, silent_share, write_solve_rates
+from grpo.insight.pages.solve_rates import analysed, mass, reasons, recommended, silent_share, write_solve_rates
 from grpo.insight.plans.planning import balanced_exponent, speaking_band
 from grpo.run.clocks import Clocks
 from grpo.run.measured_model import Candidate
@@ -179,6 +179,18 @@ def test_silence_and_gradient_are_those_of_the_difficulties_behind_the_counts():
     # MaxRL: (1−p) − (1−p)⁶⁴ is .9125, .5 and .05.
     hard = mass(difficulties, 0.0, 64, mean_exponent=1.0)
     assert hard[:2].sum() == pytest.approx(0.9125 / 1.4625, abs=0.05)
+
+
+def test_problems_that_few_samples_have_failed_by_bad_luck_are_not_to_be_left_out():
+    """Every problem is solved at a rate of .35. So .65⁴ + .35⁴ = 19 % of them seem never or always solved."""
+    correct = np.random.default_rng(0).binomial(4, 0.35, 900)
+    even = analysed([(int(k), 4) for k in correct], exponent=1.0)
+    assert even.kept == pytest.approx(0.806, abs=0.03) and even.within > 0.95
+    assert not any("selection" in word for word in recommended(even, "rate"))
+    assert "would leave out" in reasons(even)[1] and "most of them by bad luck" in reasons(even)[1]
+    hard = np.concatenate([correct, np.zeros(900, int)])
+    uneven = analysed([(int(k), 4) for k in hard], exponent=1.0)
+    assert uneven.within < 0.7 and "'task.data.selection.solve_rate=[0.083,0.917]'" in recommended(uneven, "rate")
 
 
 @pytest.mark.slow

@@ -47,6 +47,14 @@ def test_a_number_of_threads_that_is_none_is_one_line(threads, monkeypatch, caps
     )
 
 
+def test_a_network_card_that_is_none_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nope0")
+    assert main(["config", "clip_low"]) == 2
+    assert "GLOO_SOCKET_IFNAME='lo,nope0' names no network card of this machine, which has " in capsys.readouterr().err
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert main(["config", "clip_low"]) == 0
+
+
 def test_a_terminal_that_does_not_know_its_width_shows_tables_all_the_same(monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "4, 2")
     monkeypatch.setenv("COLUMNS", "0")

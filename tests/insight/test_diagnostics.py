@@ -225,6 +225,15 @@ def test_a_loss_that_was_made_good_is_a_setback():
     assert "setback" not in changed(pass_rate=dip + 0.03 * (-1) ** np.arange(200))
 
 
+def test_a_fall_up_to_the_end_is_no_setback_and_a_run_that_fell_is_not_where_it_began():
+    falls = np.linspace(0.6, 0.2, 200) + 0.1 * np.random.default_rng(0).standard_normal(200)
+    assert not changed(pass_rate=falls) & {"setback", "nothing learned"}
+    rises = np.linspace(0.3, 0.36, 200) + 0.002 * np.random.default_rng(0).standard_normal(200)
+    assert "nothing learned" not in changed(pass_rate=rises)
+    lower = np.linspace(0.5, 0.42, 200) + 0.01 * np.random.default_rng(0).standard_normal(200)
+    assert changed(pass_rate=lower) & {"getting worse", "nothing learned"} == {"getting worse"}
+
+
 def test_a_loss_that_lasts_is_found_although_ten_rounds_could_not_tell_it_from_luck():
     """The loss of .14 is 1.4 times the scatter of single rounds. Windows of ten rounds alone would tell 7 of 10."""
     found, alarms = 0, 0

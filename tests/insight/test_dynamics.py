@@ -123,7 +123,9 @@ def test_held_out_points_are_forecast_with_the_gap_to_training(tmp_path, capsys)
         value = 0.8 - 0.6 * np.exp(-step / 20) - 0.05
         rows.append({"step": step, "pass@1": {"value": value, "low": value - 0.04, "high": value + 0.04}})
     (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_log(tmp_path).held_out_error == pytest.approx(0.08 / 3.92)
+    log = read_log(tmp_path)
+    assert log.held_out_error == pytest.approx(0.08 / 3.92)
+    assert [bound.values[0] for bound in log.held_out_bounds] == pytest.approx([0.11, 0.19])
     assert main(["dynamics", "forecast", str(tmp_path), "last_step=80"]) == 0
     printed = capsys.readouterr().out
     middle, low, high = map(

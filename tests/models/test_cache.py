@@ -37,6 +37,14 @@ def test_root_is_the_first_one_set_of_own_variable_xdg_and_home(monkeypatch):
     assert cache_root() == Path("/home/ann/.cache/grpo")
 
 
+def test_a_user_without_a_home_is_one_line(monkeypatch):
+    for name in ("GRPO_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+    with pytest.raises(UserError, match="this user has no home folder: set HOME, or GRPO_CACHE to a folder"):
+        cache_root()
+
+
 def test_an_entry_is_built_once_and_then_used(own_cache):
     built = []
 

@@ -55,6 +55,14 @@ def test_a_rank_that_waits_in_vain_for_one_that_hangs_says_so(text, tmp_path):
     assert not isinstance(failed.value, EndedElsewhere) and text in str(failed.value)
 
 
+def test_a_process_that_may_open_too_few_files_is_no_dead_rank(tmp_path):
+    with (
+        pytest.raises(UserError, match="may open too few files: raise the limit, as by `ulimit"),
+        recording_failure(tmp_path),
+    ):
+        raise RuntimeError("[enforce fail at gloo/transport/tcp/loop.cc:48] rv != -1. pipe: Too many open files")
+
+
 def test_a_disk_that_is_full_is_reported_with_its_folder_though_the_end_cannot_be_written(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
