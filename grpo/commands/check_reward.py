@@ -6,7 +6,7 @@ from grpo.config import TrainConfig
 from grpo.host.terminal import Terminal
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.run.scripted_episodes import ScriptedEpisodes
-from grpo.tasks.rewards import odd_judge
+from grpo.tasks.early_checks import oddities
 from grpo.tasks.trial import all_failed, reward_not_returned, tells_apart, trial
 
 NUM_PROBLEMS = 4
@@ -25,7 +25,7 @@ def run(config: TrainConfig) -> int:
     console.print(trial_table(scored))
     for text in trial_episodes(scored):
         console.print(text, soft_wrap=True)
-    for odd in {odd_judge(of_set.reward, of_set.answer_name) for of_set in config.task.all_sets.values()} - {""}:
+    for odd in {line for of_set in config.task.all_sets.values() for line in oddities(of_set)}:
         console.print(odd, style="yellow", soft_wrap=True)
     if all_failed(scored):
         console.print("every episode failed: correct task.episode", style="yellow", soft_wrap=True)

@@ -77,10 +77,14 @@ def place_of(environment: Mapping[str, str], own_name: str, hardware: HardwareCo
     index = _number(known.index, environment)
     count = _number(known.count, environment) if known.count else needed
     require(
-        count == needed and index < count,
+        count == needed,
         f"hardware.learner_nodes={hardware.learner_nodes} and hardware.server_nodes={hardware.server_nodes} need "
-        f"{needed} machines, but {known.launcher} has started {count} and this is number {index} (counted from 0): "
-        "change these numbers",
+        f"{needed} machines, but {known.launcher} has started {count}: change these numbers",
+    )
+    require(
+        index < count,
+        f"{known.launcher} has started {count} machines, and this one has the number {index}, though they are counted "
+        f"from 0: correct {known.index}",
     )
     require(
         environment.get(known.copy, "0") == "0",

@@ -40,6 +40,8 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
     """
     hardware, servers = config.hardware, config.rollout.servers
     needed = hardware.learner_nodes + hardware.server_nodes
+    if not machines:
+        raise UserError(f"the run needs {needed} machines: name them, as in hardware.hosts=[a,b]")
     if len(machines) != needed:
         raise UserError(
             f"hardware.learner_nodes={hardware.learner_nodes} and hardware.server_nodes={hardware.server_nodes} need "

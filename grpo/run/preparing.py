@@ -32,8 +32,8 @@ from grpo.run.parts import load_suite, load_task, tried_episodes
 from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.run.tables import gpu_gib, model_shape, print_price, print_tables
 from grpo.tasks.curriculum import check_rates
+from grpo.tasks.early_checks import oddities
 from grpo.tasks.problem_selection import question_hash, split
-from grpo.tasks.rewards import odd_judge
 from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.tasks.trial import tells_apart, trial
 from grpo.types import MachineConstants
@@ -84,7 +84,7 @@ def prepared(config: TrainConfig) -> Prepared:
         config, (own_task, *suite) = fit_lengths(config, tasks, files)
     _refuse_trained_on(own_task, suite)
     for of_set in own_task.config.all_sets.values() if ranks.rank() == 0 else ():
-        if odd := odd_judge(of_set.reward, of_set.answer_name):
+        for odd in oddities(of_set):
             say(f"grpo: {odd}")
     check_rates(chain.from_iterable(own_task.problems.values()), config.task.curriculum)
     config = replace(config, task=own_task.config)

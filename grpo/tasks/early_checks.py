@@ -13,7 +13,7 @@ from grpo.tasks.arithmetic import checked
 from grpo.tasks.files import require_file, size_of
 from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND, BatchReward, carried
 from grpo.tasks.remote import RemoteRewards
-from grpo.tasks.rewards import build_parts
+from grpo.tasks.rewards import build_parts, odd_judge
 from grpo.tasks.sources import load_problems
 
 WORKERS_PER_CORE = 64
@@ -30,6 +30,18 @@ def check_files(task: TaskConfig) -> None:
             require_file(data.path, f"{key}.path")
         for path in data.selection.evaluation_sets:
             require_file(path, f"{key}.selection.evaluation_sets")
+
+
+def oddities(of_set: TaskConfig) -> list[str]:
+    """Returns lines about settings of a set of problems that may stand, and are seldom meant."""
+    choices = of_set.data.choices_column
+    unseen = (
+        f"the prompt does not show task.data.choices_column={choices}: put {{{choices}}} into task.prompt.template, "
+        "unless the questions hold the choices"
+        if choices and f"{{{choices}}}" not in of_set.prompt.template
+        else ""
+    )
+    return [line for line in (odd_judge(of_set.reward, of_set.answer_name), unseen) if line]
 
 
 def check_early(task: TaskConfig, pipeline: str = "off", budgeted: bool = False) -> None:

@@ -118,6 +118,7 @@ def test_ranks_over_several_nodes_meet_on_the_first():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (TWO[:2], "the run needs 2 machines: name them, as in hardware.hosts=[a,b]"),
         ([*TWO[:2], "hardware.hosts=[a]"], "need 2 machines, but there are 1 (a)"),
         ([*TWO, "model.max_length=0"], "servers on other machines do not read the problems, so they need model.max_"),
         ([*TWO, "rollout=vllm"], "hardware.server_nodes needs rollout=vllm_server"),

@@ -75,8 +75,11 @@ def test_the_first_machine_may_be_named_where_no_launcher_names_it():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"WORLD_SIZE": "3"}, "need 2 machines, but the launcher has started 3 and this is number 1"),
-        ({"RANK": "2"}, "has started 2 and this is number 2 (counted from 0): change these numbers"),
+        ({"WORLD_SIZE": "3"}, "need 2 machines, but the launcher has started 3: change these numbers"),
+        (
+            {"RANK": "2"},
+            "has started 2 machines, and this one has the number 2, though they are counted from 0: correct RANK",
+        ),
         ({"RANK": "one"}, "the environment variable RANK='one' is no whole number: correct it"),
         ({"LOCAL_RANK": "1"}, "starts it several times here (LOCAL_RANK=1): ask for one process a machine"),
     ],

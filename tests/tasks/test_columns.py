@@ -7,6 +7,7 @@ import pytest
 from grpo.config import DataConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.tasks.columns import cell, columns_of, conversation, letter_of
+from grpo.tasks.early_checks import oddities
 from grpo.tasks.sources import load_problems
 from grpo.types import Problem
 
@@ -172,3 +173,11 @@ def test_answers_that_are_all_letters_or_indices_of_texts_are_no_texts(write_row
     rows = [{"problem": "which?", "choices": choices, "answer": answer} for choices, answer in rows]
     problems, _ = load_problems(DataConfig(path=write_rows(rows), choices_column="choices"))
     assert [problem.answer for problem in problems] == [*letters]
+
+
+def test_choices_that_the_prompt_does_not_show_are_named():
+    words = ["experiment=tiny", "task=file", "task.data.path=a.jsonl"]
+    [line] = oddities(compose_config([*words, "task.data.choices_column=opts"]).task)
+    assert line.startswith("the prompt does not show task.data.choices_column=opts: put {opts} into task.prompt")
+    shown = [*words, "task.data.choices_column=opts", "task.prompt.template='{question} {opts}'"]
+    assert oddities(compose_config(shown).task) == oddities(compose_config(words).task) == []
