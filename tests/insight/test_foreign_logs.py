@@ -575,6 +575,11 @@ def test_one_document_may_come_through_a_pipe(tmp_path):
     writing.start()
     assert read_log(path)["pass_rate"].values == pytest.approx(RISING)
     writing.join()
+    writing = threading.Thread(target=path.write_text, args=("7\n",))
+    writing.start()
+    with pytest.raises(UserError, match="has no rows with a step"):
+        read_log(path)
+    writing.join()
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,18 @@ STARTS = [
 REFUSED = [
     ({"stage": 1}, {"stage": 3}, "", "continue with learner.zero_stage=1"),
     ({"stage": 3}, {"stage": 2}, "", "continue with learner.zero_stage=3"),
-    ({"stage": 1}, {"stage": 1, **LORA}, "", "90,432 trained parameters, this one has 8,960: give the words of the run again"),
-    ({"stage": 3, **LORA}, {"stage": 3}, "", "8,960 trained parameters, this one has 90,432: give the words of the run again"),
+    (
+        {"stage": 1},
+        {"stage": 1, **LORA},
+        "",
+        "90,432 trained parameters, this one has 8,960: give the words of the run again",
+    ),
+    (
+        {"stage": 3, **LORA},
+        {"stage": 3},
+        "",
+        "8,960 trained parameters, this one has 90,432: give the words of the run again",
+    ),
     ({"stage": 1, **NADAM}, {"stage": 1}, "", "learns with AdamW: set learner.deepspeed.optimizer.type=NAdam"),
     ({"stage": 1, **NADAM}, {"stage": 1, **NADAM, **BFLOAT16}, "", "of NAdam, which DeepSpeed does not convert: conti"),
     ({"stage": 1}, {"stage": 1}, "damaged layout", "layout.json is damaged"),

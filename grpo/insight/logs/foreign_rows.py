@@ -47,7 +47,7 @@ _EXPORTED = {
 }
 # A message names at most this many of several runs.
 NAMED = 5
-TRL_STATE = "trainer_state.json"
+TRL_STATE, TRL_HISTORY = "trainer_state.json", "log_history"
 PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
 OF_RUN = " - "
@@ -113,7 +113,9 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
 def _piped(pipe: Path) -> ForeignRows:
     """Reads what comes through a pipe: one JSON document, or JSON Lines."""
     rows = list(read_json_lines(pipe))
-    is_document = len(rows) == 1 and (isinstance(rows[0], list) or "log_history" in rows[0])
+    is_document = len(rows) == 1 and (
+        isinstance(rows[0], list) or (isinstance(rows[0], dict) and TRL_HISTORY in rows[0])
+    )
     return _rows_of(rows[0], pipe) if is_document else _gathered(map(_flat, rows))
 
 
@@ -133,7 +135,7 @@ def _is_json_lines(file: Path) -> bool:
         # The only line of a log may be one that a killed process has left unfinished.
         return not second
     is_document = (isinstance(row, list) and any(isinstance(value, dict) for value in row)) or (
-        isinstance(row, dict) and "log_history" in row
+        isinstance(row, dict) and TRL_HISTORY in row
     )
     require(not is_document, f"{file} is one JSON document: give it a name that ends in .json")
     return True
@@ -193,10 +195,10 @@ def _rows_of(content: Any, path: Path) -> ForeignRows:
     """Returns the rows of one JSON document."""
     if isinstance(content, list):
         return _gathered(content)
-    if isinstance(content, dict) and isinstance(content.get("log_history"), list):
+    if isinstance(content, dict) and isinstance(content.get(TRL_HISTORY), list):
         planned_steps = content.get("max_steps")
         is_planned = is_number(planned_steps) and abs(planned_steps) <= MOST_PLANNED
-        return _gathered(content["log_history"], int(planned_steps) if is_planned else 0)
+        return _gathered(content[TRL_HISTORY], int(planned_steps) if is_planned else 0)
     if isinstance(content, dict) and content and all(isinstance(values, dict | list) for values in content.values()):
         return _gathered(_pivoted(content))
     raise UserError(
