@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,10 @@ class ServerProcess:
                 # A signal to the process group of this process does not reach the tether, which then ends the server.
                 start_new_session=True,
             )
-        self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
-        self._process.stdin.flush()
+        # A process that has ended already is noticed by those who wait for it.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(self._environment).encode() + b"\n")
+            self._process.stdin.flush()
 
     @property
     def ended(self) -> bool:
@@ -115,7 +118,8 @@ class ServerProcess:
 
     def ask_to_end(self) -> None:
         if self._process is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def stop(self) -> None:
         """Asks the server to end, and waits until it has. Kills it after 30 s."""
