@@ -99,15 +99,17 @@ class Recorder:
         self.unreadable += not readable
         self.num_calls += len(message.get("tool_calls") or ())
         self.last, self.messages = turn, (*messages, message)
-        keys = _keys(messages, tools)
+        keys = _keys([*messages, message], tools)
         own = (
             place for place in range(len(messages)) if any(keys[place + 1] in branch.ends for branch in self._branches)
         )
         self.written = (*own, len(messages))
         end = Earlier(len(branch.ids), message, branch.ids[-1], place.text)
-        # An agent may send a message back without the thoughts, which stay where the model wrote them.
-        for sent in (message, {name: part for name, part in message.items() if name not in THOUGHTS}):
-            branch.ends[_keys([*messages, sent], tools)[-1]] = end
+        branch.ends[keys[-1]] = end
+        if message.keys() & {*THOUGHTS}:
+            # An agent may send a message back without the thoughts, which stay where the model wrote them.
+            bare = {name: part for name, part in message.items() if name not in THOUGHTS}
+            branch.ends[_keys([*messages, bare], tools)[-1]] = end
         return message
 
     def completion(self, prompt: tuple[int, ...], facts: EpisodeFacts) -> Completion:
