@@ -274,7 +274,7 @@ def test_a_run_whose_machine_is_taken_away_in_a_round_equals_one_that_never_was(
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     said = process.stdout.read()
-    assert process.wait(30) == 143
+    assert process.wait(30) == 143, said[-3000:]
     assert "stopping with a checkpoint, and without the rest of this round" in said
     assert "stopped at step 4 of 12; continue with checkpoint.resume=true" in said
     resumed = grpo("train", *overrides)

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -85,6 +86,8 @@ class GraderPool:
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
         self._fruitless, self._ever_graded, self._has_worked = 0, False, set[Callable[..., Any]]()
+        # The thread that grades may restart the workers while another one closes the pool.
+        self._closed, self._changing = False, threading.Lock()
         self._start()
 
     @property
@@ -163,6 +166,7 @@ class GraderPool:
                 if index not in results
             }
             self._wait(futures, items, seconds + MARGIN_SECONDS)
+            self._require_open()
             done = {index: self._result(future) for index, future in futures.items() if future.done()}
             last_try = breaks == MAX_BREAKS
             again = {index for index, result in done.items() if isinstance(result, Failure) and result.again} - repeated
@@ -220,14 +224,26 @@ class GraderPool:
                     raise self._none_graded(len(costly), *costly[0])
 
     def close(self) -> None:
-        """Stops the workers and waits until they have ended."""
+        """Stops the workers and waits until they have ended. A thread that still grades gets a `RuntimeError`, once its
+        time limit is over."""
+        self._closed = True
+        with self._changing:
+            self._stop()
+
+    def _restart(self) -> None:
+        with self._changing:
+            self._require_open()
+            self._stop()
+            self._start()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the pool is closed, so it grades nothing more")
+
+    def _stop(self) -> None:
         self._pool.stop()
         self._pool.join()
         self._groups_of_workers.end_left_behind()
-
-    def _restart(self) -> None:
-        self.close()
-        self._start()
 
     def __enter__(self) -> GraderPool:
         return self
@@ -252,7 +268,7 @@ class GraderPool:
         try:
             self._pool.schedule(os.getpid).result(timeout=START_SECONDS)
         except Exception as error:
-            self.close()
+            self._stop()
             why = "" if obstacles.empty() else obstacles.get()
             fault = why.removeprefix(f"{UserError.__name__}: ")
             if fault != why and MemoryError.__name__ not in why:

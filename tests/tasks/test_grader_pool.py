@@ -181,6 +181,18 @@ def test_a_pool_survives_the_death_of_an_idle_worker(obeying):
     assert worker_pid(pool) != pid
 
 
+def test_a_thread_that_still_grades_does_not_start_the_workers_of_a_closed_pool_again(monkeypatch):
+    """Both threads would close the same pipes at the same time, and fresh workers would outlive the pool."""
+    monkeypatch.setattr(grader_pool, "MARGIN_SECONDS", 1.0)
+    pool = GraderPool(RewardConfig(parts=[RewardPartConfig(name="exact")], timeout_seconds=1.0))
+    with ThreadPoolExecutor() as threads:
+        graded = threads.submit(lambda: [pool.grade([("5", "5", {})]) for _ in range(300)])
+        assert worker_pid(pool)
+        pool.close()
+        with pytest.raises(RuntimeError, match="^the pool is closed"):
+            graded.result(60)
+
+
 @pytest.mark.slow
 def test_hostile_formulas_are_graded_or_cut_off():
     texts = [
