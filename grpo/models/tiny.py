@@ -1,4 +1,4 @@
-"""This module builds a model of half a million parameters in seconds, for tests and for a first look.
+"""This module builds a model of about 400,000 parameters in seconds, for tests and for a first look.
 
 It is a standard Llama (tied embeddings, grouped-query attention, head size 32, which vLLM's CPU build needs)
 with one token per printable ASCII character. It is trained on the caller's examples, and then its logits are
