@@ -149,7 +149,7 @@ def _run(command: str, words: list[str]) -> int:
     from grpo.config.hydra import as_yaml, compose_config
     from grpo.config.optimizer import with_learning_rate
     from grpo.config.saved import described
-    from grpo.config.unread import NOT_TRAINED, RULES, refuse_unread
+    from grpo.config.unread import RULES_OF, refuse_unread
     from grpo.run.early_checks import check, finished
 
     if {"-m", "--multirun"} & {*words}:
@@ -171,8 +171,7 @@ def _run(command: str, words: list[str]) -> int:
         return 0
     config = with_learning_rate(replace(config, model=described(config.model)))
     check(command, config)
-    if command in ("train", "launch", "eval", "solve-rates"):
-        refuse_unread(words, config, RULES if command in ("train", "launch") else NOT_TRAINED)
+    refuse_unread(words, config, RULES_OF.get(command, ()))
     if command not in CONFIGURED:
         return _module(command).run(words)
     if ranks.rank() == 0 and command != "check-reward":

@@ -122,8 +122,13 @@ def _literal(value: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def check_resumed(old: TrainConfig, new: TrainConfig) -> None:
-    """Raises UserError where a run that was configured as `old` cannot go on as `new`."""
+def check_resumed(old: TrainConfig, new: TrainConfig, step: int) -> None:
+    """Raises UserError where a run that was configured as `old`, and has taken `step` steps, cannot go on as `new`."""
+    if step > new.num_steps:
+        raise UserError(
+            f"num_steps={new.num_steps} is less than the {step} steps that the run in {new.output_dir} has taken: "
+            "raise it, or choose another output_dir"
+        )
     check_stages(old.learner.zero_stage, new.learner.zero_stage)
     adapters = [old.model.lora, new.model.lora]
     # The rank is compared first, because without adapters the other fields mean nothing.

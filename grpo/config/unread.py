@@ -229,6 +229,19 @@ NOT_TRAINED = (
 )
 """These are the rules of commands that measure a model and do not train it."""
 
+ALL_PROBLEMS = (
+    *NOT_TRAINED,
+    Rule(
+        _under("evaluation", "num_problems pass_at suite suite_folder every_rounds"),
+        lambda _: False,
+        "grpo solve-rates asks each selected problem for its samples, and task.data.limit takes the first rows",
+    ),
+)
+"""These are the rules of `grpo solve-rates`."""
+
+RULES_OF = {"train": RULES, "launch": RULES, "eval": NOT_TRAINED, "solve-rates": ALL_PROBLEMS}
+"""These are the rules of each command that has some."""
+
 
 def unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rule] = RULES) -> dict[str, str]:
     """Returns the words that have no effect in `config`, each with a message that says how to mend it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo.config import TrainConfig
 from grpo.config.errors import UserError, first_line, require
-from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_in, evaluation_name, is_run
+from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_in, evaluation_name, is_run, step_of
 from grpo.config.hydra import compose_suite
 from grpo.config.placement import server_ports, starts_servers
 from grpo.config.plain_json import read_object
@@ -121,7 +121,7 @@ def _check_resumed(config: TrainConfig) -> None:
         old = read_config(found[-1])
     except UserError:
         return
-    check_resumed(old, config)
+    check_resumed(old, config, step_of(found[-1]))
 
 
 def _refuse_evaluated(output: Path, sets: Sequence[str]) -> None:

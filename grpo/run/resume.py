@@ -103,12 +103,7 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
                 print(f"  changed since: {name}: {then} → {now}")
         if state.get(PROBLEMS, task.identity) != task.identity:
             print("  changed since: the problems, so those of the rounds before may come again or not at all")
-    check_resumed(old, config)
-    require(
-        progress.step <= config.num_steps,
-        f"num_steps={config.num_steps} is less than the {progress.step} steps that the run in {config.output_dir} has "
-        "taken: raise it, or choose another output_dir",
-    )
+    check_resumed(old, config, progress.step)
     require_base(config, path, checkpoint, collective)
     if collective.rank == 0:
         _tell_plan(before, progress.plan, ranks)

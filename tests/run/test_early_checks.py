@@ -47,6 +47,10 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["train", "task.reward.memory_gib=0.001"], "task.reward.memory_gib=0.001 must be at least 0.25"),
         (["train", "task.episode=a.py:f", "task.limits.memory_gib=0.01"], "memory_gib=0.01 must be at least 0.25"),
         (["eval", "checkpoint.resume=true"], "checkpoint.resume=True has no effect here: only grpo train reads it"),
+        (
+            ["solve-rates", "evaluation.num_problems=9"],
+            "evaluation.num_problems=9 has no effect here: grpo solve-rates",
+        ),
     ],
 )
 def test_words_that_are_missing_or_wrong_are_reported_without_torch(words, message, capsys, monkeypatch):

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.config import TrainConfig, UserError
+from grpo.config import RewardPartConfig, TrainConfig, UserError
 from grpo.config.errors import EndedElsewhere
 from grpo.run.checkpoints import CheckpointStore
+from grpo.run.early_checks import check
 from grpo.run.records import open_files
 from grpo.run.resume import asked_of, goes_on, require_same_problems, saved_run, set_aside
 from grpo.telemetry.trackers import Trackers
@@ -81,9 +82,11 @@ def test_a_checkpoint_with_an_odd_state_is_one_line_and_the_one_before_it_is_tak
 
 def test_a_run_that_has_taken_more_steps_than_it_may_is_not_resumed(config):
     save(config, 10)
-    config.num_steps = 9
-    with pytest.raises(UserError, match="num_steps=9 is less than the 10 steps that the run in .* has taken: raise it"):
-        resumed(config)
+    config.num_steps, config.task.data.source = 9, "arithmetic"
+    config.task.reward.parts = [RewardPartConfig(name="number")]
+    for refusing in (resumed, lambda config: check("train", config)):
+        with pytest.raises(UserError, match="num_steps=9 is less than the 10 steps that the run in .* has taken"):
+            refusing(config)
     config.num_steps = 10
     assert resumed(config).progress.step == 10
 
