@@ -15,19 +15,26 @@ if TYPE_CHECKING:
     from grpo.episodes.template import ChatTemplate
 
 
+# A template that replaces, escapes or wraps parts of a message writes this otherwise.
+_INNER = f"{MARK}\t\"a\" & 'b' <c>\r\n\n\n  **d**  \\( e \\) {{f}} {MARK}"
+
+
 def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Message] = ()) -> str:
     """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
 
-    It begins with the message `system`, if there is one. Returns "" if both are equal, or what the growing
-    conversation keeps of earlier turns where the template would not: thoughts, words before calls, or the token
-    with which the model ended a turn. Raises UserError for every other difference, for a template that shows no
-    tools, and for calls that are read otherwise than they were written.
+    It begins with the message `system`, if there is one. Returns "" if both are equal, or what the growing conversation
+    keeps of earlier turns where the template would not: thoughts, words before calls, very characters, or the token
+    with which the model ended a turn. Raises UserError for every other difference, for a template that shows no tools,
+    and for calls that are read otherwise than they were written.
     """
     _prove_tools(chat, tools)
     _prove_beginning(chat, tools)
-    kept = "" if _keeps_thoughts(chat, tools) else "thoughts"
-    if tools and not _keeps_words(chat, tools):
-        kept = " and ".join(filter(None, (kept, "words before calls")))
+    dropped = {
+        "thoughts": not _keeps_thoughts(chat, tools),
+        "words before calls": tools and not _keeps_words(chat, tools),
+        "very characters": _INNER not in chat.text([ASKED, {"role": "assistant", "content": _INNER}, ASKED], tools),
+    }
+    kept = " and ".join(name for name, is_dropped in dropped.items() if is_dropped)
     messages: list[Message] = [*system, {"role": "user", "content": "What is 2 + 3?"}]
     grown = chat.text(messages, tools)
     for turn, new in _made_up_turns(chat, tools):

@@ -54,6 +54,14 @@ def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps
     assert template(text)[0].prove() == "thoughts"
 
 
+@pytest.mark.parametrize(
+    "rewriting", ["replace('\\r\\n', '\\n')", "escape", "replace('**', '')", "replace('\\t', ' ')"]
+)
+def test_a_template_that_rewrites_an_earlier_turn_is_a_difference_that_a_run_keeps(rewriting):
+    text = TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content | " + rewriting + " }}") + END
+    assert template(text)[0].prove() == "very characters"
+
+
 def test_words_of_a_turn_that_its_generation_prompt_lacks_are_refused():
     answered = TURN.replace("{{ m.content }}", "{{ 'Answer: ' if m.role == 'assistant' }}{{ m.content }}") + END
     with pytest.raises(UserError, match=r"writes words into the model's turn .*\('Answer: It is 5\.'\)"):
@@ -122,7 +130,7 @@ def test_an_agents_system_message_is_proven_when_it_comes():
         + TURN.replace("in messages", "in messages if m.role != 'system'")
         + END,
         # Earlier long messages are cut.
-        TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content[:60] }}") + END,
+        TURN.replace("{{ m.content }}", "{{ m.content if loop.last or m.role != 'user' else m.content[:60] }}") + END,
     ],
 )
 def test_a_template_that_writes_the_real_conversation_otherwise_begins_another_branch(text):
