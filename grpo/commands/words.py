@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import UserError
+from grpo.config.errors import require
 
 KINDS = {int: "a whole number", float: "a number"}
 
@@ -34,6 +35,7 @@ def typed(settings: Sequence[str], **kinds: Callable[[str], Any]) -> dict[str, A
         key, _, value = setting.partition("=")
         if key not in kinds:
             raise UserError(f"unknown key {key!r}; choose one of: {', '.join(kinds)}")
+        require(key not in values, f"{key}= is given twice: leave out {setting!r} or the one before it")
         try:
             values[key] = (whole if kinds[key] is int else kinds[key])(value)
         except ValueError:

@@ -28,8 +28,8 @@ def surprises(config: TrainConfig) -> Iterator[str]:
     if config.dynamics.name == "adaptive" and not smallest <= size <= largest:
         sizes = f"{smallest}" if smallest == largest else f"{smallest} to {largest} only"
         yield (
-            f"the run begins with dynamics.group_size={size}, and the schedule takes groups of {sizes} "
-            "(dynamics.adaptive.smallest_group and largest_group), so its first choice changes the size"
+            f"the run begins with dynamics.group_size={size}, and the schedule takes groups of {sizes} later "
+            f"(dynamics.adaptive.smallest_group and largest_group): set both to {size} to keep it, or begin within them"
         )
     for of_set in config.task.all_sets.values():
         asked = [of_set.prompt.template, of_set.prompt.system or "", str(of_set.prompt.examples)]

@@ -8,11 +8,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,6 +23,9 @@ from grpo.host.disk import open_own
 from grpo.telemetry.row_kinds import wrong_in
 
 logger = logging.getLogger(__name__)
+
+LARGEST_STEP = 2.0**63
+"""No log counts so far."""
 
 Row = Mapping[str, Any]
 """A row is one line of a log: values by their names."""
@@ -106,6 +108,13 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         wrong = wrong_in(Path(path).name, row)
         require(not wrong, f"line {number} of {path}: {wrong}: delete that line")
+    if Path(path).name in (METRICS_FILE, EVALUATIONS_FILE):
+        for number, (before, row) in enumerate(pairwise(rows), start=2):
+            require(
+                before["step"] < row["step"],
+                f"line {number} of {path} has step {row['step']:g} behind step {before['step']:g}, and a run writes "
+                "each step once, in order: delete what another run or a copy has added",
+            )
     return rows
 
 
@@ -126,7 +135,7 @@ def _rows(path: Path) -> list[_Line]:
     lines = _lines(path)
     for number, line in enumerate(lines, start=1):
         step = line.row.get("step") if isinstance(line.row, dict) else None
-        has_step = isinstance(step, int | float) and math.isfinite(step)
+        has_step = isinstance(step, int | float) and abs(step) <= LARGEST_STEP
         require(has_step, f"line {number} of {path} is no JSON object with a step: delete that line")
     return lines
 

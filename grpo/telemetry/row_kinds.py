@@ -39,8 +39,11 @@ def _of_metrics(row: Mapping[str, Any]) -> Iterator[str]:
             yield from _texts(row, (name,))
         else:
             yield from _numbers(row, (name,))
-    if row["step"] > MOST_STEPS:
-        yield _not("step", f"at most {MOST_STEPS:,}", row["step"])
+    if not 0 <= row["step"] <= MOST_STEPS or row["step"] % 1:
+        yield _not("step", f"a whole number from 0 to {MOST_STEPS:,}", row["step"])
+    for name, value in row.items():
+        if (name == m.PASS_RATE or name.endswith("_fraction")) and not _is_share(value):
+            yield _not(name, "a share from 0 to 1", value)
     for name in PLAN if m.COUNTS in row else ():
         if row.get(name, 1) < 1:
             yield _not(name, "at least 1", row[name])

@@ -58,7 +58,7 @@ def test_a_schedule_that_begins_outside_its_own_bounds_is_reported():
     [warning] = said("dynamics.adaptive.smallest_group=6")
     assert "begins with dynamics.group_size=4, and the schedule takes groups of 6 to 8 only" in warning
     assert said("dynamics.adaptive.smallest_group=4") == []
-    assert "takes groups of 8 (dynamics.adaptive.smallest_group and largest_group), so" in said()[0]
+    assert "takes groups of 8 later (dynamics.adaptive.smallest_group and largest_group): set both to 4" in said()[0]
     assert said("dynamics=fixed", "dynamics.adaptive.smallest_group=6") == []
 
 

@@ -67,6 +67,65 @@ def test_event_files_are_read_as_one_run(tmp_path):
     assert len(read_log(tmp_path / "runs" / "b")["pass_rate"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("rewards/chosen", "rewards/rejected", "rewards/accuracies"), "preference training"),
+        (("accuracy", "margin", "mean_reward"), "a reward model's training"),
+    ],
+)
+def test_the_log_of_a_training_without_completions_is_refused(tmp_path, names, kind):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": step, **dict.fromkeys(names, 0.5)} for step in range(40)])
+    with pytest.raises(UserError, match=f"is the log of {kind} .*, which samples and rewards no completions"):
+        read_log(path)
+
+
+@pytest.mark.parametrize("text", ["35,2 %", "0.352", "31/64", "≈0.35", "0.35±0.03", "0·35", "'0.37", [0.35]])
+def test_a_column_whose_numbers_are_written_as_texts_is_named(tmp_path, text):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": step, "loss": 0.1, "reward": text} for step in range(40)])
+    assert f"reward holds {text!r}, which is no plain number, so it is left out: write its" in read_log(path).notes[0]
+    for words in ("2026-11-27", "v0.3", "10:05:31", "a1"):
+        write_lines(path, [{"step": step, "loss": 0.1, "at": words} for step in range(40)])
+        assert not any("is no plain number" in note for note in read_log(path).notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("frac_reward_zero_std", 45.0, "goes up to 45, and a share is at most 1: divide percentages by 100"),
+        ("frac_reward_zero_std", -0.5, "goes down to -0.5, and is never negative"),
+        ("entropy", -1.0, "goes down to -1, and is never negative"),
+        ("reward_std", -0.25, "goes down to -0.25, and is never negative"),
+    ],
+)
+def test_a_metric_with_impossible_values_is_left_out_and_named(tmp_path, name, value, said):
+    rows = [{"step": step, "reward": rate, name: value} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert any(f"the column {said}, so it is left out" in note for note in log.notes)
+    assert sorted(log.series) == ["pass_rate", "reward/mean"]
+
+
+def test_a_column_that_is_known_as_something_else_is_not_taken_for_the_pass_rate(tmp_path):
+    rows = [{"step": step, "reward": rate, "learning_rate": 1e-6} for step, rate in enumerate(RISING)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    with pytest.raises(UserError, match="column=learning_rate is no pass rate by its name, but: how far a step goes"):
+        read_log(path, "learning_rate")
+
+
+def test_the_largest_checkpoint_of_a_copied_folder_is_read(tmp_path):
+    for step in (3, 12, 6):
+        rows = [{"step": number, "reward": 0.5} for number in range(step)]
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    assert len(read_log(tmp_path)["pass_rate"]) == 12
+
+
+def test_mlflows_folder_gets_its_own_remedy(tmp_path):
+    (tmp_path / "meta.yaml").write_text("run_id: a\n")
+    with pytest.raises(UserError, match="of MLflow's folder, export the run's metrics as CSV with a column for each"):
+        read_log(tmp_path)
+
+
 def test_a_folder_of_much_more_than_a_run_is_refused_before_all_of_it_is_searched(tmp_path, monkeypatch):
     monkeypatch.setattr("grpo.insight.logs.foreign_rows.MOST_FOLDERS", 3)
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)

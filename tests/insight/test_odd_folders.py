@@ -110,7 +110,9 @@ ODD_ROWS = [
     ("metrics", ROUND, {"reward/mean": "x"}, "reward/mean must be a number, not 'x'"),
     ("metrics", ROUND, {"reward/mean": float("nan")}, "reward/mean must be a number, not nan"),
     ("metrics", ROUND, {"plan/next_reason": 7}, "plan/next_reason must be a text, not 7"),
-    ("metrics", ROUND, {"step": 10**9}, "step must be at most 10,000,000, not 1000000000"),
+    ("metrics", ROUND, {"step": 10**9}, "step must be a whole number from 0 to 10,000,000, not 1000000000"),
+    ("metrics", ROUND, {"step": 4.5}, "step must be a whole number from 0 to 10,000,000, not 4.5"),
+    ("metrics", ROUND, {"pass_rate": 35.0}, "pass_rate must be a share from 0 to 1, not 35.0"),
     ("metrics", ROUND, {"plan/group_size": 0}, "plan/group_size must be at least 1, not 0"),
     (
         "metrics",
@@ -157,6 +159,14 @@ def test_a_row_with_values_of_another_type_is_named(tmp_path, name, row, changes
     with pytest.raises(UserError) as refusal:
         read_metrics(file)
     assert str(refusal.value) == f"line 2 of {file}: {said}: delete that line"
+
+
+@pytest.mark.parametrize(("name", "row"), [("metrics", ROUND), ("evaluations", EVALUATION)])
+def test_rows_that_another_run_has_added_are_refused(tmp_path, name, row):
+    file = tmp_path / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in (2, 4, 4)))
+    with pytest.raises(UserError, match=f"^line 3 of {file} has step 4 behind step 4, and a run writes each step once"):
+        read_metrics(file)
 
 
 @pytest.mark.parametrize(

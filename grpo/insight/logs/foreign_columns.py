@@ -21,6 +21,10 @@ Array = NDArray[np.float64]
 
 # Larger numbers are left out, since errors are computed from fourth powers, which could overflow.
 LARGEST = 1e60
+# Such metrics are never negative. Shares, whose names end in _fraction, are at most 1, too.
+POSITIVE = {m.REWARD_STD, m.LENGTH, m.ENTROPY, m.SAMPLER_ENTROPY, m.GRADIENT_NORM, m.LEARNING_RATE, m.ROUND_SECONDS}
+# A share may be rounded.
+SLACK = 1e-3
 # Where other columns lack at least the half of the cells that a column of norms lacks, nothing is wrong with gradients.
 OFTENER = 2
 
@@ -186,6 +190,22 @@ def translated(columns: Mapping[str, Column], num_rows: int) -> dict[str, Column
         silent = Column(rows, ours[m.ALL_RIGHT].values[right] + ours[m.ALL_WRONG].values[wrong])
         ours[m.SILENT] = _united(ours[m.SILENT], silent) if m.SILENT in ours else silent
     return ours
+
+
+def impossible(series: Mapping[str, Series]) -> dict[str, str]:
+    """Returns the metrics that have values which they cannot have, each with the reason, by our names.
+
+    >>> impossible({"groups/silent_fraction": Series(np.array([1.0, 2.0]), np.array([0.0, 45.0]))})
+    {'groups/silent_fraction': 'goes up to 45, and a share is at most 1: divide percentages by 100'}
+    """
+    wrong = {}
+    for name, one in series.items():
+        low, high = float(one.values.min()), float(one.values.max())
+        if name.endswith("_fraction") and high > 1 + SLACK:
+            wrong[name] = f"goes up to {high:g}, and a share is at most 1: divide percentages by 100"
+        elif low < 0 and (name in POSITIVE or name.endswith("_fraction")):
+            wrong[name] = f"goes down to {low:g}, and is never negative"
+    return wrong
 
 
 def _united(first: Column, second: Column) -> Column:

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.config import UserError
+from grpo.config.errors import require
 from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.insight.diagnosis.reward_parts import SMOOTHED
-from grpo.insight.logs.foreign_columns import LARGEST, Column, are_averaged, series_of, translated
+from grpo.insight.logs.foreign_columns import LARGEST, Column, are_averaged, impossible, series_of, translated
 from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_score, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
 
+OTHER_TRAINING = {
+    "preference training": {"rewards/chosen", "rewards/rejected"},
+    "a reward model's training": {"accuracy", "margin", "mean_reward"},
+}
+"""These trainings are known by columns that all their logs have."""
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
@@ -46,7 +52,10 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
         remedy = "all are NaN, as after a broken step" if own_columns else "write numbers as numbers, not as text"
-        raise UserError(f"{path} has no finite numbers beside its steps: {remedy}")
+        raise UserError(f"{path} has no finite numbers beside its steps: {'; '.join([*log.texts, remedy])}")
+    _refuse_other_training(path, own_series)
+    wrong = impossible(series)
+    series = {name: one for name, one in series.items() if name not in wrong}
     if column:
         rate_name, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
         rates = _named(path, rate_name, own_series, series, scale)
@@ -73,8 +82,24 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
-        notes=[*log.notes, *_left_out(steps, own_columns), *([note] if note else [])],
+        notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong), *([note] if note else [])],
     )
+
+
+def _refuse_other_training(path: Path, columns: Iterable[str]) -> None:
+    """Raises UserError for the log of a training that samples no completions."""
+    for kind, names in OTHER_TRAINING.items():
+        require(
+            not names <= {*columns},
+            f"{path} is the log of {kind} ({', '.join(sorted(names))}), which samples and rewards no completions: give "
+            "the log of GRPO or another such training",
+        )
+
+
+def _untaken(wrong: Mapping[str, str]) -> list[str]:
+    """Says which metrics are left out because of values that they cannot have."""
+    return [f"{m.TABLE[name].meaning if name in m.TABLE else name}: the column {why}, so it is left out"
+            for name, why in wrong.items()]  # fmt: skip
 
 
 def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column]) -> list[str]:
@@ -114,6 +139,12 @@ def _named(
             f"{path} has no column {name} with numbers; those that have some are: {', '.join(sorted(own_series))}. "
             "Choose the one with the pass rate by column=NAME"
         )
+    known = m.TABLE.get(our_name(name))
+    require(
+        known is None or known.name in (m.PASS_RATE, m.REWARD),
+        f"column={name} is no pass rate by its name, but: {known.meaning if known else ''}; choose another column, or "
+        "rename that one",
+    )
     rates = own_series.get(name, series.get(name, NOTHING))
     if not _is_rate(rates, scale):
         raise UserError(

@@ -12,6 +12,7 @@ what TRL, Unsloth and verl print            the console's output, in a file of a
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,10 +57,12 @@ BOUNDS = ("__MIN", "__MAX")
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
-_CHECKPOINT = re.compile(r"checkpoint-\d+")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _PERCENT = re.compile(r"\s*-?\d+(\.\d+)?\s*%\s*")
 _COMMAS = re.compile(r"\s*-?\d+(,\d+)+(\.\d*)?\s*")
 _THOUSANDS = re.compile(r"\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*")
+_WRITTEN = re.compile(r"\W{0,2}\d[\d\s.,·'/±%eE+-]*\W?")
+_DATE = re.compile(r"\s*\d{1,4}[-/.]\d\d?[-/.]\d")
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
 
@@ -69,12 +72,13 @@ class ForeignRows:
     """This type holds the rows of one run as columns.
 
     `max_steps` is the number of steps that the run was to take, 0 if the log does not say. `notes` say what was left
-    out, in sentences.
+    out, in sentences. `texts` name the columns whose numbers are written as texts.
     """
 
     columns: Columns
     max_steps: int = 0
     notes: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 def read_rows(path: Path, column: str | None = None) -> ForeignRows:
@@ -149,15 +153,21 @@ def _file_in(folder: Path) -> Path:
                    for state in states})  # fmt: skip
     require(len(runs) < 2, f"{folder} holds {len(runs)} runs: give one of {', '.join(map(str, runs[:NAMED]))}")
     if states:
-        return max(states, key=lambda file: file.stat().st_mtime)
+        return max(states, key=lambda file: (_last_step(file.parent), file.stat().st_mtime))
     if (folder / PROBE_STEPS).exists():
         return folder / PROBE_STEPS
     if any(file.match(EVENT_FILES) for file in files):
         return folder
-    exported = next((words for file in files for words in [_EXPORTED.get(file.suffix or file.name)] if words), "")
+    known = (_EXPORTED.get(name) for file in files for name in (file.name, file.suffix))
+    exported = next(filter(None, known), "")
     raise UserError(
         f"{folder} has neither {METRICS_FILE}, {TRL_STATE}, {PROBE_STEPS} nor TensorBoard's event files{exported}"
     )
+
+
+def _last_step(checkpoint: Path) -> float:
+    """Returns the step in a checkpoint's name. The folder of the run itself, which is written last, has none."""
+    return int(found[1]) if (found := _CHECKPOINT.fullmatch(checkpoint.name)) else math.inf
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -172,12 +182,26 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = ()) -> ForeignRows:
     """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
-    run = LastRun()
+    run, written = LastRun(), dict[str, Any]()
     for row in rows:
         if isinstance(row, Mapping):
             is_text = isinstance(row.get("step"), str)
             run.add({name: _as_number(value) for name, value in row.items()} if is_text else row)
-    return ForeignRows(run.columns, max_steps, (*notes, *run.notes))
+            written |= {name: value for name, value in row.items() if name not in written and _is_written(value)}
+    numbers = run.columns.named()
+    texts = [
+        f"{name} holds {value!r}, which is no plain number, so it is left out: write its numbers as numbers"
+        for name, value in written.items()
+        if name not in numbers
+    ]
+    return ForeignRows(run.columns, max_steps, (*notes, *run.notes), tuple(texts))
+
+
+def _is_written(value: Any) -> bool:
+    """Tells whether a value holds a number that is not written as one, such as '35,2 %' or [0.35]."""
+    if isinstance(value, list):
+        return len(value) == 1 and is_number(value[0])
+    return isinstance(value, str) and bool(_WRITTEN.fullmatch(value)) and not _DATE.match(value)
 
 
 def _json_rows(path: Path) -> ForeignRows:
@@ -215,7 +239,7 @@ def _pivoted(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     return rows.values()
 
 
-def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
+def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float | str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header = file.readline()
@@ -236,7 +260,8 @@ def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float]]:
                 require(not comma, f"line {reader.line_num} of {path} has the number {comma!r}: write it {way}")
                 share = next((row[name] for name in names if _PERCENT.fullmatch(row[name] or "")), "")
                 require(not share, f"line {reader.line_num} of {path} has {share!r}: write the number without its sign")
-                yield {metric: value for metric, value in numbers.items() if value is not None}
+                texts = {metric: row[name] for name, metric in names.items() if numbers[metric] is None and row[name]}
+                yield {metric: value for metric, value in numbers.items() if value is not None} | texts
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({error}): save it as one") from None
 

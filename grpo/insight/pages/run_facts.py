@@ -41,10 +41,11 @@ def about(config: Row) -> str:
 def _code(output: Path) -> dict[str, Any]:
     """Returns the content of code.json, which is empty where there is none or it is damaged."""
     try:
-        code = json.loads((output / CODE_FILE).read_text())
-    except (OSError, ValueError):
+        code = dict(json.loads((output / CODE_FILE).read_text()))
+    except (OSError, ValueError, TypeError):
         return {}
-    return code if isinstance(code, dict) else {}
+    kinds = {"start": dict, "versions": dict, "commit": str}
+    return {name: value for name, value in code.items() if isinstance(value, kinds.get(name, object))}
 
 
 def _ranks(config: Row) -> str:
