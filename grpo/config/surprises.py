@@ -10,10 +10,20 @@ from grpo.config.run import TrainConfig
 
 # Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
 MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
+# The same of a sequence's clip, a sampling temperature, Adam's ε, and a gradient norm.
+WIDE_SEQUENCE_CLIP, COLD, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 1e-2, 1e-6
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:
     """Yields lines about settings that are possible and rarely meant."""
+    interval, longest = config.dynamics.refresh_interval, config.dynamics.adaptive.longest_interval
+    if config.dynamics.name == "adaptive" and interval > longest:
+        yield (
+            f"the run begins with dynamics.refresh_interval={interval}, and the schedule takes at most {longest}: "
+            "raise dynamics.adaptive.longest_interval, or begin within it"
+        )
+    if config.learner.schedule != "constant" and config.learner.warmup_steps == config.num_steps:
+        yield f"learner.schedule={config.learner.schedule} never begins, since learner.warmup_steps are all num_steps"
     if (warmup := config.learner.warmup_steps) > config.num_steps:
         yield (
             f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
@@ -56,6 +66,22 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
             "objective.kl.estimator=k1 in the loss does nothing on average: use k2 or k3, or put it into the reward by "
             "objective.kl.place=reward"
         )
+    if objective.ratio == "sequence" and max(objective.clip_low, objective.clip_high) >= WIDE_SEQUENCE_CLIP:
+        yield (
+            f"objective.clip_low={objective.clip_low:g} and clip_high={objective.clip_high:g} hardly clip the ratio of "
+            "a whole sequence: GSPO takes 3e-4 and 4e-4"
+        )
+    if 0 < config.rollout.sampling.temperature < COLD:
+        yield (
+            f"rollout.sampling.temperature={config.rollout.sampling.temperature:g} makes the completions of a group "
+            "alike, and equal ones teach nothing: 1 is usual"
+        )
+    if learner.adam_epsilon > LARGE_ADAM_EPSILON:
+        yield f"learner.adam_epsilon={learner.adam_epsilon:g} divides every step and makes it tiny: 1e-8 is usual"
+    if 0 < learner.max_gradient_norm < LEAST_NORM:
+        yield f"learner.max_gradient_norm={learner.max_gradient_norm:g} leaves next to nothing of gradients: 1 is usual"
+    if stops := [word for word in config.rollout.sampling.stop if r"\n" in word]:
+        yield f"rollout.sampling.stop={stops[0]!r} holds a backslash and an n, and no new line: write it in a YAML file"
     if len(learner.betas) == 2 and learner.betas[0] > learner.betas[1]:
         yield f"learner.betas={learner.betas} has the momentum first and the average of squares second: [0.9, 0.999]"
     for name, text in {"template": config.task.prompt.template, "system": config.task.prompt.system or ""}.items():

@@ -63,6 +63,21 @@ RULES = (
     Rule(("hardware.gpu_memory_gib",), lambda c: c.dry_run, "add dry_run=true, whose tables it changes"),
     Rule(("dynamics.adaptive.",), lambda c: c.dynamics.name == "adaptive", "add dynamics=adaptive"),
     Rule(
+        ("dynamics.adaptive.decide_every",),
+        lambda c: c.dynamics.adaptive.decide_every < _rounds(c),
+        "make it fewer than the rounds of the run",
+    ),
+    Rule(
+        _under("dynamics.adaptive", "stop_patience stop_min_steps"),
+        lambda c: c.dynamics.adaptive.stop_gain,
+        "set dynamics.adaptive.stop_gain above 0",
+    ),
+    Rule(
+        ("dynamics.adaptive.stop_gain",),
+        lambda c: c.dynamics.adaptive.stop_min_steps < c.num_steps,
+        "make dynamics.adaptive.stop_min_steps less than num_steps",
+    ),
+    Rule(
         ("dynamics.refresh_interval",),
         lambda c: c.dynamics.refresh_interval <= c.num_steps,
         "make it at most num_steps, the steps of the whole run",
@@ -92,7 +107,17 @@ RULES = (
         "set objective.aggregation.level=constant",
     ),
     Rule(("objective.kl.",), lambda c: c.objective.kl.coefficient, "set objective.kl.coefficient above 0"),
+    Rule(
+        ("objective.kl.refresh_every",),
+        lambda c: c.objective.kl.refresh_every < c.num_steps,
+        "make it less than num_steps",
+    ),
     Rule(("objective.kl.refresh_rate",), lambda c: c.objective.kl.refresh_every, "set objective.kl.refresh_every"),
+    Rule(
+        ("objective.correction.level",),
+        lambda c: c.objective.old_logprobs == "learner",
+        "set objective.old_logprobs=learner",
+    ),
     Rule(
         _under("objective.correction", "cap mode"),
         lambda c: c.objective.correction.level != "none" and c.objective.old_logprobs == "learner",
@@ -110,6 +135,11 @@ RULES = (
         ("objective.selection.penalty",),
         lambda c: c.objective.selection.name == "kl_cov",
         "set objective.selection.name=kl_cov",
+    ),
+    Rule(
+        ("rollout.refill.enabled",),
+        lambda c: c.rollout.refill.max_waves > 1,
+        "make rollout.refill.max_waves 2 or more, since the first wave counts",
     ),
     Rule(
         _under("rollout.refill", "max_waves fallback"),
@@ -151,6 +181,11 @@ RULES = (
         _under("evaluation", "samples_per_problem every_rounds temperature top_p top_k max_tokens greedy pass_at"),
         lambda c: c.evaluation.num_problems,
         "set evaluation.num_problems above 0",
+    ),
+    Rule(
+        ("evaluation.greedy",),
+        lambda c: c.evaluation.temperature != 0 or not c.evaluation.num_problems,
+        "at evaluation.temperature=0 every completion is the likeliest one already",
     ),
     Rule(("evaluation.suite_folder",), lambda c: c.evaluation.suite, "name sets in evaluation.suite"),
     Rule(_under("tracking", "entity group job_type"), _tracked, "add tracking=wandb"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path, PureWindowsPath
 
 from grpo.config.errors import UserError
 from grpo.config.errors import require as _require
-from grpo.config.folder import CHECKPOINTS, FOLDERS, checkpoints_in, is_run, resumable
+from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, FOLDERS, checkpoints_in, is_run, resumable, runs_within
 from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
+from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_sizes, check_values, value_at
 from grpo.config.run import TrainConfig
 from grpo.config.start import START_VARIABLE, only_here
@@ -66,7 +68,7 @@ def validate_evaluation(config: TrainConfig) -> None:
         "such as output_dir=runs/mine, and copy it afterwards",
     )
     _require(
-        not _mixes(Path(os.path.realpath(config.output_dir))),
+        not _mixes(Path(os.path.realpath(config.output_dir)), bool(config.checkpoint.resume)),
         f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own, such as "
         "output_dir=runs/mine",
     )
@@ -107,10 +109,10 @@ def validate_evaluation(config: TrainConfig) -> None:
     _require(evaluation.max_tokens != 0, "evaluation.max_tokens=0 must be above 0; null takes rollout.sampling's")
 
 
-def _mixes(output: Path) -> bool:
+def _mixes(output: Path, resumes: bool) -> bool:
     """Tells whether a folder holds what surely is no run. It is a home or a folder of a run's, such as its checkpoints.
-    Or it is the working folder, one around it or one at the top of the disk such as /etc, unless it is empty or a run
-    lies there."""
+    Another program's config.json lies there, such as a model's, or runs in folders of their own. Or it is the working
+    folder, one around it or one at the top of the disk such as /etc, unless it is empty or a run lies there."""
     here = Path.cwd()
     # A user without a name, as in containers, has no home.
     with suppress(RuntimeError):
@@ -118,8 +120,19 @@ def _mixes(output: Path) -> bool:
             return True
     if output == Path("/") or (output.name in FOLDERS and is_run(output.parent)):
         return True
+    if _is_foreign(output / CONFIG_FILE) or (not resumes and not is_run(output) and runs_within(output)):
+        return True
     of_all = output in (here, *here.parents) or output.parent == Path("/")
     return of_all and not is_run(output) and any(output.glob("*"))
+
+
+def _is_foreign(file: Path) -> bool:
+    """Tells whether another program has written a config.json. A damaged one may be a run's."""
+    try:
+        names = read_object(file).keys() if file.exists() else set()
+    except UserError:
+        return False
+    return bool(names) and not names & {field.name for field in fields(TrainConfig)}
 
 
 def validate_serving(config: TrainConfig) -> None:

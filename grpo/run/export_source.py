@@ -29,6 +29,8 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not an empty folder: give a new one")
+    inside = next((parent for parent in directory.resolve().parents if (parent / STATE_FILE).exists()), None)
+    require(not inside, f"{directory} lies in the checkpoint {inside}, which it would damage: give a folder elsewhere")
     require_writable(directory, key="")
     config = read_config(checkpoint)
     if not despite_gates:

@@ -29,6 +29,7 @@ from grpo.config import ModelConfig, TrainConfig
         (["model", "y"], "model is a model already, which needs no export: give a run's folder, or one of its"),
         (["checkpoint", "file"], "file is not an empty folder: give a new one"),
         (["checkpoint", "full"], "full is not an empty folder: give a new one"),
+        (["checkpoint", "checkpoint/learner/out"], "which it would damage: give a folder elsewhere"),
     ],
 )
 def test_a_folder_that_cannot_be_exported_is_one_line(words, message, tmp_path, monkeypatch, capsys):

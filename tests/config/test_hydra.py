@@ -250,6 +250,15 @@ def test_a_run_is_not_written_among_other_files(tmp_path, monkeypatch):
     (folder / "mine.py").touch()
     with pytest.raises(UserError, match="output_dir=. would mix the run's files with others"):
         validate(compose_config(["task=arithmetic", "output_dir=."]))
+    for name, text in (("model", '{"model_type": "llama"}'), ("run", '{"seed": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    validate(compose_config(["task=arithmetic", f"output_dir={tmp_path / 'run'}"]))
+    with pytest.raises(UserError, match="model would mix the run's files with others"):
+        validate(compose_config(["task=arithmetic", f"output_dir={tmp_path / 'model'}"]))
+    (tmp_path / "runs" / "a" / "checkpoints" / "step-00000002").mkdir(parents=True)
+    with pytest.raises(UserError, match="runs would mix the run's files with others"):
+        validate(compose_config(["task=arithmetic", f"output_dir={tmp_path / 'runs'}"]))
     # A run may be continued from within its folder, and no other one begins among its files.
     (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
     with pytest.raises(UserError, match="output_dir=checkpoints would mix the run's files with others"):

@@ -27,6 +27,19 @@ def said_of(*words):
         (["learner.weight_decay=10", "learner.learning_rate=1e-3", "num_steps=100"], "shrinks every weight to 37%"),
         (["normalization.epsilon=1"], "normalization.epsilon=1 is as large as the standard deviations"),
         (["rollout.sampling.stop=[1,2]"], "rollout.sampling.stop=1 ends a completion at that text"),
+        ([r"rollout.sampling.stop=['\n']"], "holds a backslash and an n, and no new line: write it in a YAML file"),
+        (["rollout.sampling.temperature=0.001"], "temperature=0.001 makes the completions of a group alike"),
+        (["learner.adam_epsilon=1e8"], "learner.adam_epsilon=1e+08 divides every step and makes it tiny"),
+        (["learner.max_gradient_norm=1e-30"], "learner.max_gradient_norm=1e-30 leaves next to nothing of gradients"),
+        (["objective=gspo", "objective.clip_low=0.2"], "hardly clip the ratio of a whole sequence: GSPO takes 3e-4"),
+        (
+            ["num_steps=2", "learner.schedule=cosine", "learner.warmup_steps=2"],
+            "learner.schedule=cosine never begins, since learner.warmup_steps are all num_steps",
+        ),
+        (
+            ["dynamics=adaptive", "dynamics.refresh_interval=2", "dynamics.adaptive.longest_interval=1"],
+            "the run begins with dynamics.refresh_interval=2, and the schedule takes at most 1",
+        ),
     ],
 )
 def test_a_number_far_from_all_use_is_said(words, line):

@@ -43,6 +43,28 @@ CASES = [
     (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
     (["task.data.selection.solve_rate_column=nowhere"], "column=nowhere has no effect here: set task.data.selection"),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
+    (["dynamics=adaptive", "num_steps=4", "dynamics.adaptive.decide_every=5"], "make it fewer than the rounds of the"),
+    (["dynamics=adaptive", "dynamics.adaptive.stop_patience=5"], "set dynamics.adaptive.stop_gain above 0"),
+    (
+        ["dynamics=adaptive", "num_steps=40", "dynamics.adaptive.stop_gain=0.01"],
+        "dynamics.adaptive.stop_gain=0.01 has no effect here: make dynamics.adaptive.stop_min_steps less than",
+    ),
+    (
+        ["objective.kl.coefficient=0.1", "num_steps=4", "objective.kl.refresh_every=4"],
+        "objective.kl.refresh_every=4 has no effect here: make it less than num_steps",
+    ),
+    (
+        ["objective.correction.level=sequence", "objective.old_logprobs=sampler"],
+        "objective.correction.level=sequence has no effect here: set objective.old_logprobs=learner",
+    ),
+    (
+        ["rollout.refill.enabled=true", "rollout.refill.max_waves=1"],
+        "rollout.refill.enabled=True has no effect here: make rollout.refill.max_waves 2 or more",
+    ),
+    (
+        ["evaluation.num_problems=8", "evaluation.temperature=0", "evaluation.greedy=true"],
+        "evaluation.greedy=True has no effect here: at evaluation.temperature=0 every completion is the likeliest",
+    ),
     (["tracking.tags=[a]"], "tracking.tags=['a'] has no effect here: add tracking=wandb or tracking=mlflow"),
     (["learner.min_lr_fraction=0.1"], "learner.min_lr_fraction=0.1 has no effect here: set learner.schedule"),
 ]

@@ -19,6 +19,11 @@ def bare(steps): return steps
 def word(steps, level="high"): return steps
 def broken(steps, level=0.5): return steps / None
 def infinite(steps, level=0.0): return steps / level
+def complex_one(steps, level=0.5): return level + 1j * steps
+def ending(steps, level=0.5): raise SystemExit(3)
+def changing(steps, start=0.5, slope=0.0):
+    steps -= steps[0]
+    return start + slope * steps
 many = eval("lambda steps, " + ", ".join(f"p{i}=0.5" for i in range(99)) + ": p0 + 0 * steps")
 """
 
@@ -55,6 +60,12 @@ def test_the_better_of_two_laws_stands_first_beside_the_forecast(laws, tmp_path,
     assert names.index("rise") < names.index("line") < names.index("forecast")
 
 
+def test_a_law_gets_steps_of_its_own(laws):
+    steps = np.arange(5.0, 9.0)
+    assert own_law(laws("changing")).rates(steps, np.array([0.5, 0.1])).tolist() == pytest.approx([0.5, 0.6, 0.7, 0.8])
+    assert steps.tolist() == [5.0, 6.0, 7.0, 8.0]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -64,6 +75,8 @@ def test_the_better_of_two_laws_stands_first_beside_the_forecast(laws, tmp_path,
         ("broken", "fails: TypeError: unsupported operand"),
         ("one", r"returns the shape \(\) for 30 steps: return one pass rate for each"),
         ("infinite", r"is not finite at its defaults \(level 0\)"),
+        ("complex_one", "returns complex numbers: return pass rates"),
+        ("ending", "fails: SystemExit: 3"),
         ("flat", "unused changes nothing where the fit ends"),
         ("many", "has 99 parameters, and 30 rounds decide at most 28"),
     ],

@@ -52,8 +52,12 @@ class Law:
         """Returns the pass rates [points]. Raises UserError where the law returns something else."""
         try:
             with np.errstate(all="ignore"):
-                rates = np.asarray(self.function(steps, *map(float, values)), float)
-        except Exception as error:  # a person's function may raise anything
+                rates = np.asarray(self.function(steps.copy(), *map(float, values)))
+                require(not np.iscomplexobj(rates), f"law={self.path} returns complex numbers: return pass rates")
+                rates = np.asarray(rates, float)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:  # a person's function may raise anything
             raise UserError(f"law={self.path} fails: {type(error).__name__}: {first_line(error)}") from error
         require(
             rates.shape == steps.shape,
