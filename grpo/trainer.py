@@ -342,7 +342,9 @@ def _plain(value: Any) -> Any:
     """
     if hasattr(value, "tolist"):
         return value.tolist()
-    if re.search(r" at 0x[0-9a-f]+>$", text := str(value)):
+    if isinstance(value, set | frozenset):
+        raise TypeError("a set has no order: make it a list")
+    if re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):
         raise TypeError(f"a {type(value).__name__} has no text")
     return text
 

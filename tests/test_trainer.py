@@ -27,6 +27,11 @@ def reward(completion, answer, metadata):
     return 1.0
 
 
+class Capital:
+    def __repr__(self):
+        return "<Picture at 0x7F16271D94D0>"
+
+
 async def print_later(step, numbers):
     print(step)
 
@@ -165,6 +170,8 @@ def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, 
             [{"problem": "1?", "answer": 1}, {("a", "problem"): "1?"}],
             r"row 1, .* cannot be written as JSON \(keys must",
         ),
+        ([{"problem": "a", "tags": {1, 2}}], r"cannot be written as JSON \(a set has no order: make it a list\)"),
+        ([{"problem": "a", "image": Capital()}], r"cannot be written as JSON \(a Capital has no text\)"),
         ([{"problem": threading.Lock(), "answer": 1}], r"row 0, .* cannot be written as JSON \(a lock has no text\)"),
         (pandas.DataFrame({("a", "problem"): ["1?"]}), r"row 0, .* columns need names that are texts"),
         (pandas.DataFrame([["1?", 1, 2]], columns=["problem", "answer", "answer"]), r"the column 'answer' twice"),

@@ -7,7 +7,7 @@ from grpo.host.terminal import Terminal
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.tasks.early_checks import oddities
-from grpo.tasks.trial import all_failed, reward_not_returned, tells_apart, trial
+from grpo.tasks.trial import all_failed, misjudged, reward_not_returned, tells_apart, trial
 
 NUM_PROBLEMS = 4
 
@@ -16,8 +16,8 @@ def run(config: TrainConfig) -> int:
     """Grades a right, a wrong and an empty answer to some problems, and prints their rewards. Episodes are played with
     these answers, and the first conversation is printed.
 
-    Returns 0, or 1 where right answers are not rewarded more than wrong ones, every episode failed, or none returned
-    its reward.
+    Returns 0, or 1 where right answers are not rewarded more than wrong ones, or not graded as such, every episode
+    failed, or none returned its reward.
     """
     with ScriptedEpisodes(config.task) as play:
         scored = trial(config.task, config.rollout.sampling.max_tokens, NUM_PROBLEMS, play=play)
@@ -37,6 +37,9 @@ def run(config: TrainConfig) -> int:
             style="yellow",
             soft_wrap=True,
         )
+        return 1
+    if line := misjudged(scored):
+        console.print(line, style="yellow", soft_wrap=True)
         return 1
     if tells_apart(scored):
         return 0

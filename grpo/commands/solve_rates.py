@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.errors import require
 from grpo.config.folder import RATES_FILE, RATES_SETTINGS_FILE
 from grpo.config.leaves import differences
 from grpo.config.plain_json import read_object
@@ -57,7 +59,9 @@ def run(config: TrainConfig) -> int:
     finished_rows = _begun(output, config)
     if not ranks.rank():
         print(f"if this is stopped, the same words with output_dir={output} continue it", flush=True)
-    load_problems(config.task.data, config.task.reward)  # errors in the data show before the engine starts
+    problems, _ = load_problems(config.task.data, config.task.reward)  # errors show before the engine starts
+    if finished_rows:
+        _require_same(output / RATES_FILE, {(problem.problem_id, problem.answer) for problem in problems})
     model = candidate(config, [config.task])
     with model.load_task(model.tasks[0]) as task:
         _measure(task, model, config, finished_rows)
@@ -78,6 +82,16 @@ def _asking_each_once(config: TrainConfig) -> TrainConfig:
         task=replace(task, data=data, curriculum=curriculum),
         evaluation=replace(config.evaluation, pass_at=[1]),
     )
+
+
+def _require_same(rates: Path, problems: Set[tuple[str, str]]) -> None:
+    """Raises UserError where the file holds the pass rate of a problem that the data no longer have."""
+    for row in read_rows(rates, "the file of solve rates"):
+        require(
+            (row["problem_id"], row.get("answer", "")) in problems,
+            f"{rates} was begun with other problems: {row['problem_id']} had the answer {row.get('answer', '')!r:.80}, "
+            "and the data have no such row: choose another output_dir",
+        )
 
 
 def _measure(task: VerifiableTask, model: Candidate, config: TrainConfig, done: int) -> None:

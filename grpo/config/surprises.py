@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
 from grpo.config.run import TrainConfig
@@ -43,6 +45,14 @@ def surprises(config: TrainConfig) -> Iterator[str]:
         )
     for of_set in config.task.all_sets.values():
         asked = [of_set.prompt.template, of_set.prompt.system or "", str(of_set.prompt.examples)]
+        if of_set.reward.extract == "boxed" and "<answer>" in str(asked) and "box" not in str(asked):
+            yield (
+                "task.reward.extract=boxed looks for \\boxed{…}, and the prompt asks for <answer>…</answer>: set "
+                "task.reward.extract=tag"
+            )
+        system = of_set.prompt.system or ""
+        if system and not re.search(r"\s", system) and Path(system).is_file():
+            yield f"task.prompt.system={system} is the name of a file, and the model reads the name: put its text there"
         if of_set.reward.extract == "tag" and not any("answer>" in text for text in asked) and not of_set.episode:
             yield (
                 "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "

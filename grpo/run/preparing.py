@@ -35,7 +35,7 @@ from grpo.tasks.curriculum import check_rates
 from grpo.tasks.early_checks import oddities
 from grpo.tasks.problem_selection import question_hash, split
 from grpo.tasks.task import LoadedTask, loaded_task
-from grpo.tasks.trial import tells_apart, trial
+from grpo.tasks.trial import misjudged, tells_apart, trial
 from grpo.types import MachineConstants
 
 BLOCK = 32
@@ -151,8 +151,8 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         console.print(trial_table(scored))
         for text in trial_episodes(scored):
             console.print(text, soft_wrap=True)
-        if not tells_apart(scored):
-            console.print(SAME, soft_wrap=True)
+        if line := misjudged(scored) or ("" if tells_apart(scored) else SAME):
+            console.print(line, soft_wrap=True)
     return 0
 
 

@@ -147,7 +147,7 @@ LETTERS = string.ascii_uppercase
 
 def letter_of(answer: str, choices: Any, kind: str = "") -> str:
     """Returns the letter of the right choice. The answer is the choice's label (ARC), its text, its letter or its
-    index, and is looked for in this order. `kind` ("letter" or "index") says what comes before the text.
+    index, and is looked for in this order. `kind` ("letter", "index" or "place") says what comes before the text.
 
     Returns "" for any other answer.
 
@@ -161,27 +161,38 @@ def letter_of(answer: str, choices: Any, kind: str = "") -> str:
         "text": ([text_of(option) for option in options], answer),
         "letter": ([*LETTERS], answer.upper()),
         "index": ([str(index) for index in range(len(options))], answer),
+        "place": ([str(place) for place in range(1, len(options) + 1)], answer),
     }
-    named = [(_labels(choices), answer), *([ways[kind]] if kind else []), *ways.values()]
+    in_order = [kind, "text", "letter", "index"]
+    named = [(_labels(choices), answer), *(ways[way] for way in in_order if way)]
     places = [names.index(name) for names, name in named if name and name in names]
     return LETTERS[places[0]] if places and places[0] < min(len(options), len(LETTERS)) else ""
 
 
 def kind_of(answers: Iterable[tuple[Any, Any]]) -> str:
-    """Returns what all answers, of pairs (answer, choices), are. They are "letter" as in MMLU-Pro, or "index" as in
-    MMLU, which are whole numbers among choices of text. "" is anything else. Rows without an answer do not count.
+    """Returns what all answers, of pairs (answer, choices), are. They are "letter" as in MMLU-Pro, "index" as in MMLU,
+    which are whole numbers among choices of text, or "place": such numbers from 1 on, the last place among them. "" is
+    anything else. Rows without an answer do not count.
 
     >>> kind_of([("B", ["O", "A", "B"])]), kind_of([(1, ["3", "1"])]), kind_of([("B", ["A", "B"]), ("AB", ["A", "AB"])])
     ('letter', 'index', '')
+    >>> kind_of([(1, ["red", "blue"]), (2, ["red", "blue"])]), kind_of([("2", ["red", "blue"])])
+    ('place', 'place')
     """
-    kinds = {"letter", "index"}
+    kinds, has_last = {"letter", "index", "place"}, False
     for answer, choices in answers:
         options = _options(choices)
         if isinstance(answer, str) and answer.strip():
-            kinds &= {"letter"} if answer.strip().upper() in [*LETTERS[: len(options)]] else set()
-        elif answer is not None:
-            known = type(answer) is int and answer < len(options) and all(isinstance(option, str) for option in options)
-            kinds &= {"index"} if known else set()
+            fitting = {"letter"} if answer.strip().upper() in [*LETTERS[: len(options)]] else set()
+        elif type(answer) is int and all(isinstance(option, str) for option in options):
+            fitting = {"index"} if 0 <= answer < len(options) else set()
+        else:
+            fitting = set() if answer is not None else kinds
+        place = text_of(answer)
+        if place.isdecimal() and place not in map(text_of, options) and 1 <= int(place) <= len(options):
+            fitting, has_last = fitting | {"place"}, has_last or int(place) == len(options)
+        kinds = kinds & fitting
+    kinds -= {"place"} if "index" in kinds or not has_last else set()
     return kinds.pop() if len(kinds) == 1 else ""
 
 

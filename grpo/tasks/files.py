@@ -17,9 +17,10 @@ from grpo.config.errors import first_line, require
 from grpo.config.folder import is_pointer
 
 PACKED = ".gz"
-SEPARATORS = ",;\t"
+SEPARATORS = ",;\t|"
 PACKED_BEGINNINGS = {b"\x1f\x8b": (PACKED, "gzip"), b"PAR1": (".parquet", "Parquet")}
 """Files of these two kinds begin so, whatever their names say. Each kind has an ending and a name."""
+ZIPPED = b"PK\x03\x04"
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
 
@@ -45,6 +46,10 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         beginning = file.read(max(map(len, PACKED_BEGINNINGS)))
     require(not is_pointer(path), f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`.")
+    require(
+        not beginning.startswith(ZIPPED),
+        f"{path} is a table of Excel or another zipped file by its content: export it as CSV, or unpack it.",
+    )
     for start, (ending, kind) in PACKED_BEGINNINGS.items():
         require(
             not beginning.startswith(start) or path.suffix.lower() == ending,

@@ -287,7 +287,7 @@ def own_reward(path: str, answer_name: str, called: bool = False) -> Part:
         return TogetherReward(part) if inspect.iscoroutinefunction(function) else part
     try:
         inspect.signature(function).bind("completion", "answer", {})
-        ours = next(iter(parameters)) not in _FOREIGN
+        ours = next(iter(parameters)) not in (*_FOREIGN, "self")
     except TypeError:
         ours = False
     if not ours:

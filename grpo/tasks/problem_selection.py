@@ -139,6 +139,11 @@ def _checks(
     column = rated_column(problems, config.solve_rate_column)
     if (low, high) != (0.0, 1.0) or config.without_solve_rate == "drop":
         _require_column(problems, column, "solve_rate_column")
+        if problems and all(solve_rate(problem, column) is None for problem in problems):
+            raise UserError(
+                f"task.data.selection.solve_rate selects by the column {column}, which is empty in every row: measure "
+                "pass rates by grpo solve-rates, or name another column in task.data.selection.solve_rate_column"
+            )
         if config.without_solve_rate == "drop":
             yield "without a pass rate", lambda problem: solve_rate(problem, column) is not None
         yield (
@@ -152,6 +157,10 @@ def _checks(
         yield "from other sources", lambda problem: not {*config.sources}.isdisjoint(_sources(problem))
     if config.domains:
         _require_column(problems, "domain", "domains")
+        paths = {path for problem in problems for path in _names(problem, "domain")}
+        available = {part.strip() for path in paths for part in path.split("->")}
+        unknown = [name for name in config.domains if not any(map(_within([name]), paths))]
+        _require_available(unknown, available, "domains")
         yield "from other domains", lambda problem: any(map(_within(config.domains), _names(problem, "domain")))
     if config.answer_types:
         _require_available(config.answer_types, ANSWER_TYPES, "answer_types")

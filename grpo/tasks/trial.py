@@ -91,9 +91,28 @@ def tells_apart(scored: Sequence[ScoredGroup]) -> bool:
 
     Rewards that episodes return may depend on more than the last message, so nothing follows from them.
     """
-    judged = [group for group in scored if not all(map(of_episode, group.grades[0].parts))]
-    answered = [group.rewards for group in judged if len(group.rewards) == len(("right", "wrong", "none"))]
+    answered = [group.rewards for group in _answered(scored)]
     return not answered or sum(rewards[0] for rewards in answered) > sum(rewards[1] for rewards in answered)
+
+
+def _answered(scored: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """Returns the groups with a right, a wrong and no answer whose grades depend on them."""
+    judged = (group for group in scored if not all(map(of_episode, group.grades[0].parts)))
+    return [group for group in judged if len(group.grades) == len(("right", "wrong", "none"))]
+
+
+def misjudged(scored: Sequence[ScoredGroup]) -> str:
+    """Says how answers are graded otherwise than they are rewarded, or returns "": the first part of the reward counts
+    an answer as right from `correct_at` on."""
+    groups = [group.grades for group in _answered(scored)]
+    if not groups or not tells_apart(scored) or any(grade.outcome != "graded" for grades in groups for grade in grades):
+        return ""
+    wrong = "right answers are graded as wrong" if not any(right.correct for right, *_ in groups) else ""
+    wrong = wrong or ("wrong answers are graded as right" if all(other.correct for _, other, _ in groups) else "")
+    return wrong and (
+        f"{wrong}, so pass rates would be false: an answer is right where the first part of task.reward.parts gives "
+        "task.reward.correct_at or more, so set that, or scale what the part returns"
+    )
 
 
 def all_failed(scored: Sequence[ScoredGroup]) -> bool:

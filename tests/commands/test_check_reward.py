@@ -31,6 +31,19 @@ def test_a_reward_that_does_not_tell_right_from_wrong_is_said_so(words, capsys):
 
 
 @pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("0.5 * (answer in completion)", "right answers are graded as wrong, so pass rates would be false"),
+        ("100.0 if answer in completion else 10.0", "wrong answers are graded as right, so pass rates would be false"),
+    ],
+)
+def test_a_reward_whose_pass_rates_would_be_false_is_said_so(reward, said, words, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(f"def f(completion, answer, metadata): return {reward}\n")
+    assert main(["check-reward", *words, f"task.reward.parts=[{{name: {tmp_path}/own.py:f}}]"]) == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
     ("order", "expected"),
     [(("shape", "right"), True), (("right", "shape"), False), (("shape",), False), (("shape", "math"), True)],
 )

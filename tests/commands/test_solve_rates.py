@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs import rows
-from grpo.commands.solve_rates import _begun, _measure
+from grpo.commands.solve_rates import _begun, _measure, _require_same
 from grpo.config import DataConfig, TrainConfig, UserError
 from grpo.dynamics.difficulty import Difficulty
 from grpo.insight.pages.solve_rates import analysed, mass, reasons, recommended, silent_share, write_solve_rates
@@ -60,6 +60,16 @@ def test_a_command_that_goes_on_cuts_off_half_a_line_also_where_the_disk_is_full
     with files_up_to(1):
         assert _begun(tmp_path, config) == done
     assert rates.read_text() == kept
+
+
+def test_rates_that_were_begun_with_other_problems_are_not_continued(tmp_path):
+    rates = tmp_path / "solve_rates.jsonl"
+    rates.write_text('{"problem_id": "a", "answer": "1"}\n{"problem_id": "b"}\n')
+    _require_same(rates, {("a", "1"), ("b", ""), ("c", "3")})
+    with pytest.raises(
+        UserError, match="was begun with other problems: a had the answer '1', and the data have no such"
+    ):
+        _require_same(rates, {("a", "2"), ("b", "")})
 
 
 def test_rates_that_were_begun_with_other_settings_are_not_continued(tmp_path):

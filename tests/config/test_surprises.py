@@ -22,6 +22,11 @@ def said_of(*words):
         (["task.prompt.system=none"], "task.prompt.system is the text 'none': null leaves it to the chat template"),
         (["objective.clip_high=1.28"], "let ratios lie between 0.8 and 2.28: [0.8, 1.28] is written 0.2 and 0.28"),
         (["objective.clip_low=0.8"], "let ratios lie between 0.2 and 1.2"),
+        (
+            ["task.reward.extract=boxed", "task.prompt.template='{question} Write <answer> </answer>.'"],
+            "asks for <answer>…</answer>: set task.reward.extract=tag",
+        ),
+        (["task.prompt.system=README.md"], "task.prompt.system=README.md is the name of a file, and the model reads"),
         (["task.reward.extract=tag"], "task.reward.extract=tag looks for <answer>…</answer>, for which neither"),
         (["learner.learning_rate=1e-15"], "learner.learning_rate=1e-15 moves no weight"),
         (["learner.weight_decay=10", "learner.learning_rate=1e-3", "num_steps=100"], "shrinks every weight to 37%"),

@@ -40,6 +40,9 @@ def huge(completion, answer, metadata): return -1e30
 def two(completion, label): return 1.0
 def first_number(completion, answer, metadata): return float([][0])
 def foreign(prompt, response, label): return 1.0
+class Method:
+    def f(self, completion, answer): return 1.0
+unbound = Method.f
 def openrlhf(queries, prompts, labels): return 1.0
 def array(completions, solution): return numpy.array([float(a == c) for c, a in zip(completions, solution)])
 def needy(completions, trainer_state, level): return [0.0] * len(completions)
@@ -278,6 +281,7 @@ def test_a_file_beside_that_of_a_reward_is_not_searched_and_the_way_out_is_named
         ("two", r"takes \(completion, label\); write it as f\(completion, answer, metadata\) for one completion"),
         ("openrlhf", r"takes \(queries, prompts, labels\); write it as"),
         ("foreign", r"takes \(prompt, response, label\); write it as"),
+        ("unbound", r"takes \(self, completion, answer\); write it as"),
         ("needy", "takes level, trainer_state, which the data have no column for; they have bonus, data_source, extra"),
         ("Uncallable", "Uncallable' is a class without a method __call__: give it one, or name a function"),
         ("Needy", r"Needy' is a class, .* without arguments .*: make one in the file, as in reward = Needy\(…\), and"),

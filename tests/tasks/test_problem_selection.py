@@ -30,6 +30,14 @@ def test_a_band_of_pass_rates_keeps_its_ends_and_what_has_none():
     assert str(left_out) == "4 of 6 problems taken; left out: 2 with a pass rate outside [0.1, 0.8]"
 
 
+def test_a_band_of_pass_rates_that_no_row_has_is_refused():
+    unrated = [problem(index, llama8b_solve_rate=None) for index in range(3)]
+    with pytest.raises(
+        UserError, match="selects by the column llama8b_solve_rate, which is empty in every row: measure"
+    ):
+        taken(unrated, solve_rate=[0.1, 0.8])
+
+
 def test_problems_without_a_pass_rate_can_be_dropped():
     kept, left_out = taken(RATED, without_solve_rate="drop")
     assert kept == ["p-0", "p-1", "p-3", "p-4", "p-5"]
@@ -46,6 +54,10 @@ def test_sources_and_domains_are_kept_by_name():
     assert taken(problems, domains=["algebra"])[0] == ["p-0", "p-1"]
     assert taken(problems, domains=["Mathematics -> Geo"])[0] == ["p-1"]
     assert taken(problems, domains=["Prealgebra"], sources=["gsm8k"])[0] == ["p-0"]
+    with pytest.raises(
+        UserError, match="domains: 'Geometri' is unknown; choose from Algebra, Geometry, Mathematics, Nu"
+    ):
+        taken(problems, domains=["algebra", "Geometri"])
 
 
 def test_sources_are_those_of_the_column_that_is_named():

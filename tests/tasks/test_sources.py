@@ -129,6 +129,8 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
     bare.write_text("{}\n{}\n")
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"problem,answer\n\xff\xfe,1\n")
+    excel = tmp_path / "excel.csv"
+    excel.write_bytes(b"PK\x03\x04 and so on")
     fake = tmp_path / "fake.parquet"
     fake.write_text("no parquet")
     for path, message in (
@@ -138,6 +140,7 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
         (scalar, "must hold a row for each problem: a list of JSON objects"),
         (binary, "is not UTF-8 text .*: save it as UTF-8"),
         (fake, "cannot read"),
+        (excel, "is a table of Excel or another zipped file by its content: export it as CSV"),
     ):
         with pytest.raises(UserError, match=message):
             load_problems(DataConfig(path=str(path)))
@@ -151,6 +154,7 @@ def test_tables_of_other_separators_packed_files_and_folders_give_the_same_probl
     text = "problem,answer\n1 + 1?,2\n2 + 2?,4\n"
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "sums.csv").write_text(text.replace(",", ";"))
+    (tmp_path / "bars.csv").write_text(text.replace(",", "|"))
     (tmp_path / "sums.TSV").write_text(text.replace(",", "\t"))
     (tmp_path / "spaced.csv").write_text(text.replace("problem,", "problem, "), newline="\r\n")
     (tmp_path / "lines.json").write_text(lines)
