@@ -129,6 +129,8 @@ def _several(word: str, key: str) -> str:
         return f"{word!r} names several choices of {key}, and a run has one{both}"
     if kind_of(key) in (int, float) and all(re.fullmatch(r"\d{3}", value) for value in values[1:]):
         return f"{word!r} gives several values: a number has no commas, {key}={''.join(values)}"
+    if kind_of(key) is float and re.fullmatch(r"-?\d+,\d+", ",".join(values)):
+        return f"{word!r} gives several values: a decimal number has a point, {key}={'.'.join(values)}"
     return f"{word!r} gives several values: put one text in quotes, a list in brackets; grpo sweep runs several"
 
 

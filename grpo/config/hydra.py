@@ -89,6 +89,8 @@ def composed(words: list[str]) -> DictConfig:
     register()
     request = read_words(words)
     first = request.directory if request.directory and request.name != "train" else config_directory()
+    if request.directory and first != request.directory:
+        _refuse_hidden(request.directory)
     overrides = [*reworded(request.overrides), *_search_path(request, first)]
     _refuse_removed(request.overrides)
     _refuse_several_choices(request.overrides)
@@ -111,6 +113,16 @@ def composed(words: list[str]) -> DictConfig:
     _refuse_added(config)
     _refuse_sections_in_text(config)
     return config
+
+
+def _refuse_hidden(directory: Path) -> None:
+    """Raises UserError for a file of the user's own that would never be read, since one of grpo's has its name."""
+    for file in sorted(directory.glob("*/*.yaml")):
+        ours = config_directory() / file.relative_to(directory)
+        require(
+            not ours.exists() or ours.read_bytes() == file.read_bytes(),
+            f"{file} is never read, since {file.parent.name}={file.stem} is one of grpo's: give it another name",
+        )
 
 
 def _refuse_sections_in_text(config: DictConfig) -> None:

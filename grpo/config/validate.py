@@ -57,21 +57,7 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"task.name={config.task.name} is no plain name, by which a folder may be called: leave out slashes and a "
         "first dot",
     )
-    _require(
-        not PureWindowsPath(config.output_dir).drive and "\\" not in config.output_dir,
-        f"output_dir={config.output_dir} is a path of Windows, and this machine would make one folder of that name: "
-        "name a folder with slashes, such as output_dir=runs/mine",
-    )
-    _require(
-        "://" not in config.output_dir,
-        f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
-        "such as output_dir=runs/mine, and copy it afterwards",
-    )
-    _require(
-        not _mixes(Path(os.path.realpath(config.output_dir)), bool(config.checkpoint.resume)),
-        f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own, such as "
-        "output_dir=runs/mine",
-    )
+    _check_output(config)
     _check_lengths(config)
     check_pass_through(config)
     check_task(config)
@@ -107,6 +93,29 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]; 1 turns it off",
     )
     _require(evaluation.max_tokens != 0, "evaluation.max_tokens=0 must be above 0; null takes rollout.sampling's")
+
+
+def _check_output(config: TrainConfig) -> None:
+    """Raises UserError for an output_dir that cannot be meant."""
+    _require(
+        not PureWindowsPath(config.output_dir).drive and "\\" not in config.output_dir,
+        f"output_dir={config.output_dir} is a path of Windows, and this machine would make one folder of that name: "
+        "name a folder with slashes, such as output_dir=runs/mine",
+    )
+    _require(
+        config.output_dir not in ("None", "null"),
+        f"output_dir={config.output_dir} would be a folder of that name: name one, or leave the word out",
+    )
+    _require(
+        "://" not in config.output_dir,
+        f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
+        "such as output_dir=runs/mine, and copy it afterwards",
+    )
+    _require(
+        not _mixes(Path(os.path.realpath(config.output_dir)), bool(config.checkpoint.resume)),
+        f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own, such as "
+        "output_dir=runs/mine",
+    )
 
 
 def _mixes(output: Path, resumes: bool) -> bool:
@@ -314,6 +323,10 @@ def _check_mlflow(uri: str) -> None:
     _require(
         not a_word or Path(uri).is_dir(),
         f"tracking.mlflow={uri} is no address and no folder: give http://HOST:PORT, sqlite:///FILE or file:FOLDER",
+    )
+    _require(
+        not re.fullmatch(r"[\w.-]+:\d+/?", uri),
+        f"tracking.mlflow={uri} lacks its protocol: give http://{uri}",
     )
 
 

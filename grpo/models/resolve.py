@@ -211,6 +211,7 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
         return directory
     config = read_object(directory / CONFIG)
     _check_names(config, changes)
+    changes = _in_rope_parameters(config, changes)
     text = json.dumps(_changed(config, changes), indent=2, sort_keys=True)
     # The list of files is part of the name, because a folder made before the weights came is another one.
     files = sorted(file.name for file in directory.iterdir())
@@ -252,6 +253,22 @@ def _check_names(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Non
             name in setting_names or hasattr(default_config, name),
             f"model.config.{name} is no setting of {kind} models{hint}",
         )
+
+
+def _in_rope_parameters(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the changes with the older names of positions' settings where newer models hold them: transformers reads
+    no `rope_theta` beside `rope_parameters`. Raises UserError where several kinds of layers have one each."""
+    newer = settings.get("rope_parameters")
+    moved = {name: changes[name] for name in ("rope_theta", "partial_rotary_factor") if name in changes}
+    if not isinstance(newer, Mapping) or not moved:
+        return changes
+    require(
+        not any(isinstance(value, Mapping) for value in newer.values()),
+        f"model.config.{next(iter(moved))} is one value, and this model has one for each kind of layer: set "
+        "model.config.rope_parameters",
+    )
+    inner = {**changes.get("rope_parameters", {}), **moved}
+    return {name: value for name, value in changes.items() if name not in moved} | {"rope_parameters": inner}
 
 
 def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def build_sampler(
     urls = config.rollout.servers.urls if config.rollout.engine == "vllm_server" else []
     doing = f"starting the sampler ({config.rollout.engine})"
     if urls:
-        doing = f"waiting for the vLLM servers at {', '.join(urls)}"
+        minutes = config.rollout.servers.start_seconds / 60
+        doing = f"waiting up to {minutes:g} min for the vLLM servers that grpo serve starts at {', '.join(urls)}"
         # A machine that has just begun may get its name later, so this ends no run.
         unknown = [url for url in urls if without_address(url)]
         doing += f" (this machine finds no address of {', '.join(unknown)})" if unknown else ""

@@ -60,6 +60,7 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     configs = _composed(variants)
     _refuse_equal(configs)
     spending = _budget(sweep, next(iter(configs.values())))
+    _check_budget(sweep, spending, variants, configs)
     if sweep.budget == "steps" and sweep.amount:
         configs = {name: replace(config, num_steps=sweep.amount) for name, config in configs.items()}
     variants = _without_unread(variants, configs, common)
@@ -157,6 +158,29 @@ def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
     dynamics = first.dynamics
     samples = dynamics.group_size * dynamics.prompts_per_step * first.num_steps
     return [f"limits.{sweep.budget}={sweep.amount or samples}"]
+
+
+def _check_budget(
+    sweep: SweepConfig,
+    spending: Sequence[str],
+    variants: Mapping[str, Sequence[str]],
+    configs: Mapping[str, TrainConfig],
+) -> None:
+    """Raises UserError where a variant sets what the budget sets for all, and where the budget is less than a round."""
+    for setting, (name, words) in product(spending, variants.items()):
+        own = next((word for word in words if _key(word) == _key(setting)), "")
+        require(
+            not own,
+            f"{own} of the variant {name} has no effect, since the sweep's budget sets {setting}: leave it out, or set "
+            "budget and amount otherwise",
+        )
+    for name, config in configs.items():
+        dynamics = config.dynamics
+        samples = dynamics.group_size * dynamics.prompts_per_step * dynamics.refresh_interval
+        require(
+            sweep.budget != "samples" or not sweep.amount or sweep.amount >= samples,
+            f"amount={sweep.amount} samples are less than a round of the variant {name}, which has {samples}: raise it",
+        )
 
 
 def _folder(name: str) -> str:

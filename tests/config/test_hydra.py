@@ -105,6 +105,12 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
     assert composed("--config-dir", str(tmp_path), "experiment=mine") == ("tiny", 7, 0)
     assert composed(f"{tmp_path}/own.yaml", "experiment=mine") == ("tiny", 7, 3)
     assert composed(f"--config-dir={tmp_path}", "--config-name=own", "num_steps=2") == ("smollm2", 2, 3)
+    (tmp_path / "experiment" / "tiny.yaml").write_text("# @package _global_\nnum_steps: 7\n")
+    with pytest.raises(
+        UserError, match="tiny.yaml is never read, since experiment=tiny is one of grpo's: give it another"
+    ):
+        composed("--config-dir", str(tmp_path), "experiment=tiny")
+    (tmp_path / "experiment" / "tiny.yaml").unlink()
     (tmp_path / "own.yml").write_text("defaults: [train, _self_]\n")
     with pytest.raises(UserError, match=r"reads .*own.yml as own.yaml: give it that name"):
         composed(f"{tmp_path}/own.yml")

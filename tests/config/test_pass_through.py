@@ -122,6 +122,13 @@ def test_a_model_with_another_config_is_a_folder_of_its_own(tmp_path, monkeypatc
     }
     assert json.loads((model / "config.json").read_text()) == settings
     assert with_config(model, {"vocab_size": 96}) != folder
+    # transformers reads no rope_theta beside rope_parameters.
+    older = json.loads((with_config(model, {"rope_theta": 77.0}) / "config.json").read_text())
+    assert older == settings | {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+    layers = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
+    (model / "config.json").write_text(json.dumps(layers))
+    with pytest.raises(UserError, match="rope_theta is one value, and this model has one for each kind of layer"):
+        with_config(model, {"rope_theta": 77.0})
     assert folder.stat().st_mode == folder.parent.stat().st_mode, "whoever may read the cache may read the folder"
 
 

@@ -120,6 +120,22 @@ def test_the_largest_checkpoint_of_a_copied_folder_is_read(tmp_path):
     assert len(read_log(tmp_path)["pass_rate"]) == 12
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x1f\x8b\x08\x00", "is packed: unpack it first"),
+        (b"PK\x03\x04", "is packed: unpack it first"),
+        ('{"step": 1}'.encode("utf-16"), "is text in UTF-16: save it as UTF-8"),
+        (b"", "is empty: give a log that a run has written"),
+    ],
+)
+def test_a_file_of_other_bytes_than_its_name_says_is_named(tmp_path, content, said):
+    for name in ("log.json", "log.jsonl", "log.csv", "log.txt"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name} {said}"):
+            read_log(tmp_path / name)
+
+
 def test_mlflows_folder_gets_its_own_remedy(tmp_path):
     (tmp_path / "meta.yaml").write_text("run_id: a\n")
     with pytest.raises(UserError, match="of MLflow's folder, export the run's metrics as CSV with a column for each"):

@@ -156,6 +156,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys):
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
         (["dry_run=true", "output_dir=/dev/null"], "output_dir=/dev/null cannot be written to, since /dev/null is no"),
         (["tracking.mlflow=nonsense"], "tracking.mlflow=nonsense is no address and no folder: give http://HOST:PORT"),
+        (["tracking.mlflow=localhost:5000"], "mlflow=localhost:5000 lacks its protocol: give http://localhost:5000"),
+        (["output_dir=None"], "output_dir=None would be a folder of that name: name one, or leave the word out"),
         (["output_dir=/"], "output_dir=/ would mix the run's files with others"),
         ([f"num_steps={'9' * 400}"], "num_steps=99999999999999999999… is too large: give at most 18 digits"),
         (["task.reward.workers=100000"], "task.reward.workers=100000 asks for as many processes, and this machine has"),

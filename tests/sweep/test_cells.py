@@ -47,7 +47,7 @@ def test_a_dry_run_is_no_run_of_a_sweep():
 
 def test_all_spend_alike():
     # The tiny experiment takes 40 steps of 16 prompts × 8 completions.
-    words = ["experiment=tiny", "dynamics.prompts_per_step=16", "dynamics.group_size=8", "num_steps=40"]
+    words = ["experiment=tiny", "dynamics.prompts_per_step=16", "dynamics.group_size=8"]
 
     def budget(**settings):
         return cells_of(SweepConfig(variants=TWO, seeds=1, **settings), words)[0].overrides[-2]
@@ -62,6 +62,21 @@ def test_all_spend_alike():
 @pytest.mark.parametrize(
     ("settings", "words", "message"),
     [
+        (
+            {"variants": TWO, "budget": "steps", "amount": 7},
+            ["num_steps=40"],
+            "num_steps=40 of the variant grpo has no effect, since the sweep's budget sets num_steps=7: leave it out",
+        ),
+        (
+            {"variants": TWO, "budget": "samples", "amount": 128},
+            ["limits.samples=64,128"],
+            "limits.samples=64 of the variant grpo samples=64 has no effect, since the sweep's budget sets",
+        ),
+        (
+            {"variants": TWO, "budget": "samples", "amount": 5},
+            ["experiment=tiny"],
+            "amount=5 samples are less than a round of the variant grpo, which has 128: raise it",
+        ),
         ({"variants": {}}, [], "needs `variants`, which map a name to a list of overrides"),
         ({"variants": TWO, "seeds": 0}, [], "seeds=0 must be above 0"),
         ({"variants": TWO, "seeds": 1, "amount": -1}, [], "amount=-1 must not be negative"),

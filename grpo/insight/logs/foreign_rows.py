@@ -42,6 +42,12 @@ REFUSED = {
     ".wandb": "is a log of Weights & Biases: wandb sync its folder, then export the run's history as CSV",
 }
 """This says why files whose names end so are not read."""
+BEGINNINGS = {
+    b"\x1f\x8b": _PACKED,
+    b"PK\x03\x04": _PACKED,
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "is text in UTF-16: save it as UTF-8"),
+}
+"""This says why files that begin with these bytes are not read."""
 _EXPORTED = {
     ".wandb": f"; its .wandb file {REFUSED['.wandb'].removeprefix('is a log of Weights & Biases: ')}",
     "meta.yaml": "; of MLflow's folder, export the run's metrics as CSV with a column for each",
@@ -94,13 +100,14 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
     suffix = file.suffix.lower()
     if file.is_dir() or "tfevents" in file.name:
         return _gathered(read_event_files(file))
+    require(suffix not in REFUSED, f"{file} {REFUSED.get(suffix)}")
+    _refuse_bytes(file)
     if suffix == ".parquet":
         return _gathered(read_parquet(file))
     if suffix in (".csv", ".tsv"):
         return _gathered(_csv_rows(file, column))
     if suffix == ".json":
         return _json_rows(file)
-    require(suffix not in REFUSED, f"{file} {REFUSED.get(suffix)}")
     if not file.is_file():  # a pipe can be read once only
         return _piped(file)
     if _is_json_lines(file):
@@ -112,6 +119,16 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
         ".parquet, TensorBoard's, or what TRL, verl, OpenRLHF or slime print: the file has no such lines",
     )
     return _gathered(rows, notes=notes)
+
+
+def _refuse_bytes(file: Path) -> None:
+    """Raises UserError for a file whose first bytes say that it is packed or no UTF-8, whatever its name says."""
+    if file.is_file():
+        with file.open("rb") as opened:
+            beginning = opened.read(4)
+        kind = next((words for start, words in BEGINNINGS.items() if beginning.startswith(start)), "")
+        require(not kind, f"{file} {kind}")
+        require(bool(beginning), f"{file} is empty: give a log that a run has written")
 
 
 def _piped(pipe: Path) -> ForeignRows:

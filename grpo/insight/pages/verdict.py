@@ -319,6 +319,8 @@ def nothing_found(log: RunLog) -> str:
         outcome = (
             f"{len(CHECKS) - len(checks_not_made)} of {len(CHECKS)} checks could be made, and they found no problem"
         )
+    if 0 < len(log[m.PASS_RATE]) < FEWEST_ROUNDS:
+        outcome += f", but most need {FEWEST_ROUNDS} rounds and more, and the log has {len(log[m.PASS_RATE])}"
     shift = change(log[m.PASS_RATE] if len(log[m.PASS_RATE]) else log[m.REWARD])
     if shift is None or mood not in ADVICE or harder_prompts(log, DiagnosisRule()):
         return outcome
