@@ -82,7 +82,8 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
-        notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong), *([note] if note else [])],
+        notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong, own_series)]
+        + ([note] if note else []),
     )
 
 
@@ -96,10 +97,10 @@ def _refuse_other_training(path: Path, columns: Iterable[str]) -> None:
         )
 
 
-def _untaken(wrong: Mapping[str, str]) -> list[str]:
-    """Says which metrics are left out because of values that they cannot have."""
-    return [f"{m.TABLE[name].meaning if name in m.TABLE else name}: the column {why}, so it is left out"
-            for name, why in wrong.items()]  # fmt: skip
+def _untaken(wrong: Mapping[str, str], columns: Iterable[str]) -> list[str]:
+    """Says which columns are left out because of values that they cannot have. `wrong` has them by our names."""
+    known_as = {our_name(name): name for name in columns}
+    return [f"{known_as.get(name, name)} {why}, so it is left out" for name, why in wrong.items()]
 
 
 def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column]) -> list[str]:
