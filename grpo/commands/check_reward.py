@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grpo.config import TrainConfig
+from grpo.config.surprises import surprises
 from grpo.host.terminal import Terminal
 from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
 from grpo.run.scripted_episodes import ScriptedEpisodes
@@ -16,8 +17,8 @@ def run(config: TrainConfig) -> int:
     """Grades a right, a wrong and an empty answer to some problems, and prints their rewards. Episodes are played with
     these answers, and the first conversation is printed.
 
-    Returns 0, or 1 where right answers are not rewarded more than wrong ones, or not graded as such, every episode
-    failed, or none returned its reward.
+    Returns 0, or 1 where right answers are not rewarded more than wrong ones, every episode failed, or none returned
+    its reward.
     """
     with ScriptedEpisodes(config.task) as play:
         scored = trial(config.task, config.rollout.sampling.max_tokens, NUM_PROBLEMS, play=play)
@@ -25,7 +26,8 @@ def run(config: TrainConfig) -> int:
     console.print(trial_table(scored))
     for text in trial_episodes(scored):
         console.print(text, soft_wrap=True)
-    for odd in {line for of_set in config.task.all_sets.values() for line in oddities(of_set)}:
+    odd_lines = {line for of_set in config.task.all_sets.values() for line in oddities(of_set)}
+    for odd in (*odd_lines, *(line for line in surprises(config) if "task." in line)):
         console.print(odd, style="yellow", soft_wrap=True)
     if all_failed(scored):
         console.print("every episode failed: correct task.episode", style="yellow", soft_wrap=True)
@@ -40,7 +42,6 @@ def run(config: TrainConfig) -> int:
         return 1
     if line := misjudged(scored):
         console.print(line, style="yellow", soft_wrap=True)
-        return 1
     if tells_apart(scored):
         return 0
     console.print(SAME, style="yellow", soft_wrap=True)

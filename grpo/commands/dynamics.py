@@ -137,6 +137,9 @@ def _whatif(path: Path, settings: list[str]) -> Analysis:
     if output:
         require_writable(output, "output=")
     words = [word for word in settings if word not in (*budgets, *outputs)]
+    keys = [word.partition("=")[0] for word in words]
+    twice = next((key for key in keys if keys.count(key) > 1), "")
+    require(not twice, f"{twice}= is given twice: put its values into one word, {twice}=A,B")
 
     def analysis() -> None:
         from grpo.insight.pages.whatif import write_whatif

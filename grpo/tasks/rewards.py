@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
+from grpo.config.errors import require
 from grpo.config.task import EPISODE, REMOTE, remote_kind
 from grpo.tasks.extraction import EXTRACTORS, extract
 from grpo.tasks.judge import Judge
@@ -60,6 +61,11 @@ def _format(config: RewardConfig) -> RewardPart:
         raise UserError(
             f"task.reward.format_pattern {config.format_pattern!r} is not a valid regular expression: {error}."
         ) from error
+    require(
+        not pattern.search(""),
+        f"task.reward.format_pattern {config.format_pattern!r} occurs in every completion, even in an empty one, so it "
+        "rewards nothing in particular: leave out what makes all of it optional",
+    )
     return lambda completion, answer, metadata: float(pattern.search(completion) is not None)
 
 

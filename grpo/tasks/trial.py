@@ -110,8 +110,8 @@ def misjudged(scored: Sequence[ScoredGroup]) -> str:
     wrong = "right answers are graded as wrong" if not any(right.correct for right, *_ in groups) else ""
     wrong = wrong or ("wrong answers are graded as right" if all(other.correct for _, other, _ in groups) else "")
     return wrong and (
-        f"{wrong}, so pass rates would be false: an answer is right where the first part of task.reward.parts gives "
-        "task.reward.correct_at or more, so set that, or scale what the part returns"
+        f"{wrong}; if the model's are too, pass rates are false: an answer is right where the first part of "
+        "task.reward.parts gives task.reward.correct_at or more, so set that, or scale what the part returns"
     )
 
 

@@ -33,14 +33,26 @@ def test_a_reward_that_does_not_tell_right_from_wrong_is_said_so(words, capsys):
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        ("0.5 * (answer in completion)", "right answers are graded as wrong, so pass rates would be false"),
-        ("100.0 if answer in completion else 10.0", "wrong answers are graded as right, so pass rates would be false"),
+        (
+            "0.5 * (answer in completion)",
+            "right answers are graded as wrong; if the model's are too, pass rates are false",
+        ),
+        (
+            "100.0 if answer in completion else 10.0",
+            "wrong answers are graded as right; if the model's are too, pass rates are false",
+        ),
     ],
 )
 def test_a_reward_whose_pass_rates_would_be_false_is_said_so(reward, said, words, tmp_path, capsys):
     (tmp_path / "own.py").write_text(f"def f(completion, answer, metadata): return {reward}\n")
-    assert main(["check-reward", *words, f"task.reward.parts=[{{name: {tmp_path}/own.py:f}}]"]) == 1
+    assert main(["check-reward", *words, f"task.reward.parts=[{{name: {tmp_path}/own.py:f}}]"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_extraction_that_the_prompt_does_not_ask_for_is_said(words, capsys):
+    asked = ["task.prompt.template='{question} Write <answer> </answer>.'", "task.reward.extract=boxed"]
+    assert main(["check-reward", *words, *asked]) == 0
+    assert "asks for <answer>…</answer>: set task.reward.extract=tag" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

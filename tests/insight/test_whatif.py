@@ -93,6 +93,7 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
         (["learner.learning_rate=1e-3"], "no prediction is made for learner.learning_rate; it is made for dynamics.g"),
         (["normalization=sgd"], "normalization has no 'sgd'; choose one of dapo, dial, dr_grpo, gdpo"),
         (["normalization=pass_at_k"], "no prediction is made for normalization.name"),
+        (["dynamics.group_size=4", "dynamics.group_size=16"], "put its values into one word, dynamics.group_size=A,B"),
         (["dynamics.group_size=4", "steps=5", "tokens=6"], "give one budget, not steps=5 and tokens=6"),
         (["dynamics.group_size=4", "tokens=1e12"], "'dynamics.group_size=4' from 60 steps: ask for at most tokens="),
         (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a number above 0"),

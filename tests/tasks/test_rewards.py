@@ -120,6 +120,10 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
         ),
         ({"parts": [RewardPartConfig(name="os:sep")]}, "is a str, and no function or class"),
         ({"parts": [RewardPartConfig(name="format")]}, "needs task.reward.format_pattern"),
+        (
+            {"parts": [RewardPartConfig(name="format")], "format_pattern": "(<think>.*</think>)?"},
+            "occurs in every completion, even in an empty one, so it rewards nothing in particular",
+        ),
         ({"parts": [RewardPartConfig(name="format")], "format_pattern": "("}, "is not a valid regular expression"),
         (
             {"parts": [RewardPartConfig(name="exact")], "extract": "last"},
