@@ -69,6 +69,8 @@ _COMMAS = re.compile(r"\s*-?\d+(,\d+)+(\.\d*)?\s*")
 _THOUSANDS = re.compile(r"\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*")
 _WRITTEN = re.compile(r"\W{0,2}\d[\d\s.,·'/±%eE+-]*\W?")
 _DATE = re.compile(r"\s*\d{1,4}[-/.]\d\d?[-/.]\d")
+# A column that holds texts holds some in so many first rows.
+LOOKED_AT = 1_000
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
 
@@ -200,11 +202,12 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = ()) -> ForeignRows:
     """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
     run, written = LastRun(), dict[str, Any]()
-    for row in rows:
+    for count, row in enumerate(rows):
         if isinstance(row, Mapping):
             is_text = isinstance(row.get("step"), str)
             run.add({name: _as_number(value) for name, value in row.items()} if is_text else row)
-            written |= {name: value for name, value in row.items() if name not in written and _is_written(value)}
+            if count < LOOKED_AT:
+                written |= {name: value for name, value in row.items() if name not in written and _is_written(value)}
     numbers = run.columns.named()
     texts = [
         f"{name} holds {value!r}, which is no plain number, so it is left out: write its numbers as numbers"
