@@ -235,7 +235,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         if data.choices_column:
             answer = letter_of(answer, cell(row, data.choices_column), kind)
         texts = (question, answer, *(message["content"] for message in messages))
-        if not question or not (answer or no_answers) or not all(map(whole, texts)):
+        if not question or not (answer or no_answers) or not all(map(whole, texts)) or _picture(row, question):
             unusable.append(row_id)
             first = first or _shown(row, own_answer, data)
             continue
@@ -262,10 +262,18 @@ def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
     return f"{lack}; {data.path if not name else 'it'} has {', '.join(columns)}{hint}"
 
 
+def _picture(row: Row, question: str) -> str:
+    """Returns the mark by which a question shows what lies in a column of that name, as verl's data do, or ""."""
+    marks = (mark for mark in ("image", "video", "audio") if f"<{mark}>" in question)
+    return next((f"<{mark}>" for mark in marks if row.get(mark) or row.get(f"{mark}s")), "")
+
+
 def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     """Returns a message with the question and answer of an unusable row, and the forms that can be used."""
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
+    if mark := _picture(row, conversation(cell(row, data.question_column))[1]):
+        return f" The first has {mark} in its prompt, and a column that holds it; models read text only here."
     if data.choices_column and conversation(cell(row, data.question_column))[1] and text_of(answer):
         return (
             f" The first has the answer {answer!r:.80} and the choices {cell(row, data.choices_column)!r:.80}; choices "

@@ -145,6 +145,14 @@ def test_the_answer_of_a_multiple_choice_question_is_its_letter(write_rows):
     assert letter_of("27", [str(number) for number in range(30)]) == ""  # there is no letter for it
 
 
+def test_a_question_that_shows_a_picture_is_no_question_of_text(write_rows):
+    rows = [{"problem": "<image>Find x.", "answer": "1", "images": ["a"]}, {"problem": "Write <image>.", "answer": "2"}]
+    problems, report = load_problems(DataConfig(path=write_rows(rows)))
+    assert [problem.question for problem in problems] == ["Write <image>."] and len(report.unusable) == 1
+    with pytest.raises(UserError, match="The first has <image> in its prompt, and a column that holds it; models read"):
+        load_problems(DataConfig(path=write_rows(rows[:1])))
+
+
 def test_an_answer_is_looked_for_among_the_labels_of_choices_first(write_rows):
     # Some of ARC's questions number their choices from 1.
     numbered = {"text": ["red", "green", "blue", "4"], "label": ["1", "2", "3", "4"]}
