@@ -23,7 +23,7 @@ def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Messa
     """Compares a made-up conversation, which grows turn by turn, with the template's own rendering of all of it.
 
     It begins with the message `system`, if there is one. Returns "" if both are equal, or what the growing conversation
-    keeps of earlier turns where the template would not: thoughts, words before calls, very characters, or the token
+    keeps of earlier turns where the template would not: thoughts, words before calls, exact words, or the token
     with which the model ended a turn. Raises UserError for every other difference, for a template that shows no tools,
     and for calls that are read otherwise than they were written.
     """
@@ -32,7 +32,7 @@ def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Messa
     dropped = {
         "thoughts": not _keeps_thoughts(chat, tools),
         "words before calls": tools and not _keeps_words(chat, tools),
-        "very characters": _INNER not in chat.text([ASKED, {"role": "assistant", "content": _INNER}, ASKED], tools),
+        "exact words": _INNER not in chat.text([ASKED, {"role": "assistant", "content": _INNER}, ASKED], tools),
     }
     kept = " and ".join(name for name, is_dropped in dropped.items() if is_dropped)
     messages: list[Message] = [*system, {"role": "user", "content": "What is 2 + 3?"}]

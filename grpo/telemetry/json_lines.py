@@ -25,7 +25,7 @@ from grpo.telemetry.row_kinds import wrong_in
 logger = logging.getLogger(__name__)
 
 LARGEST_STEP = 2.0**63
-"""No log counts so far."""
+"""No log counts this far."""
 
 Row = Mapping[str, Any]
 """A row is one line of a log: values by their names."""

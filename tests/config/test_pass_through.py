@@ -125,6 +125,9 @@ def test_a_model_with_another_config_is_a_folder_of_its_own(tmp_path, monkeypatc
     # transformers reads no rope_theta beside rope_parameters.
     older = json.loads((with_config(model, {"rope_theta": 77.0}) / "config.json").read_text())
     assert older == settings | {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+    # Phi, GLM and Nemotron hold the rotated share twice, and transformers takes the inner one.
+    rotated = json.loads((with_config(model, {"partial_rotary_factor": 0.25}) / "config.json").read_text())
+    assert rotated["rope_parameters"] == settings["rope_parameters"] | {"partial_rotary_factor": 0.25}
     layers = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
     (model / "config.json").write_text(json.dumps(layers))
     with pytest.raises(UserError, match="rope_theta is one value, and this model has one for each kind of layer"):

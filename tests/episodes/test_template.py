@@ -59,7 +59,7 @@ def test_a_template_that_drops_earlier_thoughts_is_a_difference_that_a_run_keeps
 )
 def test_a_template_that_rewrites_an_earlier_turn_is_a_difference_that_a_run_keeps(rewriting):
     text = TURN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content | " + rewriting + " }}") + END
-    assert template(text)[0].prove() == "very characters"
+    assert template(text)[0].prove() == "exact words"
 
 
 def test_words_of_a_turn_that_its_generation_prompt_lacks_are_refused():
