@@ -1,6 +1,6 @@
 """This script asks whether `dynamics=adaptive` decides well, by real runs of small models at every fixed group size.
 
-    python benchmarks/schedule.py FOLDER [SEEDS] [TASK]   (1 seed: 42 rows of 9 tiny runs, two hours on one core)
+    python benchmarks/schedule.py FOLDER [SEEDS] [TASK]   (1 seed: 42 rows of 12 tiny runs; 9 take two hours, one core)
     python benchmarks/schedule.py FOLDER SEEDS show       (the tables of the runs so far)
 
 Eight tasks of the tiny model, three of them also with 3 and 48 prompts a step in place of 12, and two of SmolLM2-135M
