@@ -130,7 +130,7 @@ def _whatif(path: Path, settings: list[str]) -> Analysis:
     budgets = [word for word in settings if word.partition("=")[0] in UNITS]
     if len(budgets) > 1:
         raise UserError(f"give one budget, not {' and '.join(budgets)}")
-    amounts = typed(budgets, **dict.fromkeys(UNITS, positive))
+    amounts = typed(budgets, steps=natural, tokens=natural, seconds=positive)
     budget = Budget(*next(iter(amounts.items()))) if amounts else None
     outputs = [word for word in settings if word.startswith("output=")]
     output = typed(outputs, output=Path).get("output")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -69,8 +70,7 @@ def run(words: Sequence[str] = ()) -> int:
     refuse_misspelt(overrides, OWN_WORDS)
     names = _names("part", options.get("part", ",".join(PARTS)), PARTS + NAMED)
     ways = _names("ways", options.get("ways", ",".join(WAYS)), WAYS)
-    if "size" in options:
-        check_size(options["size"])
+    _require_read(options, overrides, names)
     folder = Path(options.get("output_dir", "runs/prove"))
     config = compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"])
     validate(config, config.hardware.ranks)
@@ -119,6 +119,15 @@ def run(words: Sequence[str] = ()) -> int:
     facts = [fact for report in reports for fact in report.facts]
     _print(f"{device}, {size}", sorted(facts, key=lambda fact: list(parts).index(fact.part)), record["settings"])
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
+
+
+def _require_read(options: Mapping[str, str], overrides: Sequence[str], names: Sequence[str]) -> None:
+    """Raises UserError for an unknown size, and for words that the parts `names` do not read."""
+    require("ways" not in options or "learner" in names, "ways= are those of the part learner, which part= leaves out")
+    own_model = next((word for word in overrides if re.match(r"(model|experiment|task|model\.path)=", word)), "")
+    require(not own_model, f"prove measures models of its own with random weights: leave out {own_model}")
+    if "size" in options:
+        check_size(options["size"])
 
 
 def _names(key: str, value: str, known: Collection[str]) -> list[str]:

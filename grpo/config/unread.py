@@ -173,6 +173,16 @@ RULES = (
     ),
     Rule(("hardware.server_nodes",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
     Rule(
+        ("learner.schedule",),
+        lambda c: c.learner.min_lr_fraction < 1,
+        "make learner.min_lr_fraction less than 1, at which the rate would stay where it is",
+    ),
+    Rule(
+        ("rollout.budget.largest",),
+        lambda c: c.rollout.budget.largest > c.dynamics.group_size or c.dynamics.name != "fixed",
+        "make it more than dynamics.group_size, which a prompt gets anyway",
+    ),
+    Rule(
         ("learner.min_lr_fraction",),
         lambda c: c.learner.schedule != "constant",
         "set learner.schedule to linear or cosine",

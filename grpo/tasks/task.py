@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # The tests of this many rows are read before a run.
 MOST_READ = 100
+# Fewer problems than this may well have the same answer.
+FEW = 9
 
 
 class VerifiableTask:
@@ -293,14 +295,30 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
     _require_sources(config, problems)
     _require_tests(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable]
+    _report_odd(config, usable)
+    if not set_name:
+        return usable
+    return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
+
+
+def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
+    """Logs problems that can be learned from, and hardly ever mean well."""
     if contradictory := _contradictory(config, usable):
         logger.warning(
             "task %s: %d prompts come again with another answer (%s)",
             config.name, len(contradictory), listed(contradictory),
         )  # fmt: skip
-    if not set_name:
-        return usable
-    return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
+    answers = {problem.answer for problem in usable}
+    if len(usable) >= FEW and len(answers) == 1 and all(answers):
+        logger.warning(
+            "task %s: the answer of all %d problems is %s: check task.data.answer_column",
+            config.name, len(usable), listed(tuple(answers)),
+        )  # fmt: skip
+    if pictures := tuple(problem.problem_id for problem in usable if "<image>" in problem.question):
+        logger.warning(
+            "task %s: %d questions hold <image>, and no picture is shown to the model: leave them out (%s)",
+            config.name, len(pictures), listed(pictures),
+        )  # fmt: skip
 
 
 def _require_columns(config: TaskConfig, problems: Sequence[Problem]) -> None:

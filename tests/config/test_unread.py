@@ -39,6 +39,11 @@ CASES = [
     (["rollout.gpu_memory_fraction=0.5", "rollout=vllm_server"], "use rollout=vllm, or rollout.servers.gpu_memory"),
     (["hardware.server_nodes=1"], "hardware.server_nodes=1 has no effect here: add rollout=vllm_server"),
     (["hardware.hosts=[a,b]"], "hardware.hosts=['a', 'b'] has no effect here: set hardware.shell=ssh"),
+    (["learner.schedule=linear", "learner.min_lr_fraction=1"], "learner.schedule=linear has no effect here: make lear"),
+    (
+        ["rollout.budget.enabled=true", "dynamics.group_size=16", "rollout.budget.largest=16"],
+        "rollout.budget.largest=16 has no effect here: make it more than dynamics.group_size",
+    ),
     (["rollout.servers.replicas=2"], "rollout.servers.replicas=2 has no effect here: add rollout=vllm_server"),
     (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
     (["task.data.selection.solve_rate_column=nowhere"], "column=nowhere has no effect here: set task.data.selection"),
