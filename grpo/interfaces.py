@@ -153,7 +153,7 @@ class Sampler(Protocol):
 
 
 class Pending(Protocol):
-    """A pending group is one prompt's completions, which are still being sampled."""
+    """A pending group is one prompt's completions, which are still being sampled. A `Future` is one."""
 
     def result(self) -> RolloutGroup:
         """Waits for the completions and returns them."""
@@ -161,7 +161,7 @@ class Pending(Protocol):
     def cancel(self) -> None:
         """Cancels the sampling. `result` may raise afterwards."""
 
-    def when_done(self, call: Callable[[], None]) -> None:
+    def add_done_callback(self, call: Callable[[Any], object]) -> object:
         """Makes a call once `result` does not wait any more, from any thread."""
 
 

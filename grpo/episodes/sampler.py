@@ -108,13 +108,12 @@ class EpisodeSampler(CheckedSampler):
         self._sampler.agree(lost)
         return playing.result()
 
-    def ask(self, draw: Draw) -> list[PendingEpisodes]:
-        groups = (self._group(draw, place, self._ask_servers) for place in range(len(draw.prompts)))
-        return [PendingEpisodes(self._start(group)) for group in groups]
+    def ask(self, draw: Draw) -> list[Future[RolloutGroup]]:
+        return [self._start(self._group(draw, place, self._ask_servers)) for place in range(len(draw.prompts))]
 
     def close(self) -> None:
         self.close_episodes()
-        super().close()
+        self._sampler.close()
 
     def close_episodes(self) -> None:
         """Ends all episodes, and leaves the engine as it is."""
@@ -136,13 +135,13 @@ class EpisodeSampler(CheckedSampler):
         turn.completion.set_running_or_notify_cancel()
         [pending] = self._sampler.ask(Draw([turn.prompt], 1, turn.sampling, turn.sample))
 
-        def settle() -> None:
+        def settle(_: object) -> None:
             try:
                 turn.completion.set_result(pending.result().completions[0])
             except BaseException as error:
                 turn.completion.set_exception(error)
 
-        pending.when_done(settle)
+        pending.add_done_callback(settle)
 
     async def _groups(
         self, draw: Draw, ask: AskTurn, call: Callable[[Callable[[], None]], None], on_group: OnGroup | None
@@ -199,22 +198,6 @@ class EpisodeSampler(CheckedSampler):
         if kind not in self._warned and not self._closed:
             self._warned.add(kind)
             logger.warning("an episode of problem %s failed: %s", problem.problem_id, error)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingEpisodes:
-    """Implements `interfaces.Pending` for the episodes of one prompt."""
-
-    group: Future[RolloutGroup]
-
-    def result(self) -> RolloutGroup:
-        return self.group.result()
-
-    def cancel(self) -> None:
-        self.group.cancel()
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        self.group.add_done_callback(lambda _: call())
 
 
 async def _all(awaitables: Iterable[Awaitable[Item]]) -> list[Item]:

@@ -4,12 +4,14 @@ graded, measured or learned from. A returning one goes on after the loss of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from grpo.config import UserError
-from grpo.config.errors import Diverged, Interrupted, SamplerLost
-from grpo.interfaces import AskableSampler, Bucket, Draw, OnGroup, Pending, Sampler
+from grpo.config.errors import Diverged, SamplerLost
+from grpo.interfaces import AskableSampler, Draw, OnGroup, Pending, Sampler
 from grpo.types import Completion, Prompt, RolloutGroup
 
 
@@ -53,24 +55,17 @@ def _wrong(completion: Completion, vocabulary: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedPending:
-    """This pending group is checked when its result is taken."""
+class Wrapped:
+    """This wrapper replaces some methods of `part`. It reads and sets every other attribute in `part` itself."""
 
-    prompt: Prompt
-    pending: Pending
-    vocabulary: int
+    def __init__(self, part: Any, **methods: Callable):
+        vars(self).update(methods, _part=part)
 
-    def result(self) -> RolloutGroup:
-        group = self.pending.result()
-        check_groups([self.prompt], [group], self.vocabulary)
-        return group
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
 
-    def cancel(self) -> None:
-        self.pending.cancel()
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        self.pending.when_done(call)
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._part, name, value)
 
 
 class WrappedSampler:
@@ -82,45 +77,8 @@ class WrappedSampler:
     def __init__(self, sampler: Sampler | AskableSampler):
         self._sampler = sampler
 
-    @property
-    def policy_version(self) -> int:
-        return self._sampler.policy_version
-
-    def generate(self, draw: Draw, on_group: OnGroup | None = None) -> list[RolloutGroup]:
-        return self._sampler.generate(draw, on_group)
-
-    def ask(self, draw: Draw) -> Sequence[Pending]:
-        return self._sampler.ask(draw)
-
-    def agree(self, lost: SamplerLost | Interrupted | None) -> None:
-        self._sampler.agree(lost)
-
-    def begin_refresh(self) -> str:
-        return self._sampler.begin_refresh()
-
-    def load_weights(self, bucket: Bucket) -> None:
-        self._sampler.load_weights(bucket)
-
-    def finish_weights(self, policy_version: int) -> None:
-        self._sampler.finish_weights(policy_version)
-
-    def checksums(self) -> Sequence[Mapping[str, int]]:
-        return self._sampler.checksums()
-
-    def cache_usage(self) -> Mapping[str, float]:
-        return self._sampler.cache_usage()
-
-    def sleep(self) -> None:
-        self._sampler.sleep()
-
-    def wake(self) -> None:
-        self._sampler.wake()
-
-    def come_back(self) -> None:
-        self._sampler.come_back()
-
-    def close(self) -> None:
-        self._sampler.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
 
 
 class CheckedSampler(WrappedSampler):
@@ -135,13 +93,18 @@ class CheckedSampler(WrappedSampler):
             check_groups([draw.prompts[place]], [group], self._vocabulary)
             on_group(place, group)
 
-        groups = super().generate(draw, checked if on_group else None)
+        groups = self._sampler.generate(draw, checked if on_group else None)
         check_groups(draw.prompts, groups, self._vocabulary)
         return groups
 
-    def ask(self, draw: Draw) -> list[CheckedPending]:
-        answers = zip(draw.prompts, super().ask(draw), strict=True)
-        return [CheckedPending(prompt, answer, self._vocabulary) for prompt, answer in answers]
+    def ask(self, draw: Draw) -> list[Pending]:
+        answers = zip(draw.prompts, self._sampler.ask(draw), strict=True)
+        return [Wrapped(pending, result=partial(self._checked, prompt, pending)) for prompt, pending in answers]
+
+    def _checked(self, prompt: Prompt, pending: Pending) -> RolloutGroup:
+        group = pending.result()
+        check_groups([prompt], [group], self._vocabulary)
+        return group
 
 
 class ReturningSampler(WrappedSampler):
@@ -163,7 +126,7 @@ class ReturningSampler(WrappedSampler):
                 on_group(place, group)
 
         try:
-            return super().generate(draw, came)
+            return self._sampler.generate(draw, came)
         except SamplerLost:
             self.come_back()
             self.sleep()
@@ -172,7 +135,7 @@ class ReturningSampler(WrappedSampler):
         sizes = [len(samples) for samples in draw.samples]
         rest = replace(draw, prompts=[draw.prompts[place] for place in places], group_size=[sizes[n] for n in places])
         for place, group in zip(
-            places, super().generate(rest, lambda index, group: came(places[index], group)), strict=True
+            places, self._sampler.generate(rest, lambda index, group: came(places[index], group)), strict=True
         ):
             groups[place] = group
         return [groups[place] for place in range(len(draw.prompts))]

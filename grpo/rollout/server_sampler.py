@@ -47,8 +47,8 @@ class PendingGroup:
     def cancel(self) -> None:
         self.answers.cancel()
 
-    def when_done(self, call: Callable[[], None]) -> None:
-        self.answers.add_done_callback(lambda _: call())
+    def add_done_callback(self, call: Callable[[object], None]) -> None:
+        self.answers.add_done_callback(call)
 
 
 def wait_for(

@@ -39,12 +39,12 @@ from grpo.interfaces import Collective, Collector, Learner, Sampler, Task, Weigh
 from grpo.learner.learner import DeepSpeedLearner
 from grpo.learner.offloading import LearnerStates
 from grpo.loop import LoopParts
-from grpo.rollout.checked_sampler import ReturningSampler, WrappedSampler
+from grpo.rollout.checked_sampler import ReturningSampler, Wrapped, WrappedSampler
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.rollout.group_source import AheadCollector, AheadSource, OnDemandSource, Source
 from grpo.run.checkpoints import CheckpointStore
-from grpo.run.clocks import Beside, Clocks, RestingSampler, TimedSampler, Wrapped
+from grpo.run.clocks import Clocks, TimedSampler, beside
 from grpo.run.gates import RoundNumbers
 from grpo.tasks.own_rewards import IN_TWO_TURNS, NO_ROUND
 from grpo.types import ScoredGroup
@@ -128,14 +128,14 @@ def build_pipeline(
         apart = collective.apart(config.rollout.deadline_seconds)
         grading = clocks.timed(GradingThread(task, collective=apart), GradingThread)
         inner = _build_collector(config, task, TimedSampler(sampler, clocks), grading, apart)
-        collector = clocks.timed(AheadCollector(Beside(inner, thread_seconds), task), AheadCollector)
+        collector = clocks.timed(AheadCollector(beside(inner, thread_seconds), task), AheadCollector)
         sync = Wrapped(sync, refresh=partial(_settled, collector.settle, sync.refresh))
     else:
         require(not task.grades_together, NO_ROUND)
         grading = GradingThread(clocks.timed(task, Task), thread_seconds)
         staleness = config.rollout.max_staleness
         ahead = AheadSource(task, TimedSampler(sampler, clocks), collective, staleness, grading, thread_seconds)
-        collector = Beside(_filled(config, ahead, collective), ahead.take_seconds)
+        collector = beside(_filled(config, ahead, collective), ahead.take_seconds)
     return clocks.timed(collector, Collector), sync
 
 
@@ -196,10 +196,10 @@ def sampler_in_turn(
     """Builds a sampler whose `sleep` and `wake` are timed. With `learner.offload_states` the learner's states leave the
     device before the sampler is built and whenever it wakes, and the new sampler is left asleep."""
     if not config.learner.offload_states:
-        return RestingSampler(build(), clocks)
+        return clocks.timed(build(), Sampler, "sleep", "wake")
     states = clocks.timed(learner.states(), LearnerStates)
     states.offload()
-    sampler = SamplerInTurn(RestingSampler(build(), clocks), states)
+    sampler = SamplerInTurn(clocks.timed(build(), Sampler, "sleep", "wake"), states)
     sampler.sleep()
     return sampler
 
@@ -216,16 +216,16 @@ class SamplerInTurn(WrappedSampler):
     def wake(self) -> None:
         self._asleep = False
         self._states.offload(keep_weights=True)
-        super().wake()
+        self._sampler.wake()
 
     def finish_weights(self, policy_version: int) -> None:
         self._states.offload()
-        super().finish_weights(policy_version)
+        self._sampler.finish_weights(policy_version)
 
     def sleep(self) -> None:
         if not self._asleep:
             self._asleep = True
-            super().sleep()
+            self._sampler.sleep()
             self._states.reload()
 
 

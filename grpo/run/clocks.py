@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from grpo.config.ranges import value_at
 from grpo.host.alive import slow
 from grpo.interfaces import AskableSampler, Collector, Draw, Learner, OnGroup, Pending, Sampler, Task, WeightSync
 from grpo.learner.offloading import LearnerStates
-from grpo.rollout.checked_sampler import WrappedSampler
+from grpo.rollout.checked_sampler import Wrapped, WrappedSampler
 from grpo.rollout.grading_thread import Graded, GradingThread
 from grpo.rollout.group_source import AheadCollector
 from grpo.telemetry.phases import Phases
@@ -75,19 +75,6 @@ counts as part of the refresh."""
 EVALUATING = Timing("evaluation", ROLLOUT)
 
 
-class Wrapped:
-    """This wrapper replaces some methods of `part`. It reads and sets every other attribute in `part` itself."""
-
-    def __init__(self, part: Any, **methods: Callable):
-        vars(self).update(methods, _part=part)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._part, name, value)
-
-
 class Clocks:
     """The clocks give every long call of a run a phase name, and the deadline that `config` sets for it.
 
@@ -106,9 +93,10 @@ class Clocks:
         self._energy.begin_round()
         return spent
 
-    def timed(self, part: Part, interface: type) -> Part:
-        """Wraps a part so that those methods of its interface are timed that `TIMINGS` has."""
+    def timed(self, part: Part, interface: type, *names: str) -> Part:
+        """Wraps a part so that those methods of its interface are timed that `TIMINGS` has, or only those `names`."""
         methods = [method for method in TIMINGS if vars(interface).get(method.__name__) is method]
+        methods = [method for method in methods if not names or method.__name__ in names]
         calls = {method.__name__: self.call(TIMINGS[method], getattr(part, method.__name__)) for method in methods}
         return cast(Part, Wrapped(part, **calls))
 
@@ -145,16 +133,6 @@ class ClockedSampler(WrappedSampler):
         self._clocks = clocks
 
 
-class RestingSampler(ClockedSampler):
-    """This sampler is timed when it frees its memory and takes it back."""
-
-    def sleep(self) -> None:
-        self._clocks.call(TIMINGS[Sampler.sleep], self._sampler.sleep)()
-
-    def wake(self) -> None:
-        self._clocks.call(TIMINGS[Sampler.wake], self._sampler.wake)()
-
-
 class TimedSampler(ClockedSampler):
     """This sampler is timed when it writes completions, and when others wait for those that it writes beside them."""
 
@@ -162,7 +140,7 @@ class TimedSampler(ClockedSampler):
         return self._clocks.call(TIMINGS[Sampler.generate], self._sampler.generate)(draw, on_group)
 
     def ask(self, draw: Draw) -> Sequence[Pending]:
-        return [self._clocks.timed(pending, Pending) for pending in super().ask(draw)]
+        return [self._clocks.timed(pending, Pending) for pending in self._sampler.ask(draw)]
 
 
 class EvaluatedSampler(ClockedSampler):
@@ -178,22 +156,15 @@ class EvaluatedSampler(ClockedSampler):
         return self._clocks.call(EVALUATING, self._sampler.generate)(draw, completed)
 
 
-class Beside:
-    """This collector wraps a collector whose groups are sampled and graded in another thread.
+def beside(collector: Collector, take_seconds: Callable[[], dict[str, float]]) -> Collector:
+    """Wraps a collector whose groups are sampled and graded in another thread, and adds that thread's seconds to what
+    it collects. `take_seconds` returns them, and is called once the groups are there."""
 
-    It adds that thread's seconds to what it collects, so that they count in the round that learns from the groups.
-    `take_seconds` returns these seconds, and is called once the groups are there.
-    """
+    def collect(plan: RoundPlan, steps_left: int) -> Collected:
+        collected = collector.collect(plan, steps_left)
+        return replace(collected, seconds=take_seconds())
 
-    def __init__(self, collector: Collector, take_seconds: Callable[[], dict[str, float]]):
-        self._collector, self._take_seconds = collector, take_seconds
-
-    def collect(self, plan: RoundPlan, steps_left: int) -> Collected:
-        collected = self._collector.collect(plan, steps_left)
-        return replace(collected, seconds=self._take_seconds())
-
-    def forget(self) -> None:
-        self._collector.forget()
+    return cast(Collector, Wrapped(collector, collect=collect))
 
 
 @contextmanager

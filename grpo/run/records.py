@@ -19,14 +19,14 @@ from grpo.run.gates import RoundNumbers
 from grpo.run.outlook import price_per_hour
 from grpo.run.resume import Saved
 from grpo.telemetry.breakdown import breakdown, completion_facts
-from grpo.telemetry.completions import first_groups, whole_groups
+from grpo.telemetry.completions import completion_row, first_groups
 from grpo.telemetry.console import RunDisplay
 from grpo.telemetry.ending import add_resumption, forget_resumptions, write_code
 from grpo.telemetry.hardware import peak_memory
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker
 from grpo.telemetry.metrics import energy, flatten, without_pass_rates
 from grpo.telemetry.notebook import NotebookDisplay, in_notebook
-from grpo.telemetry.trackers import Outlasting, Trackers, service_trackers
+from grpo.telemetry.trackers import Trackers, service_trackers
 from grpo.types import FinishedRound, RoundPlan
 from grpo.types import metrics as m
 
@@ -40,8 +40,7 @@ def open_services(config: TrainConfig, collective: Collective, saved: Saved | No
 
     def opened() -> Sequence[Tracker]:
         write_code(output)
-        trackers = service_trackers(config.tracking, asdict(config), output, step)
-        return [Outlasting(tracker, tracker.service) for tracker in trackers]
+        return service_trackers(config.tracking, asdict(config), output, step)
 
     return Trackers(on_first(collective, opened) or ())
 
@@ -120,7 +119,8 @@ class Recorder:
         lengths = [scored.group.mean_length for scored in sampled]
         versions = [(scored.group.oldest_version, scored.group.newest_version) for scored in sampled]
         facts = list(chain.from_iterable(map(completion_facts, sampled)))
-        samples = whole_groups(sampled, self._samples_per_round)
+        rows = (completion_row(scored, sample) for scored in sampled for sample in range(len(scored.grades)))
+        samples = first_groups(rows, self._samples_per_round)
         by_prompt = ids, correct, lengths, versions
         answered = any(scored.group.prompt.problem.answer for scored in sampled)
         # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.

@@ -77,16 +77,6 @@ def tokens_row(scored: ScoredGroup, sample: int, learned_in: int) -> dict[str, A
     }
 
 
-def whole_groups(sampled: Iterable[ScoredGroup], count: int) -> list[dict[str, Any]]:
-    """Returns the rows of the first groups that have at least `count` completions together, each group whole."""
-    rows: list[dict[str, Any]] = []
-    for scored in sampled:
-        if len(rows) >= count:
-            break
-        rows += [completion_row(scored, sample) for sample in range(len(scored.grades))]
-    return rows
-
-
 def first_groups(rows: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns the rows of the first groups that have at least `count` rows together. Rows of a group follow each other.
 

@@ -5,12 +5,10 @@ They can be read while the run goes on, and after it was killed at any time.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -132,17 +130,12 @@ class _Line(NamedTuple):
 
 
 def _rows(path: Path) -> list[_Line]:
-    lines = _lines(path)
+    lines = list(_each_line(path))
     for number, line in enumerate(lines, start=1):
         step = line.row.get("step") if isinstance(line.row, dict) else None
         has_step = isinstance(step, int | float) and abs(step) <= LARGEST_STEP
         require(has_step, f"line {number} of {path} is no JSON object with a step: delete that line")
     return lines
-
-
-def _lines(path: Path) -> list[_Line]:
-    with _uncollected():
-        return list(_each_line(path))
 
 
 def _each_line(path: Path) -> Iterator[_Line]:
@@ -171,19 +164,6 @@ def _texts(file: IO[bytes]) -> Iterator[bytes]:
         yield from text.splitlines(keepends=True)
         if not text.endswith(b"\n"):
             return
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pauses Python's garbage collector. It would scan millions of new objects, none of them garbage, again and again,
-    for longer than the reading takes."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _line(row: Mapping[str, Any]) -> str:

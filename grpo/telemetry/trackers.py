@@ -12,7 +12,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -253,30 +253,45 @@ def _require_database(uri: str) -> None:
 class Trackers:
     """This tracker passes everything on to several trackers.
 
-    It closes them at the end of a `with`. If the body raises, they are closed as those of a failed run.
+    It closes them at the end of a `with`. If the body raises, they are closed as those of a failed run. A call that a
+    tracking service fails ends no run: a line says so once, and later calls try again, since the service may come back.
+    The run's own files hold whatever it has missed.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
+        self._failed: set[str] = set()
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        for tracker in self._trackers:
-            tracker.log(values, step)
+        self._each(f"step {step}", "log", values, step)
 
     def evaluation(self, result: Mapping[str, Any], step: int) -> None:
-        for tracker in self._trackers:
-            tracker.evaluation(result, step)
+        self._each(f"step {step}", "evaluation", result, step)
 
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-        rows = list(rows)
-        for tracker in self._trackers:
-            tracker.samples(rows, step)
+        self._each(f"step {step}", "samples", list(rows), step)
 
     def close(self, failed: bool = False) -> None:
         """Closes all trackers. A second call does nothing, so the first call's `failed` stands."""
-        trackers, self._trackers = self._trackers, ()
-        for tracker in trackers:
-            tracker.close(failed)
+        self._each("the end", "close", failed)
+        self._trackers = ()
+
+    def _each(self, when: str, name: str, *arguments: Any) -> None:
+        for tracker in self._trackers:
+            service = getattr(tracker, "service", None)
+            try:
+                getattr(tracker, name)(*arguments)
+            # Each service has errors of its own, and those of the network and the disk come on top.
+            except Exception as error:
+                if service is None:
+                    raise
+                if service not in self._failed:
+                    self._failed.add(service)
+                    reason = " ".join(str(error).split())[:300] or type(error).__name__
+                    say(
+                        f"grpo: {service} failed at {when} ({reason}): the run goes on and tries it again; the run's "
+                        "own files hold all numbers"
+                    )
 
     def __enter__(self) -> Trackers:
         return self
@@ -309,41 +324,3 @@ def _package(name: str, without: str) -> ModuleType:
         raise UserError(
             f"{name} is not installed ({error}); in a clone of grpo: pip install '.[trackers]', or set {without}"
         ) from error
-
-
-class Outlasting:
-    """This tracker passes everything on to a service's tracker. A call that fails ends no run.
-
-    The first failure prints a line. Later calls try again, since a service may come back. The run's own files hold
-    whatever the service has missed.
-    """
-
-    def __init__(self, tracker: Tracker, service: str) -> None:
-        """`service` is the name of the service in the line."""
-        self._tracker, self._service = tracker, service
-        self._reported = False
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        self._try(f"step {step}", self._tracker.log, values, step)
-
-    def evaluation(self, result: Mapping[str, Any], step: int) -> None:
-        self._try(f"step {step}", self._tracker.evaluation, result, step)
-
-    def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
-        self._try(f"step {step}", self._tracker.samples, rows, step)
-
-    def close(self, failed: bool = False) -> None:
-        self._try("the end", self._tracker.close, failed)
-
-    def _try(self, when: str, call: Callable[..., None], *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        # Each service has errors of its own, and those of the network and the disk come on top.
-        except Exception as error:
-            if not self._reported:
-                self._reported = True
-                reason = " ".join(str(error).split())[:300] or type(error).__name__
-                say(
-                    f"grpo: {self._service} failed at {when} ({reason}): the run goes on and tries it again; the run's "
-                    "own files hold all numbers"
-                )

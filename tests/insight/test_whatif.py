@@ -96,7 +96,7 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
         (["dynamics.group_size=4", "dynamics.group_size=16"], "put its values into one word, dynamics.group_size=A,B"),
         (["dynamics.group_size=4", "steps=5", "tokens=6"], "give one budget, not steps=5 and tokens=6"),
         (["dynamics.group_size=4", "tokens=1e12"], "'dynamics.group_size=4' from 60 steps: ask for at most tokens="),
-        (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a number above 0"),
+        (["dynamics.group_size=4", "tokens=-1"], "tokens='-1' is not valid: it must be a whole number above 0"),
         (["dynamics.group_size=0"], "dynamics.group_size=0 must be above 0"),
         (["dynamics.group_size=1"], "dynamics.group_size=1 must lie between 2 and 1024"),
         (["normalization.exponent=nan"], "normalization.exponent=nan must be a finite number"),

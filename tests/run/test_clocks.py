@@ -8,12 +8,12 @@ import torch
 
 from grpo.config import EvaluationConfig, TrainConfig
 from grpo.dynamics.scheduler import build_scheduler
-from grpo.interfaces import Collector, Draw, Learner, Task, WeightSync
+from grpo.interfaces import Collector, Draw, Learner, Sampler, Task, WeightSync
 from grpo.learner.offloading import LearnerStates
 from grpo.loop import Loop, LoopParts
 from grpo.rollout.grading_thread import GradingThread
 from grpo.run.assembly import build_pipeline
-from grpo.run.clocks import Clocks, EvaluatedSampler, RestingSampler, TimedSampler, Wrapped
+from grpo.run.clocks import Clocks, EvaluatedSampler, TimedSampler, Wrapped
 from grpo.run.evaluating import PolicyEvaluation
 from grpo.run.observers import Evaluator
 from grpo.telemetry import phases
@@ -313,7 +313,7 @@ def test_each_phase_has_the_deadline_that_the_configuration_sets_for_it():
     for interface in (Task, Collector, Learner, LearnerStates, WeightSync):
         clocks.timed(Anything(), interface)
     TimedSampler(Anything(), clocks).generate(Draw([], 2))
-    RestingSampler(Anything(), clocks).sleep()
+    clocks.timed(Anything(), Sampler, "sleep", "wake").sleep()
     rollout, learner = (1.0, "rollout.deadline_seconds"), (10.0, "learner.deadline_seconds")
     assert phases.noted == {
         **dict.fromkeys(("grade", "sample", "sleep", "wait"), rollout),

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from grpo.config import TrainConfig, UserError
-from grpo.interfaces import Collector, Draw, Learner, WeightSync
+from grpo.interfaces import Collector, Draw, Learner, Sampler, WeightSync
 from grpo.learner.offloading import LearnerStates
 from grpo.run import session
-from grpo.run.clocks import Clocks, RestingSampler, TimedSampler
+from grpo.run.clocks import Clocks, TimedSampler
 from grpo.telemetry.phases import Phases
 from tests.fakes import SingleRank
 from tests.learner.models import files_of
@@ -57,7 +57,7 @@ def built(**engines):
         (lambda: clocks().timed(Full(), Learner).step(None), "learn", "learner.micro_batch_tokens"),
         (lambda: clocks().timed(Full(), Learner).add_logprobs([]), "logprobs", "learner.micro_batch_tokens"),
         (lambda: TimedSampler(Full(), clocks()).generate(Draw([], 8)), "sample", "rollout.gpu_memory_fraction"),
-        (lambda: RestingSampler(Full(), clocks()).wake(), "sleep", "rollout.gpu_memory_fraction"),
+        (lambda: clocks().timed(Full(), Sampler, "sleep", "wake").wake(), "sleep", "rollout.gpu_memory_fraction"),
         (lambda: clocks().timed(Full(), WeightSync).refresh(None, None), "sync", "weight_sync.bucket_mib"),
         (lambda: clocks().timed(Full(), LearnerStates).reload(), "offload", "learner.micro_batch_tokens"),
         (lambda: clocks().between("evaluation", Full().evaluate)(), "evaluation", "rollout.gpu_memory_fraction"),
@@ -86,7 +86,9 @@ def test_an_engine_that_finds_no_room_when_it_wakes_is_reported_too(method, phas
 
             return out_of_memory
 
-    part = RestingSampler(Waking(), clocks()) if method == "wake" else clocks().timed(Waking(), WeightSync)
+    part = (
+        clocks().timed(Waking(), Sampler, "sleep", "wake") if method == "wake" else clocks().timed(Waking(), WeightSync)
+    )
     with pytest.raises(UserError, match=rf"^the GPU has no memory left \({phase}\): .*rollout.gpu_memory_fraction"):
         getattr(part, method)(*(() if method == "wake" else (None, None)))
 

@@ -9,7 +9,7 @@ import pytest
 
 from grpo.commands import samples
 from grpo.config import UserError
-from grpo.telemetry.completions import CompletionFiles, read_completions, whole_groups
+from grpo.telemetry.completions import CompletionFiles, read_completions
 from grpo.types import (
     Completion,
     EpisodeFacts,
@@ -139,12 +139,6 @@ def test_groups_are_chosen_by_steps_source_question_and_kind(tmp_path, capsys):
         samples.run([str(tmp_path), "group=some"])
     with pytest.raises(UserError, match=r"outcome='lost' is none of graded"):
         samples.run([str(tmp_path), "outcome=lost"])
-
-
-def test_groups_are_kept_whole_until_there_are_enough_completions():
-    [scored] = finished(4).collected.sampled
-    assert [row["completion"] for row in whole_groups([scored] * 3, 3)] == ["7", "\x1b[2J8"] * 2
-    assert whole_groups([scored], 0) == []
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -15,7 +15,6 @@ from grpo.telemetry.ending import write_code
 from grpo.telemetry.json_lines import JsonlTracker, read_metrics
 from grpo.telemetry.trackers import (
     MlflowTracker,
-    Outlasting,
     TensorBoardTracker,
     Trackers,
     WandbTracker,
@@ -257,7 +256,7 @@ def test_tensorboard_shows_a_new_run_without_what_an_earlier_one_left_in_its_fol
 class Refusing:
     """This tracker fails in all calls, and counts them."""
 
-    calls = 0
+    calls, service = 0, "MLflow"
 
     def log(self, *arguments):
         self.calls += 1
@@ -268,7 +267,7 @@ class Refusing:
 
 def test_a_service_that_fails_is_reported_once_and_ends_no_run(capsys):
     refusing = Refusing()
-    tracker = Outlasting(refusing, "MLflow")
+    tracker = Trackers([refusing])
     tracker.log({"pass_rate": 0.5}, 7)
     tracker.evaluation(EVALUATION, 8)
     tracker.samples([], 8)

@@ -9,16 +9,13 @@ import numpy as np
 
 from grpo.insight.pages.contrast import QUARTERS, Contrast, Variant
 from grpo.insight.pages.style import (
-    drawn,
+    draw_rounds,
     in_percent,
     legend_below,
     name_size,
     plain,
     share_from_zero,
-    smooth,
     tell,
-    tell_rounds,
-    window_of,
 )
 from grpo.types import metrics as m
 
@@ -163,12 +160,7 @@ def rounds(name: str, title: str, caption: str) -> Callable[[Axes, Contrast], st
         for variant in contrast.variants:
             steps, values = _mean_series(variant, name)
             if len(steps):
-                style, places = line_styles(contrast)[variant.name], drawn(len(steps))
-                dots = {"color": style["color"], "alpha": 0.4, "markersize": 4, "markeredgewidth": 0}
-                axes.plot(steps[places], values[places], ".", **dots)
-                means = smooth(values, window_of(len(values)))[places]
-                (line,) = axes.plot(steps[places], means, label=variant.name, **style)
-                tell_rounds(line, values[places])
+                draw_rounds(axes, steps, values, label=variant.name, **line_styles(contrast)[variant.name])
         axes.set_xlabel("optimizer steps")
         axes.xaxis.set_major_formatter(lambda value, _: plain(value))
         axes.set_ylabel(m.TABLE[name].unit)

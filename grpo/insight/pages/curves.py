@@ -16,6 +16,9 @@ from grpo.insight.pages.style import (
     GREEN,
     MOST_BARS,
     ORANGE,
+    draw_evaluations,
+    draw_means,
+    draw_rounds,
     drawn,
     in_percent,
     over_optimizer_steps,
@@ -23,7 +26,6 @@ from grpo.insight.pages.style import (
     share_from_zero,
     smooth,
     tell,
-    tell_rounds,
     window_of,
     with_mean,
 )
@@ -134,13 +136,7 @@ def _held_out(axes: Axes, run: Curves) -> None:
     low, value, high = (np.array([row["pass@1"][end] for row in run.evaluations]) for end in ("low", "value", "high"))
     steps = [row["step"] for row in run.evaluations]
     label = f"held-out pass@1, 95 % interval ({run.evaluations[-1]['problems']} problems)"
-    if len(steps) > MOST_BARS:
-        axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
-        (drawing,) = axes.plot(steps, value, color=BLACK, linewidth=1, label=label)
-    else:
-        reach = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
-        style = {"fmt": "D", "color": BLACK, "markersize": 4, "capsize": 3, "linewidth": 1, "zorder": 3}
-        drawing = axes.errorbar(steps, value, yerr=reach, label=label, **style)
+    drawing = draw_evaluations(axes, steps, low, value, high, label)
     ends = zip(steps, value, low, high, strict=True)
     tell(drawing, [(f"{step:,}", f"{middle:.1%} ({first:.1%} to {last:.1%})") for step, middle, first, last in ends])
 
@@ -166,10 +162,7 @@ def draw_length(axes: Axes, run: Curves) -> str:
     for name, color, label in (("right", BLUE, "right ones"), ("wrong", ORANGE, "wrong ones")):
         steps, values = run.series(f"completions/{name}/length_mean")
         if steps:
-            places = drawn(len(steps))
-            smooth_values = smooth(values, window_of(len(values)))[places]
-            (line,) = axes.plot(steps[places], smooth_values, color=color, linewidth=1.2, label=label)
-            tell_rounds(line, values[places])
+            draw_means(axes, steps, values, color, label, linewidth=1.2)
     axes.set_title("Length of completions")
     axes.set_ylim(bottom=0)
     over_steps(axes, run, "tokens")
@@ -297,15 +290,5 @@ def curves(axes: Axes, run: Curves, lines: Sequence[tuple[str, str, str]]) -> bo
             labels.setdefault(same, []).append(label)
     for name, color, _ in lines:
         if name in labels:
-            _curve(axes, run.series(name), color, " = ".join(labels[name]))
+            draw_rounds(axes, *run.series(name), color, " = ".join(labels[name]), linewidth=1.8)
     return any(len(of_one) > 1 for of_one in labels.values())
-
-
-def _curve(axes: Axes, series: tuple[list[float], list[float]], color: str, label: str) -> None:
-    """Draws dots for single rounds, and a smoothed line that tells both."""
-    steps, values = series
-    places = drawn(len(steps))
-    axes.plot(steps[places], values[places], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
-    means = smooth(values, window_of(len(values)))[places]
-    (line,) = axes.plot(steps[places], means, color=color, linewidth=1.8, label=label)
-    tell_rounds(line, values[places])

@@ -66,8 +66,8 @@ def write_log(path: Path, column: str | None = None, scale: float = 1.0, also: C
     """Reports on another framework's log as `write_fit` does, without a forecast if it has rewards and no pass rate."""
     log = read_log(path, column, scale)
     is_rewarded = not len(log[m.PASS_RATE]) and len(log[m.REWARD]) > 1
-    page = log_page(log, path) if is_rewarded else dynamics_page(analysed(log, path), advised(log), path)
-    publish(page, _page_of(path), Terminal(), also)
+    analysis = Dynamics(log) if is_rewarded else analysed(log, path)
+    publish(dynamics_page(analysis, advised(log), path), _page_of(path), Terminal(), also)
 
 
 def _page_of(log: Path) -> Path:
@@ -180,23 +180,6 @@ def advised(log: RunLog) -> list[Finding]:
     return [translated(finding) for finding in diagnose(log)]
 
 
-def log_page(log: RunLog, path: Path) -> Page:
-    """Returns the page of a log that has rewards and no pass rates, so that nothing is forecast."""
-    (lines, mood), curves = verdict_lines(log), _curves_of(log)
-    small, notes = small_charts(curves)
-    return Page(
-        *("Training log", run_name(path), lines, mood),
-        blocks=[
-            Block(Kind.LINES, log.notes, "How the log was read"),
-            Block(Kind.DIAGNOSIS, advised(log), "Diagnosis", nothing=nothing_found(log)),
-            Block(Kind.CHARTS, [partial(panel, run=curves) for panel in [*panels_of(curves), *small]], "Charts"),
-            Block(Kind.LINES, notes, only=PAGE),
-        ],
-        state=f"{len(log[m.REWARD]):,} rounds",
-        words=("round", "group", "silent group", "entropy"),
-    )
-
-
 def _curves_of(log: RunLog) -> Curves:
     """Returns a log's metrics as the charts of runs take them."""
     rows: dict[float, dict[str, float]] = {}
@@ -207,31 +190,32 @@ def _curves_of(log: RunLog) -> Curves:
 
 
 def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], path: Path) -> Page:
-    """Returns the page of a log's forecast and diagnosis. `path` is the log's file, or the run's folder."""
-    log, held_out = analysis.log, held_out_lines(analysis.log, analysis.ahead.steps[-1])
+    """Returns the page of a log's diagnosis, and of its forecast where it has pass rates. `path` is the log's file, or
+    the run's folder."""
+    log, ahead, curves = analysis.log, analysis.ahead, _curves_of(analysis.log)
     lines, mood = verdict_lines(log)
-    planned = f" of a run of {log.num_steps:,} optimizer steps" if log.num_steps else ""
-    decisions = [("after step", "why"), *log.decisions]
-    curves = _curves_of(log)
+    planned = f" of a run of {log.num_steps:,} optimizer steps" if ahead and log.num_steps else ""
+    drawn = [] if ahead else panels_of(curves)
     # The report of a run of this framework has these charts.
     small, left_out = ([], []) if log.framework == OURS else small_charts(curves)
     charts = [
-        *(partial(panel, analysis=analysis) for panel in panels(analysis)),
-        *(partial(chart, run=curves) for chart in small),
+        *(partial(panel, analysis=analysis) for panel in (panels(analysis) if ahead else ())),
+        *(partial(chart, run=curves) for chart in (*drawn, *small)),
     ]
+    decisions = [("after step", "why"), *log.decisions] if log.decisions else ()
     return Page(
-        *("Training dynamics", run_name(path), lines, mood),
+        *("Training dynamics" if ahead else "Training log", run_name(path), lines, mood),
         blocks=[
             Block(Kind.LINES, log.notes, "How the log was read"),
-            Block(Kind.LINES, [forecast_line(analysis.ahead)], only=TERMINAL),
+            Block(Kind.LINES, [forecast_line(ahead)] if ahead else (), only=TERMINAL),
             Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing_found(log)),
             Block(Kind.CHARTS, charts, "Charts"),
             Block(Kind.LINES, left_out, only=PAGE),
             _laws(analysis),
-            Block(Kind.LINES, held_out, "Held-out problems"),
-            Block(Kind.TABLE, decisions if log.decisions else (), "Decisions of the scheduler", only=PAGE),
+            Block(Kind.LINES, held_out_lines(log, ahead.steps[-1]) if ahead else (), "Held-out problems"),
+            Block(Kind.TABLE, decisions, "Decisions of the scheduler", only=PAGE),
         ],
-        numbers=forecast_numbers(analysis.ahead),
-        state=f"{len(log.history):,} rounds{planned}",
+        numbers=forecast_numbers(ahead) if ahead else (),
+        state=f"{len(log.history if ahead else log[m.REWARD]):,} rounds{planned}",
         words=("pass rate", "percentage point", "round", "group", "silent group", "τ", "entropy"),
     )

@@ -5,6 +5,7 @@ The panels are drawn together into a PNG, or one by one into a page.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,24 +15,21 @@ import numpy as np
 
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast
-from grpo.dynamics.history import Counts, noise_factor
+from grpo.dynamics.history import noise_factor
 from grpo.dynamics.sigma import gradient_mass, silent_rate
 from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages.style import (
-    BLACK,
     BLUE,
     GREEN,
-    MOST_BARS,
     ORANGE,
+    draw_evaluations,
+    draw_rounds,
     drawn,
     in_percent,
     legend_below,
     over_optimizer_steps,
     plain,
-    smooth,
     tell,
-    tell_rounds,
-    window_of,
 )
 from grpo.insight.plans.own_law import LawFit
 from grpo.types import metrics as m
@@ -53,7 +51,7 @@ class Dynamics:
     the laws of a person's own, the one that fits best first."""
 
     log: RunLog
-    ahead: Forecast
+    ahead: Forecast | None = None
     laws: Sequence[LawFit] = ()
 
     @property
@@ -93,7 +91,9 @@ def draw_reward(axes: Axes, analysis: Dynamics) -> str:
         axes.plot(law_steps, fit.band(np.concatenate([history.steps, analysis.policy_steps]))[0], color=GREEN,
                   label=fit.law.name)  # fmt: skip
     if len(analysis.log.held_out):
-        _draw_held_out(axes, analysis.log)
+        out, bounds = analysis.log.held_out, analysis.log.held_out_bounds
+        low, high = (end.values for end in bounds) if bounds else (out.values, out.values)
+        draw_evaluations(axes, out.steps, low, out.values, high, "held out" + ", 95 % interval" * bool(bounds))
     held_out = (analysis.log.held_out_bounds or [None, analysis.log.held_out])[1].values
     highest = max(np.max(history.values), np.max(ahead.high), np.max(held_out, initial=0.0))
     axes.set_ylim(-0.03, min(1.03, 1.2 * highest))
@@ -115,19 +115,6 @@ def _within_0_and_1(rates: Sequence[float], errors: Sequence[float]) -> np.ndarr
 def _steps(ends: np.ndarray) -> str:
     """Names the rounds that end at these steps, as "7" or "5 to 7"."""
     return f"{ends[0]:,.0f}" if len(ends) == 1 else f"{ends[0]:,.0f} to {ends[-1]:,.0f}"
-
-
-def _draw_held_out(axes: Axes, log: RunLog) -> None:
-    """Draws the held-out evaluations, with 95 % intervals if their standard error is known."""
-    steps, values, bounds = log.held_out.steps, log.held_out.values, log.held_out_bounds
-    name = "held out, 95 % interval" if bounds else "held out"
-    low, high = (end.values for end in bounds) if bounds else (values, values)
-    if len(steps) > MOST_BARS:
-        axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
-        axes.plot(steps, values, color=BLACK, linewidth=0.8, label=name)
-    else:
-        reach = [values - low, high - values] if bounds else None
-        axes.errorbar(steps, values, yerr=reach, fmt="D", color=BLACK, markersize=4, linewidth=0.8, label=name)
 
 
 def draw_plan(axes: Axes, analysis: Dynamics) -> str:
@@ -207,11 +194,7 @@ def draw_policy(axes: Axes, analysis: Dynamics) -> str:
         start = series.values[: max(len(series) // 20, 1)].mean() if len(series) else 0.0
         if start > 0:
             explanations.append(meaning)
-            values, places = series.values / start, drawn(len(series))
-            axes.plot(series.steps[places], values[places], color=color, linewidth=0.8, alpha=0.3)
-            smooth_values = smooth(values, window_of(len(values)))
-            (line,) = axes.plot(series.steps[places], smooth_values[places], color=color, linewidth=1.6, label=label)
-            tell_rounds(line, values[places])
+            draw_rounds(axes, series.steps, series.values / start, color, label, linewidth=1.6)
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.set_title("The model, relative to its start")
     over_optimizer_steps(axes, "multiple of the start", of_one=True)
@@ -225,21 +208,12 @@ def difficulties(log: RunLog) -> list[tuple[np.ndarray, int, Difficulty]]:
     """Returns (steps of its rounds, most frequent group size, estimated difficulty) of each sixth of the run."""
     parts = []
     for rows in np.array_split(np.arange(len(log.counts)), min(EPOCHS, len(log.counts))):
-        counts = merge([log.counts[row] for row in rows])
-        sizes: dict[int, float] = {}
+        counts = sum((Counter(log.counts[row]) for row in rows), Counter())
+        sizes = Counter()
         for (_, size), groups in counts.items():
-            sizes[size] = sizes.get(size, 0) + groups
+            sizes[size] += groups
         parts.append((log.history.ends[rows], max(sizes, key=sizes.get), fit_difficulty(counts)))
     return parts
-
-
-def merge(rounds: list[Counts]) -> dict[tuple[int, int], float]:
-    """Returns the sum of the counts of several rounds, {(correct, group size): number of groups}."""
-    total: dict[tuple[int, int], float] = {}
-    for counts in rounds:
-        for pair, groups in counts.items():
-            total[pair] = total.get(pair, 0) + groups
-    return total
 
 
 def panels(analysis: Dynamics) -> tuple[Callable[[Axes, Dynamics], str], ...]:

@@ -130,6 +130,36 @@ def with_mean(value: str, mean: str) -> str:
     return value if value == mean else f"{value} (mean {mean})"
 
 
+def draw_rounds(
+    axes: Axes, steps: Sequence[float], values: Sequence[float], color: str, label: str, **line: Any
+) -> None:
+    """Draws dots for single rounds, and a line of their means that tells both."""
+    steps, values, places = np.asarray(steps), np.asarray(values), drawn(len(steps))
+    axes.plot(steps[places], values[places], ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
+    draw_means(axes, steps, values, color, label, **line)
+
+
+def draw_means(
+    axes: Axes, steps: Sequence[float], values: Sequence[float], color: str, label: str, **line: Any
+) -> None:
+    """Draws the smoothed line of a series, which tells single rounds too."""
+    steps, values, places = np.asarray(steps), np.asarray(values), drawn(len(steps))
+    means = smooth(values, window_of(len(values)))[places]
+    (drawing,) = axes.plot(steps[places], means, color=color, label=label, **line)
+    tell_rounds(drawing, values[places])
+
+
+def draw_evaluations(axes: Axes, steps: Sequence[float], low: Any, value: Any, high: Any, label: str) -> Any:
+    """Draws held-out evaluations with their intervals: as points, or as a line with a band where they are many."""
+    low, value, high = (np.asarray(end, float) for end in (low, value, high))
+    if len(steps) > MOST_BARS:
+        axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
+        return axes.plot(steps, value, color=BLACK, linewidth=1, label=label)[0]
+    reach = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
+    style = {"fmt": "D", "color": BLACK, "markersize": 4, "capsize": 3, "linewidth": 1, "zorder": 3}
+    return axes.errorbar(steps, value, yerr=reach if np.any(reach) else None, label=label, **style)
+
+
 def name_size(count: int) -> float:
     """Returns the font size, in points, at which `count` names of variants or series fit into a panel."""
     return 6.0 if count > _FEW_NAMES else STYLE["font.size"]
