@@ -480,7 +480,7 @@ def test_the_package_says_what_it_has():
         (["task=file", "task.data.path=no.jsonl"], "task.data.path: there is no file 'no.jsonl'"),
         (["task.reward.workers=100000"], "asks for as many processes, and this machine has"),
         (["output_dir=/dev/null/x"], "output_dir=/dev/null/x cannot be written to, since /dev/null is no folder"),
-        (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, e.g. to 16"),
+        (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, or leave"),
         (["rollout=vllm_server", "rollout.servers.host=no.such"], "rollout.servers.host=no.such is no address of this"),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from grpo.audit.lines import ALL, ENDS, NONE
-from grpo.commands.words import paths_and_settings, typed
+from grpo.commands.words import one_of, paths_and_settings, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CONFIG_FILE, METRICS_FILE, refuse_several
@@ -38,22 +38,13 @@ page or the card, and whoever can change the manifest too can make new digests."
 COLOURS = {"same": "green", "differs": "bold red", "not checked": "yellow"}
 
 
-def _rounds(word: str) -> str:
-    if word not in (NONE, ENDS, ALL):
-        raise ValueError(word)
-    return word
-
-
-_rounds.__name__ = f"{NONE}, {ENDS} or {ALL}"
-
-
 def run(words: Sequence[str]) -> int:
     """Prints the lines of the audit. Returns the exit code."""
     folders, settings = paths_and_settings(words)
     if len(folders) != 1:
         raise UserError("grpo audit needs the folder of one run (grpo audit help)")
     [output] = folders
-    settings = typed(settings, recompute=_rounds)
+    settings = typed(settings, recompute=one_of(NONE, ENDS, ALL))
     refuse_several(output)
     for name in (CONFIG_FILE, METRICS_FILE):
         require((output / name).exists(), f"{output} has no {name}: give the folder of a run that has finished a round")

@@ -14,7 +14,6 @@ from rich.table import Table
 from grpo.config import TrainConfig
 from grpo.config.errors import require
 from grpo.config.folder import evaluation_name
-from grpo.config.validate import validate_evaluation
 from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.host.disk import write_whole
@@ -23,7 +22,6 @@ from grpo.interfaces import Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
 from grpo.run.parts import load_suite
-from grpo.tasks.sources import load_problems
 
 Result = Mapping[str, Any]
 
@@ -39,10 +37,6 @@ def run(config: TrainConfig) -> int:
     Raises `UserError` in the end for sets of which no problem could be graded. They have no file.
     """
     suite = load_suite(config)
-    if not suite:
-        validate_evaluation(config)
-        for of_set in config.task.all_sets.values():
-            load_problems(of_set.data, of_set.reward)
     model = candidate(config, suite or [config.task])
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo.commands.words import paths_and_settings, truth, typed
+from grpo.commands.words import one_of, paths_and_settings, truth, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.host.alive import working
@@ -37,7 +37,14 @@ def run(words: Sequence[str]) -> int:
     places, settings = paths_and_settings(words)
     if len(places) != 2:
         raise UserError("grpo export needs a checkpoint or a run's folder, and a folder to write (grpo export help)")
-    kinds = {"dtype": _dtype, "adapter": truth, "upload": str, "public": truth, "despite_gates": truth, TRUST: truth}
+    kinds = {
+        "dtype": one_of(*DTYPES),
+        "adapter": truth,
+        "upload": str,
+        "public": truth,
+        "despite_gates": truth,
+        TRUST: truth,
+    }
     options = typed(settings, **kinds)
     require(
         not (options.get("adapter") and "dtype" in options),
@@ -59,12 +66,3 @@ def run(words: Sequence[str]) -> int:
     if name:
         print(f"it is uploaded to {upload(directory, name, options.get('public', False))}")
     return 0
-
-
-def _dtype(word: str) -> str:
-    if word not in DTYPES:
-        raise ValueError(word)
-    return word
-
-
-_dtype.__name__ = "bfloat16, float16 or float32"

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from grpo.config import UserError
 from grpo.config.complaints import refuse_misspelt
-from grpo.config.errors import require
+from grpo.config.errors import first_line, require
 from grpo.config.hydra import compose_config
 from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
@@ -158,8 +158,7 @@ def _to_the_end(part: str, name: str, measure: Measure, bench: Bench) -> Iterato
         if not isinstance(error, UserError):
             traceback.print_exc()
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        line = (str(error).strip().splitlines() or ["no text"])[0]
-        yield Report([Fact(part, name, None, error=kind + line)])
+        yield Report([Fact(part, name, None, error=kind + first_line(error))])
 
 
 def _print(title: str, facts: Sequence[Fact], settings: Sequence[Mapping[str, str]]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo.commands.words import paths_and_settings, positive, seconds, typed
+from grpo.commands.words import kind, paths_and_settings, positive, seconds, typed
 from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, METRICS_FILE, MODEL_FOLDER, checkpoints_in, refuse_several
@@ -86,15 +86,7 @@ def run(words: Sequence[str]) -> int:
         time.sleep(settings["watch"])
 
 
-def formats(word: str) -> list[str]:
-    """Reads the formats in which a page is written beside HTML."""
-    names = word.split(",")
-    if not {*names} <= {"png", "md"}:
-        raise ValueError(word)
-    return names
-
-
-formats.__name__ = "png, md, or png,md"
+formats = kind("png, md, or png,md", lambda word: word.split(","), lambda names: {*names} <= {"png", "md"})
 
 
 def _holds_a_log(folder: Path) -> bool:

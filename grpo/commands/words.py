@@ -44,16 +44,6 @@ def typed(settings: Sequence[str], **kinds: Callable[[str], Any]) -> dict[str, A
     return values
 
 
-def truth(word: str) -> bool:
-    """Reads ``"true"`` or ``"false"``. Raises ValueError for anything else."""
-    if word.lower() not in ("true", "false"):
-        raise ValueError(word)
-    return word.lower() == "true"
-
-
-truth.__name__ = "true or false"
-
-
 def whole(word: str) -> int:
     """Reads a whole number, which may be written as 1e6. Raises ValueError for anything else.
 
@@ -68,67 +58,32 @@ def whole(word: str) -> int:
         return int(number)
 
 
-def count(word: str) -> int:
-    """Reads a whole number that is not negative. Raises ValueError for anything else."""
-    if (number := whole(word)) < 0:
-        raise ValueError(word)
-    return number
+def kind(name: str, read: Callable[[str], Any], fits: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Returns a function that reads a word, or raises ValueError for one that does not fit. Messages say `name`."""
+
+    def reader(word: str) -> Any:
+        if not fits(value := read(word)):
+            raise ValueError(word)
+        return value
+
+    reader.__name__ = name
+    return reader
 
 
-count.__name__ = "a whole number of at least 0"
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Returns a function that reads one of several words."""
+    return kind(f"{', '.join(choices[:-1])} or {choices[-1]}", str, choices.__contains__)
 
 
-def natural(word: str) -> int:
-    """Reads a whole number above 0. Raises ValueError for anything else."""
-    if (number := whole(word)) < 1:
-        raise ValueError(word)
-    return number
-
-
-natural.__name__ = "a whole number above 0"
-
-
-def positive(word: str) -> float:
-    """Reads a finite number above 0. Raises ValueError for anything else."""
-    if not 0 < (number := float(word)) < math.inf:
-        raise ValueError(word)
-    return number
-
-
-positive.__name__ = "a number above 0"
-
-
-def dial(word: str) -> float:
-    """Reads an exponent of advantages. Raises ValueError for a number that no run uses, and for anything else."""
-    if not -10 <= (number := float(word)) <= 10:
-        raise ValueError(word)
-    return number
-
-
-dial.__name__ = "a number between -10 and 10"
-
-
-def degrees(word: str) -> int:
-    """Reads σ's degrees of freedom. Raises ValueError for anything but 0 and 1."""
-    if (number := whole(word)) not in (0, 1):
-        raise ValueError(word)
-    return number
-
-
-degrees.__name__ = "0 (population σ) or 1 (sample σ)"
-
-
-def seconds(word: str) -> float:
-    """Reads a finite number of seconds above 0. Raises ValueError for anything else."""
-    return positive(word)
-
-
-seconds.__name__ = "a number of seconds above 0"
-
-
-def integers(words: str) -> tuple[int, ...]:
-    """Reads integers separated by commas, such as ``"1,4,8"``. Raises ValueError for anything else."""
-    return tuple(int(word) for word in words.split(","))
+count = kind("a whole number of at least 0", whole, lambda number: number >= 0)
+natural = kind("a whole number above 0", whole, lambda number: number > 0)
+positive = kind("a number above 0", float, lambda number: 0 < number < math.inf)
+seconds = kind("a number of seconds above 0", float, lambda number: 0 < number < math.inf)
+dial = kind("a number between -10 and 10", float, lambda number: -10 <= number <= 10)
+degrees = kind("0 (population σ) or 1 (sample σ)", whole, lambda number: number in (0, 1))
+truth = kind(
+    "true or false", lambda word: {"true": True, "false": False}.get(word.lower()), lambda value: value is not None
+)
 
 
 def span(word: str) -> tuple[int, int]:

@@ -17,22 +17,22 @@ from grpo.config.optimizer import with_learning_rate
 from grpo.config.run import TrainConfig
 from grpo.config.task import SourceRewardConfig
 
+
+def under(section: str, names: str) -> tuple[str, ...]:
+    """Returns the keys of several names of a section."""
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
 # These numbers may be negative; all others may not.
 SIGNED = ("normalization.exponent", "task.reward.correct_at", "gates[].below", "gates[].above")
 # The keys of weights, which may be negative too, end like this.
 WEIGHT = "parts[].weight"
 SHARES = (
-    "dynamics.adaptive.max_clip_fraction",
-    "dynamics.adaptive.min_ess",
-    "dynamics.adaptive.min_saving",
-    "dynamics.adaptive.stop_gain",
+    *under("dynamics.adaptive", "max_clip_fraction min_ess min_saving stop_gain"),
     "learner.min_lr_fraction",
     "rollout.gpu_memory_fraction",
     "rollout.servers.gpu_memory_fraction",
-    "task.curriculum.easy",
-    "task.curriculum.hard",
-    "task.curriculum.without_solve_rate",
-    "task.curriculum.width",
+    *under("task.curriculum", "easy hard without_solve_rate width"),
 )
 
 PORTS = ("rollout.servers.port", "hardware.first_port")
@@ -108,56 +108,26 @@ IMPORTED = ("normalization.name", "objective.name", "objective.aggregation.level
 """These keys take the import path ``"package.module:function"`` of a function besides their choices."""
 POSITIVE = (
     "num_steps",
-    "dynamics.group_size",
-    "dynamics.refresh_interval",
-    "dynamics.prompts_per_step",
-    "dynamics.adaptive.decide_every",
-    "dynamics.adaptive.smallest_group",
-    "dynamics.adaptive.longest_interval",
+    *under("dynamics", "group_size refresh_interval prompts_per_step passes"),
+    *under("dynamics.adaptive", "decide_every smallest_group longest_interval"),
     "model.lora.alpha",
-    "rollout.deadline_seconds",
-    "rollout.kv_cache_gib",
-    "rollout.gpu_memory_fraction",
-    "rollout.servers.gpu_memory_fraction",
-    "rollout.sampling.max_tokens",
-    "rollout.sampling.temperature",
-    "rollout.max_concurrent",
-    "rollout.tensor_parallel",
+    *under("rollout", "deadline_seconds kv_cache_gib gpu_memory_fraction max_concurrent tensor_parallel"),
+    *under("rollout.servers", "gpu_memory_fraction replicas tensor_parallel start_seconds request_seconds"),
+    *under("rollout.sampling", "max_tokens temperature"),
     "rollout.refill.max_waves",
     "rollout.budget.pilot",
-    "rollout.servers.replicas",
-    "rollout.servers.tensor_parallel",
-    "rollout.servers.start_seconds",
-    "rollout.servers.request_seconds",
-    "learner.adam_epsilon",
-    "learner.deadline_seconds",
-    "learner.micro_batch_tokens",
-    "learner.logit_chunk_tokens",
-    "learner.max_skipped_steps",
-    "learner.sequence_parallel",
-    "weight_sync.bucket_mib",
-    "weight_sync.deadline_seconds",
+    *under(
+        "learner",
+        "adam_epsilon deadline_seconds micro_batch_tokens logit_chunk_tokens max_skipped_steps sequence_parallel",
+    ),
+    *under("weight_sync", "bucket_mib deadline_seconds"),
     "objective.correction.cap",
-    "dynamics.passes",
-    "task.curriculum.block",
-    "task.curriculum.width",
-    "task.curriculum.anneal_prompts",
-    "task.curriculum.prior_samples",
-    "task.curriculum.half_life",
-    "task.reward.workers",
-    "task.reward.timeout_seconds",
-    "task.reward.memory_gib",
-    "task.limits.turns",
-    "task.limits.observed_tokens",
-    "task.limits.seconds",
-    "task.limits.memory_gib",
-    "task.limits.program_seconds",
-    "task.limits.program_characters",
-    "task.limits.at_once",
+    *under("task.curriculum", "block width anneal_prompts prior_samples half_life"),
+    *under("task.reward", "workers timeout_seconds memory_gib"),
+    *under("task.limits", "turns observed_tokens seconds memory_gib program_seconds program_characters at_once"),
     "evaluation.samples_per_problem",
     "checkpoint.keep_last",
-    "hardware.learner_nodes",
-    "hardware.ranks_per_node",
+    *under("hardware", "learner_nodes ranks_per_node"),
 )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from grpo.config.errors import UserError
 from grpo.config.hydra import config_directory
 from grpo.config.leaves import differences
+from grpo.config.ranges import as_typed, under, value_at
 from grpo.config.run import TrainConfig
 from grpo.config.task import SelectionConfig
 
@@ -26,13 +27,21 @@ class Rule(NamedTuple):
     remedy: str
 
 
-def _under(section: str, names: str) -> tuple[str, ...]:
-    return tuple(f"{section}.{name}" for name in names.split())
+def _needing(keys: tuple[str, ...], needed: str) -> Rule:
+    """Returns the rule of keys that are read only where `needed`, a word of the command line, is set.
 
+    The word names a key that must not be 0, false or empty, or a key or group with its possible values. An import path
+    may be in a value's place, since its function may read anything.
+    """
+    key, _, values = needed.partition("=")
 
-def _own(name: str, *choices: str) -> bool:
-    """Says whether a choice is one of `choices`, or an import path, whose function may read anything."""
-    return name in choices or ":" in name
+    def read(config: TrainConfig) -> bool:
+        part = value_at(config, key)
+        value = getattr(part, "engine", getattr(part, "name", part))
+        return as_typed([value]) in values.split("|") or ":" in str(value) if values else bool(value)
+
+    word = f"{key}={values.partition('|')[0]}" if values else key
+    return Rule(keys, read, f"{'add' if (config_directory() / key).is_dir() else 'set'} {word}")
 
 
 def _rounds(config: TrainConfig) -> int:
@@ -45,32 +54,64 @@ def _selects_by_rate(selection: SelectionConfig) -> bool:
     return [*selection.solve_rate] != [0.0, 1.0] or selection.without_solve_rate == "drop"
 
 
-def _tracked(config: TrainConfig) -> bool:
-    return config.tracking.wandb != "off"
-
-
-RULES = (
-    Rule(
-        (*_under("model.lora", "alpha target_modules"), "rollout.merge_adapters"),
-        lambda c: c.model.lora.rank,
-        "set model.lora.rank, e.g. to 16",
+# Keys → the word without which they are not read.
+NEEDED = {
+    (*under("model.lora", "alpha target_modules"), "rollout.merge_adapters"): "model.lora.rank",
+    ("hardware.gpu_memory_gib",): "dry_run=true",
+    ("dynamics.adaptive.",): "dynamics=adaptive",
+    under("dynamics.adaptive", "stop_patience stop_min_steps"): "dynamics.adaptive.stop_gain",
+    ("task.prompt.chat_template",): "task.prompt.chat=true",
+    ("normalization.k",): "normalization=pass_at_k",
+    ("normalization.epsilon_in",): "normalization.epsilon",
+    under("objective", "clip_low clip_high"): "objective=clip|cispo|dppo|gmpo",
+    under("objective", "temperature_positive temperature_negative"): "objective=sapo",
+    ("objective.entropy_step",): "objective.entropy_target",
+    ("objective.aggregation.constant_length",): "objective.aggregation.level=constant",
+    ("objective.kl.",): "objective.kl.coefficient",
+    ("objective.kl.refresh_rate",): "objective.kl.refresh_every",
+    under("objective.correction", "level cap mode"): "objective.old_logprobs=learner",
+    under("objective.correction", "cap mode"): "objective.correction.level=token|sequence|sequence_mean",
+    ("objective.selection.share",): "objective.selection.name=top_entropy|clip_cov|kl_cov",
+    under("objective.selection", "low high"): "objective.selection.name=clip_cov",
+    ("objective.selection.penalty",): "objective.selection.name=kl_cov",
+    under("rollout.refill", "max_waves fallback"): "rollout.refill.enabled=true",
+    under("rollout.budget", "pilot largest"): "rollout.budget.enabled=true",
+    (
+        *under("rollout.servers", "replicas tensor_parallel urls host port first_gpu gpu_memory_fraction"),
+        "hardware.server_nodes",
+    ): "rollout=vllm_server",
+    under("rollout", "own_process sleep"): "rollout=vllm",
+    under("rollout", "kv_cache_gib enforce_eager servers.start_seconds servers.request_seconds"): (
+        "rollout=vllm|vllm_server"
     ),
+    ("rollout.max_staleness",): "pipeline=continuous",
+    ("hardware.hosts",): "hardware.shell=ssh|srun|each",
+    ("learner.min_lr_fraction",): "learner.schedule=linear|cosine",
+    under("evaluation", "samples_per_problem every_rounds temperature top_p top_k max_tokens greedy pass_at"): (
+        "evaluation.num_problems"
+    ),
+    ("evaluation.suite_folder",): "evaluation.suite",
+    under("tracking", "entity group job_type"): "tracking.wandb=online|offline",
+    ("task.data.path",): "task.data.source=file|hub|reasoning_gym",
+    under("task.data", "split subset"): "task.data.source=hub",
+    ("task.data.selection.ngram",): "task.data.selection.evaluation_sets",
+    ("task.prompt.tool_parser",): "task.episode",
+    ("task.reward.overlong_buffer",): "task.reward.overlong=soft",
+    under("task.curriculum", "solve_rate_column without_solve_rate"): "task.curriculum.name=weighted|anneal|online",
+    under("task.curriculum", "easy hard width anneal_prompts"): "task.curriculum.name=anneal",
+    under("task.curriculum", "half_life rest rest_silent"): "task.curriculum.name=online",
+}
+RULES = (
+    *(_needing(keys, needed) for keys, needed in NEEDED.items()),
     Rule(
         ("model.revision",),
         lambda c: c.model.source == "huggingface" and not Path(c.model.path).is_dir(),
         "give a model of the hub, by model=huggingface model.path=OWNER/NAME",
     ),
-    Rule(("hardware.gpu_memory_gib",), lambda c: c.dry_run, "add dry_run=true, whose tables it changes"),
-    Rule(("dynamics.adaptive.",), lambda c: c.dynamics.name == "adaptive", "add dynamics=adaptive"),
     Rule(
         ("dynamics.adaptive.decide_every",),
         lambda c: c.dynamics.adaptive.decide_every < _rounds(c),
         "make it fewer than the rounds of the run",
-    ),
-    Rule(
-        _under("dynamics.adaptive", "stop_patience stop_min_steps"),
-        lambda c: c.dynamics.adaptive.stop_gain,
-        "set dynamics.adaptive.stop_gain above 0",
     ),
     Rule(
         ("dynamics.adaptive.stop_gain",),
@@ -87,91 +128,21 @@ RULES = (
         lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
         "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0",
     ),
-    Rule(("task.prompt.chat_template",), lambda c: c.task.prompt.chat, "add task.prompt.chat=true"),
-    Rule(("normalization.k",), lambda c: _own(c.normalization.name, "pass_at_k"), "add normalization=pass_at_k"),
-    Rule(("normalization.epsilon_in",), lambda c: c.normalization.epsilon, "set normalization.epsilon above 0"),
-    Rule(
-        _under("objective", "clip_low clip_high"),
-        lambda c: _own(c.objective.name, "clip", "cispo", "dppo", "gmpo"),
-        "choose an objective that clips, e.g. objective=clip",
-    ),
-    Rule(
-        _under("objective", "temperature_positive temperature_negative"),
-        lambda c: _own(c.objective.name, "sapo"),
-        "add objective=sapo",
-    ),
-    Rule(("objective.entropy_step",), lambda c: c.objective.entropy_target, "set objective.entropy_target above 0"),
-    Rule(
-        ("objective.aggregation.constant_length",),
-        lambda c: _own(c.objective.aggregation.level, "constant"),
-        "set objective.aggregation.level=constant",
-    ),
-    Rule(("objective.kl.",), lambda c: c.objective.kl.coefficient, "set objective.kl.coefficient above 0"),
     Rule(
         ("objective.kl.refresh_every",),
         lambda c: c.objective.kl.refresh_every < c.num_steps,
         "make it less than num_steps",
-    ),
-    Rule(("objective.kl.refresh_rate",), lambda c: c.objective.kl.refresh_every, "set objective.kl.refresh_every"),
-    Rule(
-        ("objective.correction.level",),
-        lambda c: c.objective.old_logprobs == "learner",
-        "set objective.old_logprobs=learner",
-    ),
-    Rule(
-        _under("objective.correction", "cap mode"),
-        lambda c: c.objective.correction.level != "none" and c.objective.old_logprobs == "learner",
-        "set objective.correction.level=token and objective.old_logprobs=learner",
-    ),
-    Rule(
-        ("objective.selection.share",), lambda c: c.objective.selection.name != "none", "set objective.selection.name"
-    ),
-    Rule(
-        _under("objective.selection", "low high"),
-        lambda c: c.objective.selection.name == "clip_cov",
-        "set objective.selection.name=clip_cov",
-    ),
-    Rule(
-        ("objective.selection.penalty",),
-        lambda c: c.objective.selection.name == "kl_cov",
-        "set objective.selection.name=kl_cov",
-    ),
-    Rule(
-        ("rollout.refill.enabled",),
-        lambda c: c.rollout.refill.max_waves > 1,
-        "make rollout.refill.max_waves 2 or more, since the first wave counts",
-    ),
-    Rule(
-        _under("rollout.refill", "max_waves fallback"),
-        lambda c: c.rollout.refill.enabled,
-        "set rollout.refill.enabled=true",
-    ),
-    Rule(
-        _under("rollout.budget", "pilot largest"), lambda c: c.rollout.budget.enabled, "set rollout.budget.enabled=true"
-    ),
-    Rule(
-        _under("rollout.servers", "replicas tensor_parallel urls host port first_gpu gpu_memory_fraction"),
-        lambda c: c.rollout.engine == "vllm_server",
-        "add rollout=vllm_server",
     ),
     Rule(
         ("rollout.gpu_memory_fraction",),
         lambda c: c.rollout.engine == "vllm",
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
     ),
-    Rule(_under("rollout", "own_process sleep"), lambda c: c.rollout.engine == "vllm", "use rollout=vllm"),
     Rule(
-        _under("rollout", "kv_cache_gib enforce_eager servers.start_seconds servers.request_seconds"),
-        lambda c: c.rollout.engine != "transformers",
-        "use rollout=vllm",
+        ("rollout.refill.enabled",),
+        lambda c: c.rollout.refill.max_waves > 1,
+        "make rollout.refill.max_waves 2 or more, since the first wave counts",
     ),
-    Rule(("rollout.max_staleness",), lambda c: c.pipeline == "continuous", "add pipeline=continuous"),
-    Rule(
-        ("hardware.hosts",),
-        lambda c: c.hardware.shell != "here",
-        "set hardware.shell=ssh, by which grpo launch reaches other machines",
-    ),
-    Rule(("hardware.server_nodes",), lambda c: c.rollout.engine == "vllm_server", "add rollout=vllm_server"),
     Rule(
         ("learner.schedule",),
         lambda c: c.learner.min_lr_fraction < 1,
@@ -183,44 +154,22 @@ RULES = (
         "make it more than dynamics.group_size, which a prompt gets anyway",
     ),
     Rule(
-        ("learner.min_lr_fraction",),
-        lambda c: c.learner.schedule != "constant",
-        "set learner.schedule to linear or cosine",
-    ),
-    Rule(
-        _under("evaluation", "samples_per_problem every_rounds temperature top_p top_k max_tokens greedy pass_at"),
-        lambda c: c.evaluation.num_problems,
-        "set evaluation.num_problems above 0",
-    ),
-    Rule(
         ("evaluation.greedy",),
         lambda c: c.evaluation.temperature != 0 or not c.evaluation.num_problems,
         "at evaluation.temperature=0 every completion is the likeliest one already",
     ),
-    Rule(("evaluation.suite_folder",), lambda c: c.evaluation.suite, "name sets in evaluation.suite"),
-    Rule(_under("tracking", "entity group job_type"), _tracked, "add tracking=wandb"),
     Rule(
-        _under("tracking", "project tags"),
-        lambda c: _tracked(c) or c.tracking.mlflow,
+        under("tracking", "project tags"),
+        lambda c: c.tracking.wandb != "off" or c.tracking.mlflow,
         "add tracking=wandb or tracking=mlflow",
     ),
     Rule(
-        ("task.data.path",),
-        lambda c: c.task.data.source != "arithmetic",
-        "set task.data.source=file too, since task.data.source=arithmetic makes its problems itself",
-    ),
-    Rule(
-        _under("task.data", "split subset"),
-        lambda c: c.task.data.source == "hub",
-        "set task.data.source=hub, since only the hub's data sets have it",
-    ),
-    Rule(
-        _under("task.data", "size options seed"),
+        under("task.data", "size options seed"),
         lambda c: c.task.data.source in ("reasoning_gym", "arithmetic"),
         "use a generator; of a file or a hub's data set, task.data.limit takes the first rows",
     ),
     Rule(
-        _under(
+        under(
             "task.data", "question_column answer_column choices_column id_column answer_pattern source_column bad_rows"
         ),
         lambda c: c.task.data.source in ("file", "hub"),
@@ -232,36 +181,14 @@ RULES = (
         "use task.data.size, which a generator has",
     ),
     Rule(
-        ("task.data.selection.ngram",),
-        lambda c: c.task.data.selection.evaluation_sets,
-        "name files in task.data.selection.evaluation_sets",
-    ),
-    Rule(
         ("task.data.selection.solve_rate_column",),
         lambda c: _selects_by_rate(c.task.data.selection),
         "set task.data.selection.solve_rate, e.g. to [0.1, 0.9]; a curriculum has task.curriculum.solve_rate_column",
     ),
-    Rule(("task.prompt.tool_parser",), lambda c: c.task.episode, "set task.episode, whose tools the model calls"),
     Rule(
         ("task.reward.format_pattern",),
         lambda c: any("format" in reward.weights for reward in c.task.rewards),
         "add the part format, e.g. task.reward.parts=[{name: math}, {name: format, weight: 0.1}]",
-    ),
-    Rule(("task.reward.overlong_buffer",), lambda c: c.task.reward.overlong == "soft", "set task.reward.overlong=soft"),
-    Rule(
-        _under("task.curriculum", "solve_rate_column without_solve_rate"),
-        lambda c: c.task.curriculum.name != "uniform",
-        "set task.curriculum.name",
-    ),
-    Rule(
-        _under("task.curriculum", "easy hard width anneal_prompts"),
-        lambda c: c.task.curriculum.name == "anneal",
-        "set task.curriculum.name=anneal",
-    ),
-    Rule(
-        _under("task.curriculum", "half_life rest rest_silent"),
-        lambda c: c.task.curriculum.name == "online",
-        "set task.curriculum.name=online",
     ),
 )
 
@@ -277,7 +204,7 @@ NOT_TRAINED = (
 ALL_PROBLEMS = (
     *NOT_TRAINED,
     Rule(
-        _under("evaluation", "num_problems pass_at suite suite_folder every_rounds"),
+        under("evaluation", "num_problems pass_at suite suite_folder every_rounds"),
         lambda _: False,
         "grpo solve-rates asks each selected problem for its samples, and task.data.limit takes the first rows",
     ),

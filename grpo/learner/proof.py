@@ -24,6 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import UserError
+from grpo.config.errors import first_line
 from grpo.learner.attention import NAME
 from grpo.learner.policy import Policy
 from grpo.learner.small_copy import SIZES, VOCABULARY, covering_layers, small_config
@@ -124,7 +125,7 @@ def _prove(path: str, config: PretrainedConfig, build: Build, rule: Rule, calm: 
             policy = Policy(language_model.train(), len(micro.targets), rule(small), way == NAME)
             deviation = difference(packed_results(policy, micro, coefficients), expected)
         except Exception as error:  # whatever a model's own code raises when it is called like this
-            outcomes.append(f"{called}: {type(error).__name__}: {_first_line(error)}")
+            outcomes.append(f"{called}: {type(error).__name__}: {first_line(error)}")
             continue
         if deviation <= TOLERANCE:
             return Proof(way, deviation, outcomes[0] if outcomes else "")
@@ -140,10 +141,6 @@ def _no_language_model(config: PretrainedConfig) -> str:
     named = config.architectures or []
     causal = any(re.search("CausalLM|LMHead|ConditionalGeneration", name) for name in named)
     return "" if causal or not named else f"; its config.json says {named[0]}, which is no causal language model"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no text"])[0]
 
 
 def own_copy(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrainedModel, PretrainedConfig]:
@@ -166,7 +163,7 @@ def own_copy(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrai
             own_model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
             return own_model, small
         except Exception as error:  # whatever a config or a model's own code says of such numbers
-            reasons.append(_first_line(error))
+            reasons.append(first_line(error))
     explanation = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
     raise UserError(
         f"{path}: no small copy of a {config.model_type} model can be made to check how it is computed, so it is not "

@@ -10,7 +10,7 @@ from grpo.config.validate import validate
 from grpo.sweep.cells import cells_of
 
 CASES = [
-    (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, e.g. to 16, or leave"),
+    (["model.lora.alpha=16"], "model.lora.alpha=16.0 has no effect here: set model.lora.rank, or leave it out"),
     (["model.lora.alpha=32"], "model.lora.alpha=32.0 has no effect here: set model.lora.rank"),
     (["model.lora={target_modules: q_proj}"], "model.lora.target_modules=q_proj has no effect here"),
     (
@@ -27,7 +27,7 @@ CASES = [
     ),
     (
         ["task.prompt.chat=false", "task.prompt.chat_template=chatml_tools"],
-        "task.prompt.chat_template=chatml_tools has no effect here: add task.prompt.chat=true",
+        "task.prompt.chat_template=chatml_tools has no effect here: set task.prompt.chat=true",
     ),
     (["task=file", "task.data.split=test"], "task.data.split=test has no effect here: set task.data.source=hub"),
     (["experiment=tiny", "task.data.path=a.jsonl"], "task.data.path=a.jsonl has no effect here: set task.data.source"),
@@ -35,7 +35,7 @@ CASES = [
     (["task.data.question_column=q"], "task.data.question_column=q has no effect here: use task=file or another task"),
     (["task.data.limit=9"], "task.data.limit=9 has no effect here: use task.data.size"),
     (["objective.kl.refresh_every=4"], "objective.kl.refresh_every=4 has no effect here: set objective.kl.coefficient"),
-    (["objective=sapo", "objective.clip_low=0.1"], "objective.clip_low=0.1 has no effect here: choose an objective"),
+    (["objective=sapo", "objective.clip_low=0.1"], "objective.clip_low=0.1 has no effect here: add objective=clip, or"),
     (["rollout.gpu_memory_fraction=0.5", "rollout=vllm_server"], "use rollout=vllm, or rollout.servers.gpu_memory"),
     (["hardware.server_nodes=1"], "hardware.server_nodes=1 has no effect here: add rollout=vllm_server"),
     (["hardware.hosts=[a,b]"], "hardware.hosts=['a', 'b'] has no effect here: set hardware.shell=ssh"),
@@ -49,7 +49,7 @@ CASES = [
     (["task.data.selection.solve_rate_column=nowhere"], "column=nowhere has no effect here: set task.data.selection"),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
     (["dynamics=adaptive", "num_steps=4", "dynamics.adaptive.decide_every=5"], "make it fewer than the rounds of the"),
-    (["dynamics=adaptive", "dynamics.adaptive.stop_patience=5"], "set dynamics.adaptive.stop_gain above 0"),
+    (["dynamics=adaptive", "dynamics.adaptive.stop_patience=5"], "set dynamics.adaptive.stop_gain, or leave"),
     (
         ["dynamics=adaptive", "num_steps=40", "dynamics.adaptive.stop_gain=0.01"],
         "dynamics.adaptive.stop_gain=0.01 has no effect here: make dynamics.adaptive.stop_min_steps less than",
