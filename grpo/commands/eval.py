@@ -17,7 +17,7 @@ from grpo.config.folder import evaluation_name
 from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.host.disk import write_whole
-from grpo.host.terminal import Terminal
+from grpo.host.terminal import Terminal, say
 from grpo.interfaces import Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
@@ -56,6 +56,12 @@ def run(config: TrainConfig) -> int:
         results = held_out.evaluate_suite(model.tasks, model.load_task, ask)
     else:
         with model.load_task(model.tasks[0]) as task:
+            some_left = any(of_set.data.held_out_fraction for of_set in config.task.all_sets.values())
+            if some_left and not model.collective.rank:
+                say(
+                    f"grpo: only held-out problems are asked; {task.num_problems:,} more are left to training, and "
+                    "evaluation.suite=[FILE] asks all of a file"
+                )
             results = {config.task.name: ask(task, config.evaluation.num_problems)}
     if model.collective.rank:
         return 0

@@ -69,8 +69,8 @@ class SamplingConfig:
     # These strings end a completion, e.g. ["Question:"]. The end-of-sequence token always does; [] adds no string. The
     # completion keeps the string at its end, since it is learned from, and so do the texts that rewards see.
     stop: list[str] = field(default_factory=list)
-    # vLLM gets these besides (vLLM: SamplingParams), e.g. {min_p: 0.05}, or one by one as
-    # rollout.sampling.extra.NAME=VALUE. Training refuses all that may change probabilities, as it refuses top_p.
+    # vLLM gets these besides (vLLM: SamplingParams), e.g. {min_p: 0.05} in `grpo eval`, or one by one as
+    # rollout.sampling.extra.NAME=VALUE. Training takes ignore_eos alone, since others may change probabilities.
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -152,7 +152,8 @@ class TrackingConfig:
     tensorboard: bool = False
     # MLflow gets them at this tracking URI, e.g. http://127.0.0.1:5000, sqlite:///mlflow.db or file:mlruns. "": never.
     mlflow: str = ""
-    # W&B's project and MLflow's experiment have this name.
+    # W&B's project and MLflow's experiment have this name. WANDB_PROJECT and MLFLOW_EXPERIMENT_NAME
+    # replace the default one.
     project: str = "grpo"
     # The run belongs to this user or team of W&B; "" takes the one that is logged in.
     entity: str = ""

@@ -208,8 +208,8 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
     together = config.learner.sequence_parallel
     _require(
         world_size % together == 0,
-        f"learner.sequence_parallel={together} does not divide the {world_size} learner ranks: use a divisor of "
-        f"{world_size}",
+        f"learner.sequence_parallel={together} does not divide the number of learner ranks, {world_size}: use a "
+        "divisor of it, or another number of ranks",
     )
     spread = config.rollout.tensor_parallel
     _require(
@@ -223,8 +223,8 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
     )
     _require(
         world_size % spread == 0,
-        f"rollout.tensor_parallel={spread} does not divide the {world_size} learner ranks: use a divisor of "
-        f"{world_size}",
+        f"rollout.tensor_parallel={spread} does not divide the number of learner ranks, {world_size}: use a divisor of "
+        "it, or another number of ranks",
     )
     deadline = config.rollout.group_deadline_seconds
     _require(

@@ -230,6 +230,7 @@ def _row(scored: ScoredGroup, answer_of: Callable[[Problem, str], str | None]) -
     completions, problem = scored.group.completions, scored.group.prompt.problem
     row = {"problem_id": problem.problem_id, "question": problem.question, "answer": problem.answer}
     row |= {"source": problem.source} if problem.source else {}
+    row |= {"opening": [*problem.messages[:-1]]} if problem.messages[1:] else {}
     row |= {"judged": True} if scored.judged_without_answer else {}
     if scored.spoilt:
         outcome = next(grade.outcome for grade in scored.grades if grade.outcome in NOT_THEIR_FAULT)

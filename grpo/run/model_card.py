@@ -106,10 +106,11 @@ def _problems(config: TrainConfig) -> str:
     return ", ".join(Path(of_set.data.path).name if of_set.name in FORMATS else of_set.name for of_set in sets)
 
 
-def _example(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a held-out problem that the run has evaluated, or a made-up one."""
-    asked = (row.get("question", "") for evaluation in evaluations for row in evaluation.get("per_problem", ()))
-    return next((question for question in asked if 0 < len(question) <= LONGEST_EXAMPLE), "How much is 3 + 4?")
+def _example(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns the row of a held-out problem that the run has evaluated, or a made-up one."""
+    asked = (row for evaluation in evaluations for row in evaluation.get("per_problem", ()))
+    fitting = (row for row in asked if 0 < len(row.get("question", "")) <= LONGEST_EXAMPLE)
+    return next(fitting, {"question": "How much is 3 + 4?"})
 
 
 def _header(config: TrainConfig, library: str) -> str:
@@ -151,16 +152,20 @@ def _outcome(evaluations: Sequence[Mapping[str, Any]], step: int) -> str:
     return sentence + ("" if last["step"] == step else f" It was not evaluated at step {step}.")
 
 
-def _use(config: TrainConfig, library: str, example: str) -> str:
+def _use(config: TrainConfig, library: str, example: Mapping[str, Any]) -> str:
     """Returns the section with code that loads the folder and asks the model a question as in training."""
     # With several sets, the first one's problems are asked.
     prompt, sampling = next(iter(config.task.all_sets.values())).prompt, config.rollout.sampling
-    question = json.dumps(prompt.template.replace("{question}", example), ensure_ascii=False)
+    question = json.dumps(prompt.template.replace("{question}", example["question"]), ensure_ascii=False)
     lines = [USES[library], "tokenizer = AutoTokenizer.from_pretrained(folder)", f"question = {question}"]
     if prompt.chat:
         options = "".join(f", {name}={value!r}" for name, value in prompt.chat_template_kwargs.items())
-        system = json.dumps({"role": "system", "content": prompt.system}, ensure_ascii=False) + ", "
-        lines += [f'messages = [{system if prompt.system else ""}{{"role": "user", "content": question}}]']
+        opening = [
+            message for message in example.get("opening", ()) if prompt.system is None or message["role"] != "system"
+        ]
+        opening = [{"role": "system", "content": prompt.system}, *opening] if prompt.system else opening
+        before = "".join(f"{json.dumps(message, ensure_ascii=False)}, " for message in opening)
+        lines += [f'messages = [{before}{{"role": "user", "content": question}}]']
         lines += [
             f"text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False{options})"
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import re
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 NUM_LISTED = 5
 MAX_SOURCES = 64
+# Names are a slip of each other from this similarity on, by `difflib`.
+NEARLY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,9 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             raise UserError(f"{_lacking(data, key, columns)}.")
     answered = data.answer_column and data.answer_column in columns
     no_answers = "" if answered else _lacking(data, "answer_column", columns)
+    # A name that is nearly a column's is a slip, also where nothing needs answers.
+    slip = no_answers and difflib.get_close_matches(data.answer_column or "", columns, cutoff=NEARLY)
+    require(not slip, f"{no_answers}; perhaps task.data.answer_column={''.join(slip[:1])} is meant.")
     if data.question_column == data.answer_column:
         raise UserError(
             f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."

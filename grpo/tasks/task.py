@@ -273,7 +273,7 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
     """
     problems, report = load_problems(config.data, config.reward)
     if report.no_answers:
-        logger.warning("task %s: its problems have no answers, and no part of the reward needs one", config.name)
+        logger.warning("task %s: problems have no answers, and no part of the reward compares with any", config.name)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
     problems, left_out = select(problems, config.data.selection)
@@ -313,11 +313,6 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         logger.warning(
             "task %s: the answer of all %d problems is %s: check task.data.answer_column",
             config.name, len(usable), listed(tuple(answers)),
-        )  # fmt: skip
-    if pictures := tuple(problem.problem_id for problem in usable if "<image>" in problem.question):
-        logger.warning(
-            "task %s: %d questions hold <image>, and no picture is shown to the model: leave them out (%s)",
-            config.name, len(pictures), listed(pictures),
         )  # fmt: skip
 
 

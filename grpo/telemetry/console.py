@@ -171,7 +171,7 @@ class RunDisplay:
         texts += [f"{self._tokens * more:,.0f} tokens to go"] if self._tokens else []
         texts += [f"cost {money:.2f}, {money * more:.2f} to go"] if money else []
         if (gain := metrics.get(m.EXPECTED_GAIN)) is not None:
-            texts.append(f"gain to go {100 * gain:+.3g} %" + _of_price(metrics))
+            texts.append(f"expected gain to go {100 * gain:+.3g} points" + _of_price(metrics))
         return texts + ([f"energy {energy:.2g} kWh, {energy * more:.2g} to go"] if energy else [])
 
 
@@ -190,12 +190,11 @@ def _of_price(metrics: Mapping[str, float]) -> str:
     more than all points.
 
     >>> _of_price({"forecast/gain_per_hour": 0.1234, "forecast/gain_per_money": 0.01})
-    ' (an hour +12.3 %, a unit of money +1 %)'
+    ' (an hour +12.3 points, a unit of money +1 points)'
     """
     of = {"an hour": m.GAIN_PER_HOUR, "a unit of money": m.GAIN_PER_MONEY}
-    texts = [
-        f"{name} {100 * metrics[metric]:+.3g} %" for name, metric in of.items() if abs(metrics.get(metric, 2.0)) <= 1
-    ]
+    known = {name: metrics[metric] for name, metric in of.items() if abs(metrics.get(metric, 2.0)) <= 1}
+    texts = [f"{name} {100 * gain:+.3g} points" for name, gain in known.items()]
     return f" ({', '.join(texts)})" if texts else ""
 
 

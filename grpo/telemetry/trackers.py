@@ -63,6 +63,13 @@ def wandb_mode(tracking: TrackingConfig) -> str:
     return "offline" if tracking.wandb == "online" and mode in ("offline", "dryrun") else tracking.wandb
 
 
+def _project(tracking: TrackingConfig, variable: str) -> str:
+    """Returns `tracking.project`, or what the service's own variable says where the key has its default value."""
+    return (
+        os.environ.get(variable) or tracking.project if tracking.project == TrackingConfig.project else tracking.project
+    )
+
+
 class WandbTracker:
     """This tracker logs to Weights & Biases, online, or offline below `directory`, from where `wandb sync` sends it.
 
@@ -91,15 +98,15 @@ class WandbTracker:
                 raise UserError("wandb has no API key: run `wandb login`, or set tracking.wandb=offline")
             self._run = wandb.init(
                 id=identity.read_text(),
-                name=run_name(Path(directory)),
+                name=os.environ.get("WANDB_NAME") or run_name(Path(directory)),
                 resume="allow" if mode == "online" else None,
                 config={**config, "code": _code(directory)},
                 mode=mode,
-                project=tracking.project,
+                project=_project(tracking, "WANDB_PROJECT"),
                 entity=tracking.entity or None,
                 group=tracking.group or None,
                 job_type=tracking.job_type or None,
-                tags=list(tracking.tags),
+                tags=list(tracking.tags) or None,
                 dir=str(identity.parent),
                 settings=settings,
             )
@@ -178,7 +185,7 @@ class MlflowTracker:
     def __init__(
         self, config: Mapping[str, Any], tracking: TrackingConfig, directory: str | Path, resume: bool = False
     ) -> None:
-        uri, project = tracking.mlflow, tracking.project
+        uri, project = tracking.mlflow, _project(tracking, "MLFLOW_EXPERIMENT_NAME")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         # By default MLflow retries a server that does not answer for ten minutes.

@@ -205,6 +205,15 @@ def test_problems_of_several_sources_have_numbers_by_source():
     assert "sources" not in of_one
 
 
+def test_the_messages_before_a_question_are_kept_with_its_row():
+    asked, system = {"role": "user", "content": "q"}, {"role": "system", "content": "Be brief"}
+    task = NineProblems()
+    problems = [Problem("p0", "q", "a", messages=(system, asked)), Problem("p1", "q", "a", messages=(asked,))]
+    task.held_out = [Prompt(problem, (1,)) for problem in problems]
+    result = evaluate(task, answering(task), EvaluationConfig(num_problems=2), SamplingConfig(), SingleRank())
+    assert [row.get("opening") for row in result["per_problem"]] == [[system], None]
+
+
 class Outage(NineProblems):
     """This task's reward server does not answer for some problems."""
 

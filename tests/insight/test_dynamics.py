@@ -266,7 +266,7 @@ def test_a_plan_from_solve_rates(tmp_path, capsys):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e8"]) == 0
     printed = capsys.readouterr().out
-    assert "500 problems, mean pass rate 0.5" in printed and "1 without a pass rate are left out" in printed
+    assert "500 problems, mean pass rate 5" in printed and "1 without a pass rate are left out" in printed
     # 128 prompts × (100 + 8 × 500) tokens fit 190 times into 1e8.
     assert "dynamics.group_size=8 dynamics.refresh_interval=1 dynamics.prompts_per_step=128 num_steps=190" in printed
     why = "G = 8: in real runs no choice of the size did better than 8. At G = 3 tokens are expected"
@@ -319,7 +319,7 @@ def test_a_plan_reads_what_grpo_solve_rates_has_measured(tmp_path, capsys):
     assert (known.tried, known.tokens) == (16, {"prompt_tokens": 20.0, "completion_tokens": 60.0})
     assert main(["dynamics", "plan", str(path), "budget_tokens=1e6"]) == 0
     printed = capsys.readouterr().out
-    assert "60 problems, mean pass rate 0.50" in printed
+    assert "60 problems, mean pass rate 5" in printed
     # A step has no more prompts than there are problems. 60 × (20 + 8 × 60) tokens fit 33 times into 1e6.
     assert "dynamics.group_size=8 dynamics.refresh_interval=1 dynamics.prompts_per_step=60 num_steps=33" in printed
     assert main(["dynamics", "plan", str(path)]) == 0

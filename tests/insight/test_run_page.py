@@ -104,6 +104,21 @@ def test_verdict_and_interval_never_disagree():
     assert verdict.numbers[1].note == "95 % interval 0.0 to +25.0"
 
 
+def test_a_set_of_the_suite_that_surely_changed_leads_where_the_held_out_problems_tell_nothing():
+    few = [evaluation(0, [0.0] * 4), evaluation(1, [0.5] * 2 + [0.0] * 2)]
+    sets = [{"mine": evaluation(0, [0.0] * 30)}, {"mine": evaluation(1, [0.5] * 12 + [0.0] * 18)}]
+    verdict = judge(metrics(0.2), [row | {"suite": suite} for row, suite in zip(few, sets, strict=True)])
+    assert verdict.mood == "good"
+    assert verdict.lines[0] == (
+        "On mine the model learned: it solves 20.0% of the 30 problems at the first try; before it was 0.0% (12 got "
+        "better and 0 worse, p < 0.001)."
+    )
+    same = [row | {"suite": {"mine": sets[0]["mine"]}} for row in few]
+    unsure = judge(metrics(0.2), same)
+    assert unsure.mood == "unsure" and unsure.lines[0].startswith("No clear change: the model now solves 25.0%")
+    assert unsure.lines[-1].startswith("On mine the model did not clearly change: it solves 0.0%")
+
+
 def test_a_run_without_answers_is_judged_by_its_mean_reward():
     def rewarded(step, rewards):
         result = evaluation(step, [1.0] * len(rewards))
@@ -331,7 +346,7 @@ def test_a_summary_by_the_agent_is_read_and_turns_before_it_are_counted():
     [group] = shown_groups([row(2, "a@0", True, **facts)])
     [shown] = group["rows"]
     assert [one.read for one in shown["conversation"]] == [True, True, True, False]
-    assert shown["facts"].endswith("3 earlier turns are in 1 other branches · the conversation filled model.max_length")
+    assert shown["facts"].endswith("3 more turns in another branch · the conversation filled model.max_length")
 
 
 def test_an_episode_that_ends_at_a_limit_is_cut_off_by_that_limit_alone():

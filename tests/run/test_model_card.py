@@ -70,6 +70,23 @@ def test_the_card_tells_maxrl_from_dr_grpo():
     assert "| normalization | dial, exponents 0 of σ and 1 of the mean |" in card(config, 3, [], {})
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (
+            ["task.prompt.system=null"],
+            '[{"role": "system", "content": "Add."}, {"role": "assistant", "content": "Well?"}, {"role": "user", ',
+        ),
+        (["task.prompt.system=Be brief"], '[{"role": "system", "content": "Be brief"}, {"role": "assistant", '),
+        (["task.prompt.system=''"], '[{"role": "assistant", "content": "Well?"}, {"role": "user", '),
+    ],
+)
+def test_the_card_asks_with_the_messages_that_come_before_the_question_in_the_data(words, asked):
+    opening = [{"role": "system", "content": "Add."}, {"role": "assistant", "content": "Well?"}]
+    rows = [{"problem_id": "p", "question": "1 + 1", "opening": opening, "correct": 1, "total": 1}]
+    assert f"messages = {asked}" in card(compose_config(words), 4, [evaluation(4, 0.5, per_problem=rows)], {})
+
+
 def test_the_card_names_the_file_the_base_and_its_license_and_asks_a_problem_of_the_data(tmp_path):
     words = ["model=smollm2_135m", "task=file", f"task.data.path={tmp_path}/sums.jsonl"]
     problems = [{"question": "x" * 1001}, {"question": 'How "many"?'}]

@@ -349,16 +349,12 @@ def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
     assert identity(("1?", "1"), ("2?", "2")) not in [identity(*other) for other in others]
 
 
-def test_equal_answers_and_questions_about_pictures_are_reported(tokenizer, write_rows, caplog):
-    rows = [{"problem": f"<image>{index} + 1", "answer": "rule"} for index in range(9)]
+def test_equal_answers_are_reported(tokenizer, write_rows, caplog):
+    rows = [{"problem": f"{index} + 1", "answer": "rule"} for index in range(9)]
     task_config = TaskConfig(
         data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
         reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
     )
     loaded_task(task_config, tokenizer)
     logged = [record.getMessage() for record in caplog.records]
-    assert logged == [
-        "task task: the answer of all 9 problems is rule: check task.data.answer_column",
-        "task task: 9 questions hold <image>, and no picture is shown to the model: leave them out "
-        "(sums-0, sums-1, sums-2, sums-3, sums-4, …)",
-    ]
+    assert logged == ["task task: the answer of all 9 problems is rule: check task.data.answer_column"]

@@ -53,13 +53,16 @@ def test_tokens_to_go_are_those_of_the_rounds_before_and_the_expected_gain_has_i
         "forecast/gain": 0.0321, "forecast/gain_per_hour": 0.25, "forecast/gain_per_money": 0.125,
     }  # fmt: skip
     line = logged(lambda display: display.round(20, round_of)).splitlines()[-1]
-    assert "3,000 tokens to go  gain to go +3.21 % (an hour +25 %, a unit of money +12.5 %)" in line
+    assert (
+        "3,000 tokens to go  expected gain to go +3.21 points (an hour +25 points, a unit of money +12.5 points)"
+        in line
+    )
 
 
 def test_a_gain_an_hour_of_more_than_all_points_is_left_out():
     gains = {"forecast/gain": 0.0469, "forecast/gain_per_hour": 234.0}
     *_, line = logged(lambda display: display.round(5, METRICS | gains)).splitlines()
-    assert "gain to go +4.69 %  round 8.3 s" in line
+    assert "expected gain to go +4.69 points  round 8.3 s" in line
 
 
 def test_a_blank_divides_a_long_label_from_its_meaning():

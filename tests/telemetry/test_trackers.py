@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -381,6 +382,21 @@ def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
 def test_wandb_obeys_its_own_variables(name, value, configured, mode, monkeypatch):
     monkeypatch.setenv(name, value)
     assert wandb_mode(TrackingConfig(wandb=configured)) == mode
+
+
+@pytest.mark.slow
+def test_projects_and_names_that_the_services_own_variables_give_are_taken(tmp_path, monkeypatch):
+    variables = {"WANDB_PROJECT": "mine", "WANDB_NAME": "first", "MLFLOW_EXPERIMENT_NAME": "ours"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    asked = TrackingConfig(wandb="offline", mlflow=f"file:{tmp_path}/mlruns")
+    trackers = wandb, mlflow = service_trackers(asked, {}, tmp_path / "a", None)
+    assert (wandb._run.project, wandb._run.name) == ("mine", "first")
+    assert mlflow._client.get_experiment_by_name("ours") and not mlflow._client.get_experiment_by_name("grpo")
+    Trackers(trackers).close()
+    trackers = service_trackers(replace(asked, project="typed"), {}, tmp_path / "b", None)
+    assert trackers[0]._run.project == "typed" and trackers[1]._client.get_experiment_by_name("typed")
+    Trackers(trackers).close()
 
 
 def test_services_are_those_that_are_asked_for(tmp_path):

@@ -168,7 +168,7 @@ def rounds(name: str, title: str, caption: str) -> Callable[[Axes, Contrast], st
             share_from_zero(axes)
         legend_below(axes)
         axes.set_title(title)
-        return f"{caption} Dots are single rounds and lines are means over a tenth of the run."
+        return f"{caption} Dots are single rounds and lines are running means, over a tenth of a long run."
 
     return draw
 

@@ -40,7 +40,9 @@ def conversation(row: Row) -> list[Said]:
 def unseen(row: Row) -> str:
     """Says how many turns a conversation lacks, since its agent has rewritten the history, or returns ""."""
     lacking = int(row.get("turns") or 0) - len(row.get("written") or ())
-    return f"{lacking} earlier turns are in {row['branches'] - 1} other branches" if row.get("branches", 1) > 1 else ""
+    others = row.get("branches", 1) - 1
+    where = "another branch" if others == 1 else f"{others} other branches"
+    return f"{lacking} more turn{'s' * (lacking != 1)} in {where}" if others > 0 else ""
 
 
 def opening(conversations: Sequence[Sequence[Said]]) -> int:

@@ -106,7 +106,8 @@ def draw_pass_rate(axes: Axes, run: Curves) -> str:
         axes.set_ylabel("pass rate, reward")
     marks = "their bars reach" if len(run.evaluations) <= MOST_BARS else "the grey band reaches"
     return (
-        "The share of completions that are right. Dots are single rounds and lines are means over a tenth of the run."
+        "The share of completions that are right. Dots are single rounds and lines are running means, over a tenth of "
+        "a long run."
         + (" The mean reward is the same number, since a right answer earns 1 and a wrong one 0." if are_same else "")
         + (f" Held-out problems are never trained on; {marks} over the 95 % interval." if run.evaluations else "")
         + (" The run was resumed at the dotted lines." if run.resumed else "")
@@ -125,7 +126,8 @@ def _draw_reward(axes: Axes, run: Curves) -> str:
     axes.set_title("Mean reward")
     over_steps(axes, run, "reward")
     return (
-        "The mean reward of completions. Dots are single rounds and lines are means over a tenth of the run."
+        "The mean reward of completions. Dots are single rounds and lines are running means, over a tenth of a long "
+        "run."
         + (" Held-out problems are never trained on." if run.evaluations else "")
         + (" The run was resumed at the dotted lines." if run.resumed else "")
     )

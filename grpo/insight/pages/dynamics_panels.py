@@ -199,7 +199,7 @@ def draw_policy(axes: Axes, analysis: Dynamics) -> str:
     axes.set_title("The model, relative to its start")
     over_optimizer_steps(axes, "multiple of the start", of_one=True)
     return (
-        "Thick lines are means over a tenth of the run. 1 is the mean over the first twentieth of the run."
+        "Thick lines are running means, over a tenth of a long run. 1 is the mean over the first twentieth of the run."
         + "".join(explanations)
     )
 

@@ -56,7 +56,7 @@ def write_plan(
             f"budget_tokens={request.budget_tokens:g} does not suffice for one step at G = {size.size}: give "
             "more tokens, or fewer prompts_per_step"
         )
-    problems = f"{len(rates):,} problems, mean pass rate {difficulty.mean:.2f}, each from {tried} samples" + (
+    problems = f"{len(rates):,} problems, mean pass rate {sum(rates) / len(rates):.1%}, each from {tried} samples" + (
         f"; {missing:,} without a pass rate are left out" if missing else ""
     )
     settings = (

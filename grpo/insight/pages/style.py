@@ -135,7 +135,7 @@ def draw_rounds(
 ) -> None:
     """Draws dots for single rounds, and a line of their means that tells both."""
     steps, values, places = np.asarray(steps), np.asarray(values), drawn(len(steps))
-    axes.plot(steps[places], values[places], ".", color=color, alpha=0.4, markersize=4, markeredgewidth=0)
+    axes.plot(steps[places], values[places], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
     draw_means(axes, steps, values, color, label, **line)
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from grpo.config import UserError
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.evaluation.held_out import both_unjudged, points_gained
 from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
@@ -117,7 +119,34 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bo
         f"(randomization test, {probability(change.p)}). This is one run, and another seed may come out differently. "
         "The command “grpo sweep sweep=seeds” shows by how much."
     )
+    suite = list(_by_suite(before.get("suite", {}), after.get("suite", {})))
+    sentences, moods = [sentence for sentence, _ in suite], [of_set for _, of_set in suite if of_set != UNSURE]
+    if mood == UNSURE and moods:
+        # A set of the user's own tells more than a few held-out problems.
+        lines, mood = [*sentences, *lines], moods[0]
+    else:
+        lines += sentences
     return RunVerdict(lines, mood, [*_held_out_numbers(after, old, new, gain, unjudged)])
+
+
+def _by_suite(before: Mapping[str, Row], after: Mapping[str, Row]) -> Iterator[tuple[str, str]]:
+    """Yields a sentence on each set of evaluation.suite that was evaluated alike before and after, and its mood."""
+    for name in (name for name in after if name in before):
+        with suppress(UserError):
+            check_comparable(before[name], after[name])
+            pairs = [*pairs_of(before[name]["per_problem"], after[name]["per_problem"])]
+            change = paired_change(
+                *([row["correct"] / row["total"] for row in side] for side in zip(*pairs, strict=True))
+            )
+            is_better = change.interval.value > 0
+            mood = UNSURE if change.p >= SURE else GOOD if is_better else BAD
+            verb = {GOOD: "learned", BAD: "got worse", UNSURE: "did not clearly change"}[mood]
+            new, old = (f"{side[name]['pass@1']['value']:.1%}" for side in (after, before))
+            yield (
+                f"On {name} the model {verb}: it solves {new} of the {len(pairs)} problems at the first try; before it "
+                f"was {old} ({change.better} got better and {change.worse} worse, {probability(change.p)}).",
+                mood,
+            )
 
 
 def _held_out_numbers(after: Row, old: str, new: str, gain: Interval, unjudged: bool) -> Iterator[Number]:

@@ -81,8 +81,9 @@ SUMMARY = {
 }
 CAPTION = (
     "Each number is a median of predictions, with the interval of 90 % in brackets. “Steps” are the optimizer steps "
-    "that the budget pays for, and “silent” is the share of silent groups. “Tokens a step” compares the price of a "
-    "step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run ended."
+    "that the budget pays for, and “silent” is the share of silent groups at the end. “Tokens a step” compares the "
+    "price of a step with the run's. “Tokens to last rate” are what it takes to reach the pass rate at which the run "
+    "ended."
 )
 COLUMNS = ("setting", "pass rate", "steps", "silent", "tokens\na step", "tokens to\nlast rate", "time")
 COLORS = (BLACK, BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
