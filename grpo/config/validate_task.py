@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from urllib.parse import urlsplit
@@ -44,15 +46,13 @@ def check_task(config: TrainConfig) -> None:
             f"task.sets.{next(iter(task.sets))}.{section}",
         )
     require(
-        replace(task.prompt, max_tokens=0) == defaults.prompt,
+        task.prompt == defaults.prompt,
         "task.prompt is not read where task.sets has sets of problems: begin with task=mixed, and set "
         f"task.sets.{next(iter(task.sets))}.prompt",
     )
     for name, of_set in task.sets.items():
-        try:
+        with naming_set(name):
             _check_member(replace(config, task=of_set))
-        except UserError as error:
-            raise UserError(_of_set(name, str(error))) from error
     _check_together(config)
 
 
@@ -64,16 +64,23 @@ def _check_curriculum(curriculum: CurriculumConfig) -> None:
     )
 
 
-def _of_set(name: str, message: str) -> str:
-    """Returns a message about one task as a message about the set `name`, with the whole names of its keys.
+@contextmanager
+def naming_set(name: str) -> Iterator[None]:
+    """Makes errors about one task errors about the set `name`, with the whole names of its keys; "" is no set.
 
-    >>> _of_set("words", "task.weight=0 must be above 0")
-    'task.sets.words.weight=0 must be above 0'
+    >>> with naming_set("words"):
+    ...     raise UserError("task.weight=0 must be above 0")
+    Traceback (most recent call last):
+    grpo.config.errors.UserError: task.sets.words.weight=0 must be above 0
     """
-    message_of_set = re.sub(
-        r"\btask\.(?=(weight|data|prompt|reward|episode|limits)\b)", lambda _: f"task.sets.{name}.", message
-    )
-    return message_of_set if message_of_set != message else f"task.sets.{name}: {message}"
+    try:
+        yield
+    except UserError as error:
+        if not name:
+            raise
+        message, keys = str(error), r"\btask\.(?=(weight|data|prompt|reward|episode|limits)\b)"
+        named = re.sub(keys, lambda _: f"task.sets.{name}.", message)
+        raise UserError(named if named != message else f"task.sets.{name}: {message}") from error
 
 
 def _check_member(config: TrainConfig) -> None:

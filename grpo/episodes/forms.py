@@ -8,10 +8,12 @@ address with OpenAI's interface.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 from collections import Counter
@@ -172,7 +174,7 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
             await _converse(chat, messages, form.schemas, tools, counts)
             return Outcome({}, counts)
         environment = form.functions[0]()
-        columns = _accepted(environment.reset, {**row, "prompt": messages})
+        columns = _accepted(environment.reset, {**row, "prompt": copy.deepcopy(messages)})
         observation = await _called(environment.reset, columns)
         if observation is not None:
             _require_no_messages(observation)
@@ -268,7 +270,9 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, An
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
         content = _shown(await _called(tools[name], arguments))
         messages_of([{"role": "tool", "content": content}])
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+            raise
         counts["failed_calls"] += 1
         content = _shown({"error": _said_by(error)})
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
@@ -296,9 +300,11 @@ def _shown(returned: Any) -> str | list[Any]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bytes | bytearray | Iterator | AsyncIterator):
+    is_unreadable = isinstance(value, bytes | bytearray | Iterator | AsyncIterator)
+    # An object without a text of its own shows its address, which differs from one episode to the next.
+    if is_unreadable or re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):
         raise TypeError(f"it returned {type(value).__name__}, which no model reads: return text, or what JSON can hold")
-    return str(value)
+    return text
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -87,7 +87,9 @@ class Gateway:
         application.router.add_get("/episode/{id}/v1/models", self._models)
         application.router.add_route("*", "/{path:.*}", _elsewhere)
         # An answer that nobody waits for any more is no part of the episode.
-        self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
+        self._runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, shutdown_timeout=0.0, auto_decompress=False
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, 0)
         try:
@@ -156,11 +158,14 @@ class Gateway:
 
 
 async def _read(request: web.Request) -> bytes:
+    coding = request.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        raise Unreadable(f"the request has Content-Encoding {coding!r:.40}: send plain JSON")
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise Unreadable(f"the request has more than {LARGEST_REQUEST >> 20} MiB") from None
-    except Exception as error:  # of a body that is not encoded as its header says
+    except Exception as error:  # of a body that breaks off
         raise Unreadable(f"the request cannot be read ({first_line(error)})") from error
 
 
@@ -198,7 +203,7 @@ def _ended() -> web.Response:
 
 async def _elsewhere(request: web.Request) -> web.Response:
     return _refused(
-        f"the policy answers POST /episode/ID/v1/chat/completions alone, not {request.method} {request.path}",
+        f"the policy answers POST /episode/ID/v1/chat/completions, not {request.method} {request.path}",
         "not_found",
         404,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from grpo.config.errors import UserError, require
 from grpo.episodes.comparison import bare, first_difference
-from grpo.episodes.made_up_calls import ASKED, MARK, WAY_OUT, Message, Tools, calling, made_up_call
+from grpo.episodes.made_up_calls import ASKED, MARK, Message, Tools, calling, made_up_call
 from grpo.rollout.tool_parsers import parser_names, read_by
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # A template that replaces, escapes or wraps parts of a message writes this otherwise.
 _INNER = f"{MARK}\t\"a\" & 'b' <c>\r\n\n\n  **d**  \\( e \\) {{f}} {MARK}"
+
+# The directives of strftime that change within a day.
+TIME_OF_DAY = r"%[-_0^#]?[HIMSfpTXcrRs]"
 
 
 def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Message] = ()) -> str:
@@ -27,6 +31,7 @@ def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Messa
     with which the model ended a turn. Raises UserError for every other difference, for a template that shows no tools,
     and for calls that are read otherwise than they were written.
     """
+    _prove_clock(chat)
     _prove_tools(chat, tools)
     _prove_beginning(chat, tools)
     dropped = {
@@ -48,7 +53,7 @@ def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Messa
         require(
             whole == grown_alike,
             "the chat template writes earlier messages otherwise once a conversation goes on, so that tokens "
-            f"would have to be encoded again: {first_difference(whole, grown_alike)}; {WAY_OUT}",
+            f"would have to be encoded again: {first_difference(whole, grown_alike)}; {chat.way_out}",
         )
     return kept
 
@@ -79,18 +84,28 @@ def _keeps_words(chat: ChatTemplate, tools: Tools) -> bool:
     return bool(behind) and "five" not in before and called.rfind(answer["name"]) > called.find(MARK)
 
 
+def _prove_clock(chat: ChatTemplate) -> None:
+    formats = re.findall(r"strftime_now\(\s*['\"]([^'\"]*)", str(chat.tokenizer.chat_template))
+    timed = [text for text in formats if re.search(TIME_OF_DAY, text)]
+    require(
+        not timed,
+        f"the chat template writes the time of day ({''.join(timed[:1])}), so that a conversation would not go on as "
+        f"it began: write the date alone, or nothing; {chat.way_out}",
+    )
+
+
 def _prove_tools(chat: ChatTemplate, tools: Tools | None) -> None:
     if not tools:
         return
     asked = [ASKED]
     require(
         chat.text(asked, tools) != chat.text(asked, None),
-        f"the chat template of {chat.tokenizer.name_or_path} shows no tools to the model: {WAY_OUT}; for models "
+        f"the chat template of {chat.tokenizer.name_or_path} shows no tools to the model: {chat.way_out}; for models "
         "that read <|im_start|>, task.prompt.chat_template=chatml_tools comes with grpo",
     )
     if chat.reader(tools) is None:
         named = _parsers_that_read(chat, tools)
-        way_out = f"set task.prompt.tool_parser to {' or '.join(named)}, which reads them" if named else WAY_OUT
+        way_out = f"set task.prompt.tool_parser to {' or '.join(named)}, which reads them" if named else chat.way_out
         raise UserError(
             f"the tokenizer of {chat.tokenizer.name_or_path} has no response_template, which says how calls of "
             f"tools are read, and its calls are no JSON in a <tool_call> tag: {way_out}"
@@ -133,7 +148,7 @@ def _prove_reading(chat: ChatTemplate, body: str, turn: Message, tools: Tools | 
             "true, in task.prompt.chat_template=FILE, or use a tokenizer whose response_template reads them",
         )
         return
-    way_out = WAY_OUT
+    way_out = chat.way_out
     if chat.parser and tools:
         others = [*_parsers_that_read(chat, tools)]
         way_out = f"set it to {' or '.join(others)}, which reads them" if others else "leave it empty"
@@ -151,17 +166,19 @@ def _grown(
     require(
         text.startswith(before),
         "the chat template writes earlier messages otherwise once they are answered: "
-        f"{first_difference(text, before)}; {WAY_OUT}",
+        f"{first_difference(text, before)}; {chat.way_out}",
     )
     body = text[len(before) :]
     ids, begins = chat.placed(body)
     # A model whose turn begins with a thought ends that first.
     thought = "</think>\n\n" if grown.rstrip().endswith("<think>") else ""
+    # A response template reads a turn behind what begins it.
+    read_first = thought if chat.reader(tools) and not chat.parser else ""
     cut = next((at for at, token in enumerate(ids) if token in chat.ends), None)
     if cut is None:
-        return grown + thought + body, body, None
+        return grown + thought + body, read_first + body, None
     end = chat.tokenizer.decode(ids[cut : cut + 1], skip_special_tokens=False)
-    return grown + thought + body[: begins[cut]] + end, body[: begins[cut]], ids[cut]
+    return grown + thought + body[: begins[cut]] + end, read_first + body[: begins[cut]], ids[cut]
 
 
 def _calls(message: Message) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 AskTurn = Callable[[Turn], None]
+# So many kinds of failures are shown, each once.
+MOST_WARNINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +196,9 @@ class EpisodeSampler(CheckedSampler):
         return limit.expired()
 
     def _warn(self, problem: Problem, error: str) -> None:
-        """Warns once of each kind of failure, but not of the end that comes to episodes when a run ends."""
-        kind = error.partition(":")[0]
-        if kind not in self._warned and not self._closed:
+        """Warns once of each of the first kinds of failure, but not of the end that comes to them when a run ends."""
+        kind = re.sub(r"\d+", "", error)
+        if kind not in self._warned and len(self._warned) < MOST_WARNINGS and not self._closed:
             self._warned.add(kind)
             logger.warning("an episode of problem %s failed: %s", problem.problem_id, error)
 

@@ -66,16 +66,18 @@ class ChatTemplate:
         render: Callable[..., str],
         ends: Sequence[int],
         parser: str = "",
+        own_file: str = "",
     ):
         """`render(messages, tools, add_generation_prompt)` returns text, as `PromptEncoder.render` does. `ends` are the
-        tokens that end a turn. `parser` names vLLM's parser of calls, or is ""."""
+        tokens that end a turn. `parser` names vLLM's parser of calls, or is "". `own_file` is the user's own file of
+        the template, or ""."""
         require(
             tokenizer.is_fast,
             "task.episode needs a fast tokenizer, which says where in a text its tokens stand: save the model with its "
             "tokenizer.json",
         )
         self.tokenizer, self._render, self.ends = tokenizer, render, frozenset(ends)
-        self.parser = parser
+        self.parser, self.way_out = parser, f"correct {own_file}" if own_file else WAY_OUT
         self._readers: dict[str, Read | None] = {}
         self._proven: set[str] = set()
         self._longest = max(map(len, tokenizer.get_vocab()))
@@ -170,19 +172,21 @@ class ChatTemplate:
             text = self.text([*system, ASKED, turn_ending(calls[-1:], mark), *new], tools)
         behind = text.find(mark) + len(mark)
         what = "leaves out an assistant's calls of tools" if calls else "changes the text of an assistant's message"
-        require(mark in text, f"the chat template {what}: {WAY_OUT}")
+        require(mark in text, f"the chat template {what}: {self.way_out}")
         ids, begins = self.placed(text)
         cut = next((at for at, token in enumerate(ids) if token in self.ends and begins[at] >= behind), None)
         require(
             cut is not None,
             "the chat template does not end an assistant's turn with a token that ends completions: correct "
-            f"eos_token_id in the model's generation_config.json, or {WAY_OUT}",
+            f"eos_token_id in the model's generation_config.json, or {self.way_out}",
         )
         alone = self.text([*system, ASKED, turn_ending(calls[-1:], mark)], tools, False).partition(mark)[2]
-        require(
-            alone.strip().startswith(text[behind : begins[cut]].strip()),
-            f"the chat template writes other messages into an assistant's turn: {WAY_OUT}",
-        )
+        if not alone.strip().startswith(text[behind : begins[cut]].strip()):
+            wrong = "writes other messages into an assistant's turn: "
+            if not self.ends & {*self.ids(alone)}:
+                wrong = f"ends an assistant's turn with {alone.strip()!r:.40}, which ends no completion: correct "
+                wrong += "eos_token_id in the model's generation_config.json, or "
+            raise UserError(f"the chat template {wrong}{self.way_out}")
         return ids[cut:], text[begins[cut + 1] :] if cut + 1 < len(ids) else ""
 
     def read(self, token_ids: Sequence[int], tools: Tools | None = None) -> tuple[dict[str, Any], bool]:

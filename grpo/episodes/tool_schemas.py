@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from grpo.config.errors import UserError, first_line
 
 RESERVED = ("reset", "get_reward")
-OF_JSON = (str, int, float, bool, list, tuple, dict, object, type(None), Any)
+OF_JSON = (str, int, float, bool, list, tuple, dict, object, type(None), Any, UnionType)
 
 
 def _require_callable_by_name(function: Callable[..., Any]) -> None:
@@ -33,6 +34,14 @@ def _require_callable_by_name(function: Callable[..., Any]) -> None:
                 f"task.episode: the tool {name} takes {parameter} of type {foreign}, and a model gives values of JSON: "
                 "write str, int, float, bool, list, dict or Literal"
             )
+    if not (function.__doc__ or "").strip():
+        no_tool = (
+            ", or begin its name with _ if it is no tool" if "self" in inspect.signature(function).parameters else ""
+        )
+        raise UserError(
+            f"task.episode: the tool {name} has no docstring, which tells the model what it does: write one, with each "
+            f"parameter under Args:{no_tool} (an environment is named by its class, and by no function that makes it)"
+        )
 
 
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
@@ -43,10 +52,11 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _foreign(hint: Any) -> str | None:
-    """Returns the name of a class in a type that no value of JSON belongs to, such as a dataclass."""
-    if inspect.isclass(hint) and get_origin(hint) is None and hint not in OF_JSON and not is_typeddict(hint):
-        return hint.__name__
-    inner = () if get_origin(hint) is Literal else get_args(hint)
+    """Returns the name of a class in a type that no value of JSON belongs to, such as a dataclass or a set."""
+    kind = get_origin(hint) or hint
+    if inspect.isclass(kind) and kind not in OF_JSON and not is_typeddict(kind):
+        return kind.__name__
+    inner = () if kind is Literal else get_args(hint)
     return next(filter(None, map(_foreign, inner)), None)
 
 
@@ -60,9 +70,14 @@ def schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         schema = get_json_schema(inspect.unwrap(function))
     except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks
+        if foreign := _foreign(_hints(function).get("return")):
+            raise UserError(
+                f"task.episode: the type that the tool {function.__name__} returns, {foreign}, cannot be described: "
+                "leave it out, or write str, int, float, bool, list or dict"
+            ) from error
         raise UserError(
             f"task.episode: the tool {function.__name__} cannot be described ({first_line(error)}): give each "
-            "parameter a type, and describe it in the docstring under Args: (an environment is named by its class)"
+            "parameter a type, and describe it in the docstring under Args:"
         ) from error
     # A method that is described before there is an object of its class.
     parameters = schema["function"]["parameters"]

@@ -142,7 +142,9 @@ def build_stages(config: TrainConfig, files: ModelFiles) -> dict[str, Stage | No
         stages[name] = None
         if of_set.episode:
             encode = PromptEncoder(files.tokenizer, of_set.prompt)
-            template = ChatTemplate(files.tokenizer, encode.render, files.stop_token_ids, of_set.prompt.tool_parser)
+            prompt = of_set.prompt
+            own_file = prompt.chat_template if Path(prompt.chat_template).is_file() else ""
+            template = ChatTemplate(encode.tokenizer, encode.render, files.stop_token_ids, prompt.tool_parser, own_file)
             processes = processes_of(of_set)
             gateway = Gateway(of_set.gateway) if processes.kind in (FUNCTION, PROGRAM) else None
             limits, longest = of_set.limits, config.model.max_length

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo.config import TaskConfig
+from grpo.config.directory import chat_template_in
 from grpo.config.errors import require
 from grpo.tasks.arithmetic import checked
 from grpo.tasks.files import require_file, size_of
@@ -50,6 +51,8 @@ def check_early(task: TaskConfig, pipeline: str = "off", budgeted: bool = False)
     check_files(task)
     cores = os.cpu_count() or 1
     for of_set in task.all_sets.values():
+        if of_set.prompt.chat_template:
+            chat_template_in(of_set.prompt.chat_template)
         workers = of_set.reward.workers
         require(
             workers <= WORKERS_PER_CORE * cores,

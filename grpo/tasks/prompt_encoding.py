@@ -8,11 +8,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from grpo.config import PromptConfig, UserError
-from grpo.config.directory import config_directory
+from grpo.config.directory import chat_template_in
 from grpo.config.errors import first_line, require
 from grpo.tasks.columns import cell, whole, written
 from grpo.tasks.widest_token import widest_token
@@ -57,7 +56,7 @@ class PromptEncoder:
             raise UserError("task.prompt.examples: each example must be a [question, answer] pair.")
         if config.chat_template:
             tokenizer = copy.copy(tokenizer)
-            tokenizer.chat_template = _template_in(config.chat_template)
+            tokenizer.chat_template = chat_template_in(config.chat_template)
         if config.chat and not getattr(tokenizer, "chat_template", None):
             if config.chat_template:
                 raise UserError(f"task.prompt.chat_template={config.chat_template} is an empty file: write a template")
@@ -74,7 +73,7 @@ class PromptEncoder:
                     f"task.prompt.chat_template_kwargs has {option!r}, which this model's chat template does not read; "
                     "correct or remove it."
                 )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._config = config
         if not config.chat and self._ends_texts():
             raise UserError(
@@ -122,8 +121,8 @@ class PromptEncoder:
 
         A model reads such a text as the token that it spells, for example as the end of a message.
         """
-        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
-        tokens = {*self._tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        tokens = {*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
         pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
         found = {}
         for problem in problems:
@@ -211,7 +210,7 @@ class PromptEncoder:
 
     @functools.cached_property
     def _widest(self) -> float:
-        return widest_token(self._tokenizer)
+        return widest_token(self.tokenizer)
 
     @functools.cached_property
     def _frame(self) -> float:
@@ -228,23 +227,23 @@ class PromptEncoder:
     def _lengths(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, int]]:
         """Pairs each problem with its prompt's number of tokens. One call lets a fast tokenizer use all cores."""
         special = not self._config.chat
-        encoded = self._tokenizer([self.text(problem) for problem in problems], add_special_tokens=special)
+        encoded = self.tokenizer([self.text(problem) for problem in problems], add_special_tokens=special)
         return zip(problems, map(len, encoded["input_ids"]), strict=True)
 
     def _ends_texts(self) -> bool:
         """Tells whether the tokenizer adds its end of sequence to every text."""
-        bare, whole = (self._tokenizer.encode("1", add_special_tokens=special) for special in (False, True))
-        end = [self._tokenizer.eos_token_id]
+        bare, whole = (self.tokenizer.encode("1", add_special_tokens=special) for special in (False, True))
+        end = [self.tokenizer.eos_token_id]
         return whole[-1:] == end != bare[-1:]
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=not self._config.chat))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=not self._config.chat))
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, tools: Any = None
     ) -> str:
         try:
-            return self._tokenizer.apply_chat_template(
+            return self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=tools,
                 tokenize=False,
@@ -281,7 +280,7 @@ class PromptEncoder:
     def _require_plain_words(self) -> None:
         """Raises `UserError` for a configured text with a special token that is written around it anyway. The model
         would read that token twice."""
-        config, tokenizer = self._config, self._tokenizer
+        config, tokenizer = self._config, self.tokenizer
         texts, by, remedy = {"template": config.template}, "the tokenizer", ""
         if config.chat:
             texts |= {"system": config.system or "", "examples": str(config.examples)}
@@ -303,7 +302,7 @@ class PromptEncoder:
         if own := self._config.chat_template:
             return f"task.prompt.chat_template={own}", "correct that file"
         remedy = "correct chat_template.jinja there, or chat_template in tokenizer_config.json"
-        return f"the chat template of {self._tokenizer.name_or_path}", remedy
+        return f"the chat template of {self.tokenizer.name_or_path}", remedy
 
     def _written_system(self) -> str:
         """Returns the system text that the template writes when none is given. It is "" for most templates.
@@ -330,7 +329,7 @@ class PromptEncoder:
         default = plain.removesuffix(body)
         # A first token that opens every turn (ChatML) belongs to the system part; one that opens the whole prompt does
         # not.
-        bos = self._tokenizer.bos_token or ""
+        bos = self.tokenizer.bos_token or ""
         return default if bos and body.startswith(bos) else default.removeprefix(bos)
 
 
@@ -362,18 +361,6 @@ def filled(template: str, problem: Problem) -> str:
         return match[0] if value is None else written(value)
 
     return _PLACE.sub(column, template)
-
-
-def _template_in(name: str) -> str:
-    """Reads a chat template: a file, or one of those that come with grpo by its name, such as chatml_tools."""
-    shipped = config_directory() / "chat_templates" / f"{name}.jinja"
-    path = shipped if "." not in name and shipped.is_file() else Path(name)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"task.prompt.chat_template={name} cannot be read ({first_line(error)}): name a file, or chatml_tools"
-        ) from error
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig, UserError
+from grpo.config.validate_task import naming_set
 from grpo.tasks.columns import columns_of
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
@@ -158,11 +159,11 @@ def loaded_task(config: TaskConfig, tokenizer: Any, room: float = math.inf) -> L
     Raises `UserError` for data that cannot be loaded. Logs the problems left out.
     """
     problems = {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
-    longest = {
-        name: PromptEncoder(tokenizer, of_set.prompt).longest(problems[name], room)
-        for name, of_set in config.all_sets.items()
-        if not of_set.prompt.max_tokens
-    }
+    longest = {}
+    for name, of_set in config.all_sets.items():
+        with naming_set(name):
+            encode = PromptEncoder(tokenizer, of_set.prompt)
+            longest |= {} if of_set.prompt.max_tokens else {name: encode.longest(problems[name], room)}
     return LoadedTask(config, problems, longest)
 
 
@@ -218,7 +219,8 @@ def _fitting(loaded: LoadedTask, name: str, encode: PromptEncoder) -> Sequence[P
         )  # fmt: skip
     if loaded.longest.get(name, math.inf) <= config.prompt.max_tokens:
         return problems
-    fitting, too_long = encode.fitting(problems)
+    with naming_set(name):
+        fitting, too_long = encode.fitting(problems)
     if too_long:
         logger.warning(
             "task %s: left out %d prompts of more than %d tokens (%s)",

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -60,6 +61,62 @@ def returns_bytes() -> bytes:
 def returns_iterator() -> list:
     """Reads."""
     return map(str, [1])
+
+
+def returns_an_object() -> list:
+    """Reads."""
+    return [object()]
+
+
+async def cancels_itself() -> str:
+    """Reads."""
+    task = asyncio.create_task(asyncio.sleep(9))
+    task.cancel()
+    await task
+
+
+def breaks_off() -> str:
+    """Reads."""
+    raise KeyboardInterrupt
+
+
+def gathered(numbers: set[int]) -> str:
+    """Gathers.
+
+    Args:
+        numbers: The numbers.
+    """
+    return ""
+
+
+def streamed(a: int) -> Iterator[int]:
+    """Streams.
+
+    Args:
+        a: A number.
+    """
+    return [a]
+
+
+class Closing:
+    """This environment has a method that is no tool."""
+
+    def reset(self):
+        return None
+
+    def close(self):
+        pass
+
+
+class Rewriting:
+    """This environment writes into the messages that it gets."""
+
+    def reset(self, prompt):
+        prompt[-1]["content"] = "HACK"
+
+    def look(self) -> str:
+        """Looks."""
+        return ""
 
 
 def stops(a: int) -> int:
@@ -543,6 +600,14 @@ async def answers_otherwise(chat, problem):
     from openai import AsyncOpenAI
 
     await AsyncOpenAI().responses.create(model="any", input="What?")
+
+
+async def says_it_packed(chat, problem):
+    from openai import AsyncOpenAI
+
+    messages = [{"role": "user", "content": "What?"}]
+    packed = {"Content-Encoding": "gzip"}
+    await AsyncOpenAI(max_retries=0).chat.completions.create(model="any", messages=messages, extra_headers=packed)
 
 
 async def says_nonsense(chat, problem):

@@ -97,11 +97,23 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     assert outcome.rewards == {"reward": 9.0}
 
 
-@pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator"])
+@pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator", "returns_an_object"])
 def test_a_result_that_no_model_reads_is_a_failed_call(tool):
     outcome, shown = play(tool, call(tool))
     assert "which no model reads: return text, or what JSON can hold" in shown[1][-1]["content"]
     assert outcome.counts == {"calls": 1, "failed_calls": 1}
+
+
+def test_a_tool_that_is_cancelled_or_broken_off_by_itself_is_a_failed_call():
+    for tool, error in (("cancels_itself", "CancelledError"), ("breaks_off", "KeyboardInterrupt")):
+        outcome, shown = play(tool, call(tool))
+        assert json.loads(shown[1][-1]["content"])["error"].startswith(error)
+        assert outcome.counts == {"calls": 1, "failed_calls": 1}
+
+
+def test_an_environment_that_changes_the_prompt_it_gets_changes_nothing_that_the_model_reads():
+    _, shown = play("Rewriting", {"role": "assistant", "content": "5"})
+    assert shown[0][-1]["content"] == "How many?"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +227,11 @@ def test_a_function_leads_its_own_conversation():
     [
         (f"{ACTS}:NoEnvironment", "without a method reset"),
         (f"{ACTS}:blocking", "write it as async def"),
-        (f"{ACTS}:undescribed", "give each parameter a type"),
-        (f"{ACTS}:add,undescribed", "give each parameter a type"),
+        (
+            f"{ACTS}:undescribed",
+            "the tool undescribed has no docstring, .* under Args: .an environment is named by its class",
+        ),
+        (f"{ACTS}:add,undescribed", "the tool undescribed has no docstring"),
         (f"{ACTS}:add,add", "more than one has the name add: rename it"),
         (f"{ACTS}:add,Counter", "Counter is an environment, and so stands alone: leave out the others"),
         (f"{ACTS}:three_turns,add", "three_turns leads a conversation, and so stands alone"),
@@ -225,6 +240,12 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:add_two", "the tool partial is no function: write def NAME"),
         (f"{ACTS}:yielding", "the tool yielding yields: write return"),
         (f"{ACTS}:placed", "the tool placed takes where of type Place, and a model gives values of JSON"),
+        (f"{ACTS}:gathered", "the tool gathered takes numbers of type set, and a model gives values of JSON"),
+        (f"{ACTS}:streamed", "the type that the tool streamed returns, Iterator, cannot be described: leave it out"),
+        (
+            f"{ACTS}:Closing",
+            "the tool close has no docstring, .* under Args:, or begin its name with _ if it is no tool",
+        ),
         (f"{ACTS}:BeginsByYielding", "BeginsByYielding yields: write return, with what the model reads"),
         (f"{ACTS}:summing", r"the tool summing takes \*numbers: int, and a model gives each argument by its name"),
         (f"{ACTS}:Sized", r"its __init__ takes no argument but self \(missing a required argument: 'size'\)"),

@@ -299,6 +299,38 @@ def test_a_template_that_changes_earlier_messages_is_refused(text, complaint):
         template(text)[0].prove()
 
 
+def test_a_template_that_ends_turns_by_a_token_that_ends_no_completion_is_named():
+    tokenizer = character_tokenizer()
+    ends = [tokenizer.convert_tokens_to_ids("<|system|>")]
+    tokenizer.chat_template = TURN.replace("<|eos|>", "<|eos|>{% else %}<|system|>") + END
+    chat = ChatTemplate(tokenizer, PromptEncoder(tokenizer, PromptConfig()).render, ends, own_file="my.jinja")
+    with pytest.raises(
+        UserError, match=r"ends an assistant's turn with '<\|eos\|>', which ends no completion: .*correct my.jinja$"
+    ):
+        chat.prove()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"), [("%H:%M", True), ("%-I o'clock", True), ("%c", True), ("%d %B %Y", False)]
+)
+def test_a_template_that_writes_the_time_of_day_is_refused(text, is_refused):
+    timed = template('{{ strftime_now("' + text + '") }}' + TURN + END)[0]
+    if not is_refused:
+        assert timed.prove() == ""
+        return
+    with pytest.raises(UserError, match="writes the time of day .*: write the date alone, or nothing"):
+        timed.prove()
+
+
+def test_a_call_behind_a_thought_that_the_template_begins_is_read():
+    _, tokenizer = chatml()
+    text = (config_directory() / "chat_templates/chatml_tools.jinja").read_text()
+    turns, begun, end = text.rpartition("<|im_start|>assistant\\n")
+    tokenizer.chat_template = turns + begun + "<think>\\n" + end
+    encode, ends = PromptEncoder(tokenizer, PromptConfig()), [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert ChatTemplate(tokenizer, encode.render, ends).prove(TOOLS) == "thoughts"
+
+
 def test_a_template_that_leaves_the_beginning_of_a_turn_to_the_model_is_refused():
     with pytest.raises(UserError, match=r"the model would have to write '<\|user\|>assistant: ' itself"):
         template(TURN + "{% endfor %}")[0].prove()

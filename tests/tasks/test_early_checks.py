@@ -2,9 +2,10 @@
 
 import pytest
 
-from grpo.config import UserError
+from grpo.config import DataConfig, PromptConfig, TaskConfig, UserError
 from grpo.config.hydra import compose_config
 from grpo.tasks import early_checks
+from grpo.tasks.early_checks import check_early
 
 
 def test_the_reward_of_one_source_is_tried_too(write_rows):
@@ -32,3 +33,10 @@ def test_a_large_file_is_read_once_only_when_the_run_begins(write_rows, monkeypa
         early_checks.check_early(task)
     monkeypatch.setattr(early_checks, "MOST_BYTES", 10)
     early_checks.check_early(task)
+
+
+def test_a_missing_file_of_a_chat_template_is_named_before_anything_is_loaded(write_rows):
+    rows = write_rows([{"problem": "1 + 1", "answer": "2"}])
+    task = TaskConfig(data=DataConfig(path=rows), prompt=PromptConfig(chat_template="nofile.jinja"))
+    with pytest.raises(UserError, match=r"^task.prompt.chat_template=nofile.jinja cannot be read .*: name a file, or"):
+        check_early(task)

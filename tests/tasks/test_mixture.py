@@ -167,6 +167,7 @@ def test_a_column_with_a_value_for_each_row_is_no_source(tokenizer, write_rows):
 
 
 TWO = ["task=mixed", "+task@task.sets.a=tiny_arithmetic", "+task@task.sets.b=arithmetic"]
+LENGTHS = ["task.sets.a.prompt.max_tokens=99", "task.sets.b.prompt.max_tokens=3"]
 BUFFER = ["task.sets.b.reward.overlong_buffer=8"]
 NEGATIVE = [
     "task=arithmetic",
@@ -180,6 +181,7 @@ NEGATIVE = [
     [
         (["task=gsm8k", *TWO[1:]], "task.data is not read where task.sets has sets of problems: begin with task=mixed"),
         ([*TWO, "task.prompt.system=hello"], "task.prompt is not read where task.sets has"),
+        ([*TWO, "task.prompt.max_tokens=9"], "task.prompt is not read where task.sets has"),
         ([*TWO, "task.sets.b.weight=0"], "task.sets.b.weight=0 must be above 0"),
         ([*TWO, "task.sets.b.reward.extract=xml"], "task.sets.b.reward.extract='xml' is unknown"),
         ([*TWO, "task.sets.a.data.seed=-1"], "task.sets.a.data.seed=-1 must not be negative"),
@@ -205,6 +207,12 @@ NEGATIVE = [
 def test_sets_that_do_not_go_together_are_refused(words, message):
     with pytest.raises(UserError, match=message):
         validate(compose_config([word.replace("+task.sets.b.reward", "task.sets.b.reward") for word in words]))
+
+
+def test_prompts_that_are_too_long_name_the_key_of_their_set(tokenizer):
+    loaded = loaded_task(compose_config([*TWO, *LENGTHS]).task, tokenizer)
+    with pytest.raises(UserError, match=r"longer than 3 tokens, .*; raise task.sets.b.prompt.max_tokens and model"):
+        build_task(loaded, tokenizer, seed=0, max_tokens=8, grouping=Grouping(8))
 
 
 def test_a_set_of_a_missing_file_is_refused_by_its_key():
