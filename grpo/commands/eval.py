@@ -14,6 +14,7 @@ from rich.table import Table
 from grpo.config import TrainConfig
 from grpo.config.errors import require
 from grpo.config.folder import evaluation_name
+from grpo.config.hydra import compose_suite
 from grpo.evaluation import held_out
 from grpo.host.alive import working
 from grpo.host.disk import write_whole
@@ -21,7 +22,6 @@ from grpo.host.terminal import Terminal, say
 from grpo.interfaces import Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.run.measured_model import candidate
-from grpo.run.parts import load_suite
 
 Result = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ def run(config: TrainConfig) -> int:
 
     Raises `UserError` in the end for sets of which no problem could be graded. They have no file.
     """
-    suite = load_suite(config)
+    suite = compose_suite(config)
     model = candidate(config, suite or [config.task])
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)

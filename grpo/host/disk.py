@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -60,9 +61,12 @@ def require_writable(folder: Path, key: str = "output_dir=") -> None:
 
 
 def room(folder: Path) -> str:
-    """Says how much space is free on the disk of a folder, which need not exist yet."""
+    """Says how much space is free on the disk of a folder, which need not exist yet, and how large a file may be where
+    this process has a limit."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    return f"{shutil.disk_usage(existing).free / 2**30:.1f} GiB are free"
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limit = f"a file may have at most {largest:,} bytes here (ulimit -f) and " if largest >= 0 else ""
+    return f"{limit}{shutil.disk_usage(existing).free / 2**30:.1f} GiB are free"
 
 
 def remove(path: Path) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from grpo.config import TaskConfig, TrainConfig, UserError
+from grpo.config import TrainConfig, UserError
 from grpo.config.hydra import compose_suite
 from grpo.config.parts import SamplerSettings
 from grpo.config.placement import beside_learner
 from grpo.config.saved import is_checkpoint, read_config
-from grpo.config.validate import validate_evaluation
 from grpo.episodes.forms import FUNCTION, PROGRAM
 from grpo.episodes.gateway import Gateway
 from grpo.episodes.messages import system_of
@@ -34,7 +32,6 @@ from grpo.run.scripted_episodes import processes_of
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled
-from grpo.tasks.sources import load_problems
 from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems, without_warnings
 from grpo.types import Problem
 
@@ -60,19 +57,6 @@ def load_task(
         rank=rank,
         world_size=world_size,
     )
-
-
-def load_suite(config: TrainConfig) -> list[TaskConfig]:
-    """Reads the tasks of `evaluation.suite`. Called before any engine starts.
-
-    Raises `UserError` for a task whose data cannot be loaded or whose settings do not fit an evaluation.
-    """
-    suite = compose_suite(config)
-    for task in suite:
-        validate_evaluation(replace(config, task=task))
-        for of_set in task.all_sets.values():
-            load_problems(of_set.data, of_set.reward)
-    return suite
 
 
 def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:

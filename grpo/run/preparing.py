@@ -28,7 +28,7 @@ from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import RELEASES_CACHE, vllm_since
 from grpo.run import preflight
 from grpo.run.model_folder import model_files
-from grpo.run.parts import load_suite, load_task, tried_episodes
+from grpo.run.parts import load_task, tried_episodes
 from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.run.tables import gpu_gib, model_shape, print_price, print_tables
 from grpo.tasks.curriculum import check_rates
@@ -79,7 +79,7 @@ def prepared(config: TrainConfig) -> Prepared:
         tokenizer = files.tokenizer
     with working("reading the problems"):
         room = room_for_prompts(config, files)
-        tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *load_suite(config))]
+        tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *compose_suite(config))]
         preflight.check_vocabulary(files, tasks)
         config, (own_task, *suite) = fit_lengths(config, tasks, files)
     _refuse_trained_on(own_task, suite)

@@ -3,6 +3,8 @@ stranger has filled with links."""
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -85,3 +87,14 @@ def test_removing_a_link_leaves_the_folder_that_it_leads_to(tmp_path):
     for path in (tmp_path / "link", folder, tmp_path / "nothing"):
         remove(path)
     assert [path.name for path in tmp_path.rglob("*")] == ["kept", "file"]
+
+
+def test_a_limit_of_the_size_of_files_is_said_beside_the_free_space(tmp_path):
+    program = (
+        "import resource, sys, pathlib; from grpo.host.disk import room; folder = pathlib.Path(sys.argv[1]); "
+        "print(room(folder)); resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999)); print(room(folder))"
+    )
+    said = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True).stdout
+    unlimited, limited = said.splitlines()
+    assert unlimited.endswith("GiB are free") and "ulimit" not in unlimited
+    assert limited.startswith("a file may have at most 9,999 bytes here (ulimit -f) and ")
