@@ -104,6 +104,7 @@ def test_the_exported_model_loads_in_transformers_and_is_evaluated_by_vllm(finis
     exported = grpo("eval", *overrides, f"model.path={output}/model", f"output_dir={tmp_path}/a")
     assert exported.returncode == 0, exported.stderr[-3000:]
     assert exported.stdout.splitlines()[-1] == f"written to {tmp_path}/a/evaluation.json", "it stands below the table"
+    assert "grpo: only held-out problems are asked; " in exported.stdout + exported.stderr
     checkpoint = output / "checkpoints" / "step-00000012"
     saved = grpo("eval", *overrides, f"model.path={checkpoint}", f"output_dir={tmp_path}/b")
     assert saved.returncode == 0, saved.stderr[-3000:]

@@ -103,7 +103,11 @@ def _own_files(starts: Sequence[Start]) -> Iterator[Line]:
     for start in starts:
         then, now = start.facts["own_files"], own_files(start.config)
         listed |= then
-        wrong += [f"{name} is gone" for name in then if name not in now]
+        wrong += [
+            f"{name} is not in {Path.cwd()}: audit a run in the folder it started from"
+            for name in then
+            if name not in now
+        ]
         wrong += [f"{name} is not in {MANIFEST_FILE}" for name in now if name not in then]
         wrong += [
             f"{name} was changed after the run: its SHA-256 was {then[name]}, and is {now[name]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from grpo.config import TrainConfig
 from grpo.config.surprises import surprises
 from grpo.host.terminal import Terminal
-from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
+from grpo.insight.pages.trial import trial_episodes, trial_table
 from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.tasks.early_checks import oddities
-from grpo.tasks.trial import all_failed, misjudged, reward_not_returned, tells_apart, trial
+from grpo.tasks.trial import all_failed, reward_not_returned, tells_apart, trial, wrong_in
 
 NUM_PROBLEMS = 4
 
@@ -29,20 +29,6 @@ def run(config: TrainConfig) -> int:
     odd_lines = {line for of_set in config.task.all_sets.values() for line in oddities(of_set)}
     for odd in (*odd_lines, *(line for line in surprises(config) if "task." in line)):
         console.print(odd, style="yellow", soft_wrap=True)
-    if all_failed(scored):
-        console.print("every episode failed: correct task.episode", style="yellow", soft_wrap=True)
-        return 1
-    if name := reward_not_returned(scored):
-        console.print(
-            f"no episode returned the part {name} of task.reward.parts: an environment needs reward or get_reward, a "
-            "function returns it, and tools alone have none, so that another part has to grade them",
-            style="yellow",
-            soft_wrap=True,
-        )
-        return 1
-    if line := misjudged(scored):
+    if line := wrong_in(scored):
         console.print(line, style="yellow", soft_wrap=True)
-    if tells_apart(scored):
-        return 0
-    console.print(SAME, style="yellow", soft_wrap=True)
-    return 1
+    return int(all_failed(scored) or bool(reward_not_returned(scored)) or not tells_apart(scored))

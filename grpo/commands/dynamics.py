@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -71,6 +72,9 @@ def run(words: Sequence[str]) -> int:
     for word in arguments[1:]:
         require("=" in word, f"grpo dynamics {name} reads one path, and {word!r} is no KEY=VALUE")
     analysis = COMMANDS[name](path, arguments[1:])
+    # A path holds one of an address's two slashes.
+    address = re.match(r"https?:/", str(path))
+    require(not address, f"{path} is an address: export the run's history as CSV there, and give the file")
     require(path.exists(), f"there is no file or folder {path}")
     with working("analysing the log" if name != "plan" else "making the plan"):
         analysis()

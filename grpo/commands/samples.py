@@ -77,7 +77,7 @@ def run(words: Sequence[str]) -> int:
         named = ", ".join(sorted(sources - {""}))
         console.print(
             f"no completion fits {' '.join(words)}: the run kept completions of the steps {min(steps)} to {max(steps)}"
-            + f" and of the sources {named}" * bool(named)
+            + (f" and of the sources {named}" if named else ", whose problems have no sources")
         )
     return 0
 

@@ -134,6 +134,11 @@ RULES = (
         "make it less than num_steps",
     ),
     Rule(
+        ("task.limits.observed_tokens",),
+        lambda c: not c.model.max_length,
+        "set model.max_length=0, which then makes room for them",
+    ),
+    Rule(
         ("rollout.gpu_memory_fraction",),
         lambda c: c.rollout.engine == "vllm",
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",

@@ -133,7 +133,15 @@ def _program(path: str) -> Form:
     except ValueError as error:
         raise UserError(f"task.episode={path!r} is no command ({error})") from error
     if words and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
-        raise UserError(f"task.episode={path!r}: {words[0]} may not be executed: chmod +x {words[0]}")
+        raise UserError(
+            f"task.episode={path!r}: {words[0]} may not be executed: chmod +x {words[0]}, or write before it "
+            f"what runs it, such as node {words[0]}"
+        )
+    if words and Path(words[0]).is_file() and not shutil.which(words[0]):
+        raise UserError(
+            f"task.episode={path!r}: {words[0]} is a file here and no program on the PATH: write ./{words[0]}, or what "
+            f"runs it before it, such as node {words[0]}"
+        )
     if not words or not shutil.which(words[0]):
         raise UserError(f"task.episode={path!r}: there is no program {(words or [''])[0]!r} to be run")
     return Form(PROGRAM, words=tuple(words))
@@ -230,21 +238,23 @@ async def _run(words: Sequence[str], problem: Problem, row: Mapping[str, Any]) -
             *words, stdin=asked, stdout=written, stderr=complaints, env=os.environ
         )
         code = await process.wait()
-        printed, said = (_last_line(file) for file in (written, complaints))
+        printed, said = (_last_lines(file) for file in (written, complaints))
     if code:
-        raise RuntimeError(f"{words[0]} ended with exit code {code}: {said or 'it said nothing'}")
+        # Node.js writes its version behind an error.
+        errors = [line for line in said if re.match(r"\w*(Error|Exception)\b", line)]
+        reason = (errors or said or ["it said nothing"])[-1]
+        raise RuntimeError(f"{words[0]} ended with exit code {code}: {reason}")
     try:
-        reward = json.loads(printed)
+        reward = json.loads(printed[-1] if printed else "")
     except ValueError:
         return None
     return reward if isinstance(reward, int | float | dict) else None
 
 
-def _last_line(file: BinaryIO) -> str:
+def _last_lines(file: BinaryIO) -> list[str]:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - LAST_CHARACTERS))
-    lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    return file.read().decode(errors="replace").strip().splitlines()
 
 
 async def _converse(
@@ -300,7 +310,7 @@ def _shown(returned: Any) -> str | list[Any]:
 
 
 def _text(value: Any) -> str:
-    is_unreadable = isinstance(value, bytes | bytearray | Iterator | AsyncIterator)
+    is_unreadable = isinstance(value, bytes | bytearray | set | frozenset | Iterator | AsyncIterator)
     # An object without a text of its own shows its address, which differs from one episode to the next.
     if is_unreadable or re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):
         raise TypeError(f"it returned {type(value).__name__}, which no model reads: return text, or what JSON can hold")

@@ -22,7 +22,7 @@ from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.repeatable import make_repeatable
 from grpo.host.terminal import Terminal, say
-from grpo.insight.pages.trial import SAME, trial_episodes, trial_table
+from grpo.insight.pages.trial import trial_episodes, trial_table
 from grpo.learner.loading import longest_length, most_positions, proven_layout
 from grpo.models.files import ModelFiles
 from grpo.rollout.engine_arguments import RELEASES_CACHE, vllm_since
@@ -35,7 +35,7 @@ from grpo.tasks.curriculum import check_rates
 from grpo.tasks.early_checks import oddities
 from grpo.tasks.problem_selection import question_hash, split
 from grpo.tasks.task import LoadedTask, loaded_task
-from grpo.tasks.trial import misjudged, tells_apart, trial
+from grpo.tasks.trial import trial, wrong_in
 from grpo.types import MachineConstants
 
 BLOCK = 32
@@ -151,7 +151,7 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         console.print(trial_table(scored))
         for text in trial_episodes(scored):
             console.print(text, soft_wrap=True)
-        if line := misjudged(scored) or ("" if tells_apart(scored) else SAME):
+        if line := wrong_in(scored):
             console.print(line, soft_wrap=True)
     return 0
 

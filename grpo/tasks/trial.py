@@ -34,6 +34,12 @@ MADE_UP = "42"
 """This answer stands for a wrong one where no other problem has one."""
 
 
+SAME = (
+    "right answers are not rewarded more than wrong ones: check task.reward.parts and task.reward.extract, and compare "
+    "the completions above with what the reward looks for"
+)
+
+
 def no_episode(set_name: str, problem: Problem, text: str) -> EpisodeFacts | None:
     return None
 
@@ -113,6 +119,18 @@ def misjudged(scored: Sequence[ScoredGroup]) -> str:
         f"{wrong}; if the model's are too, pass rates are false: an answer is right where the first part of "
         "task.reward.parts gives task.reward.correct_at or more, so set that, or scale what the part returns"
     )
+
+
+def wrong_in(scored: Sequence[ScoredGroup]) -> str:
+    """Returns what made-up completions show to be wrong with a reward or an episode, or ""."""
+    if all_failed(scored):
+        return "every episode failed: correct task.episode"
+    if name := reward_not_returned(scored):
+        return (
+            f"no episode returned the part {name} of task.reward.parts: an environment needs reward or get_reward, a "
+            "function returns it, and tools alone have none, so that another part has to grade them"
+        )
+    return misjudged(scored) or ("" if tells_apart(scored) else SAME)
 
 
 def all_failed(scored: Sequence[ScoredGroup]) -> bool:

@@ -39,6 +39,10 @@ WRONG = [
     ("report {} {}/step output=/proc/x", "output=/proc/x cannot be written to, since /proc is"),
     ("dynamics whatif {} dynamics.group_size=4 output=/proc/x", "output=/proc/x cannot be written to, since /proc"),
     ("dynamics fit {} last_step=abc", "last_step='abc' is not valid: it must be a whole number"),
+    (
+        "dynamics diagnose https://wandb.ai/me/runs/abc",
+        "is an address: export the run's history as CSV there, and give",
+    ),
     ("dynamics forecast {}/nowhere", "there is no file or folder {}/nowhere"),
     ("dynamics diagnose {} depth=1", "unknown key 'depth'; choose one of: column, scale"),
     ("dynamics plan {} largest=0", "largest='0' is not valid: it must be a whole number above 0"),

@@ -44,6 +44,7 @@ CASES = [
         ["rollout.budget.enabled=true", "dynamics.group_size=16", "rollout.budget.largest=16"],
         "rollout.budget.largest=16 has no effect here: make it more than dynamics.group_size",
     ),
+    (["model.max_length=384", "task.limits.observed_tokens=4096"], "set model.max_length=0, which then makes room for"),
     (["rollout.servers.replicas=2"], "rollout.servers.replicas=2 has no effect here: add rollout=vllm_server"),
     (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
     (["task.data.selection.solve_rate_column=nowhere"], "column=nowhere has no effect here: set task.data.selection"),

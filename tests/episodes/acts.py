@@ -68,6 +68,11 @@ def returns_an_object() -> list:
     return [object()]
 
 
+def returns_a_set() -> dict:
+    """Reads."""
+    return {1, 2}
+
+
 async def cancels_itself() -> str:
     """Reads."""
     task = asyncio.create_task(asyncio.sleep(9))

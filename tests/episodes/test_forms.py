@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 
 import pytest
 
@@ -97,7 +98,7 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     assert outcome.rewards == {"reward": 9.0}
 
 
-@pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator", "returns_an_object"])
+@pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator", "returns_an_object", "returns_a_set"])
 def test_a_result_that_no_model_reads_is_a_failed_call(tool):
     outcome, shown = play(tool, call(tool))
     assert "which no model reads: return text, or what JSON can hold" in shown[1][-1]["content"]
@@ -276,6 +277,20 @@ def test_a_program_that_may_not_be_executed_is_refused_with_the_way_out(tmp_path
     program.write_text("echo 1")
     with pytest.raises(UserError, match=rf"{program} may not be executed: chmod \+x {program}"):
         form_of(f"program: {program}")
+
+
+def test_a_program_in_the_working_folder_is_named_with_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "agent.js").write_text("echo 1")
+    (tmp_path / "agent.js").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"write ./agent.js, or what runs it before it, such as node agent.js"):
+        form_of("program: agent.js")
+
+
+def test_the_error_of_a_program_is_shown_and_not_what_it_writes_behind():
+    program = "import sys; sys.exit('Error: Cannot find module\\n  code: 1\\n}\\n\\nNode.js v20')"
+    with pytest.raises(RuntimeError, match=r"ended with exit code 1: Error: Cannot find module$"):
+        play(f'program: {sys.executable} -c "{program}"')
 
 
 def test_a_tool_that_ends_its_process_is_read_as_a_failure():

@@ -662,7 +662,13 @@ def test_one_document_may_come_through_a_pipe(tmp_path):
     [
         ("log.json.gz", "", "is packed: unpack it first"),
         ("log.XLSX", "", "is no log that is read here: export its table as CSV"),
-        ("run.wandb", "", "wandb sync its folder, then export the run's history as CSV"),
+        ("run.wandb", "", "send its folder by `wandb sync`, then export the run's history as CSV"),
+        ("trainer_state.json", "<!DOCTYPE html>", "is a web page: download the raw file instead"),
+        (
+            "trainer_state.json",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
+            "is a pointer of Git",
+        ),
         ("log.csv", 'step,reward\n"1,000",0.5\n', "has the number '1,000': write it without commas"),
         ("log.csv", 'step,reward\n1,"0,5"\n', "has the number '0,5': write it with a point"),
         ("log.jsonl", '[{"step": 1, "reward": 0.5}]', "is one JSON document: give it a name that ends in .json"),

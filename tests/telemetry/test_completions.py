@@ -86,7 +86,7 @@ def test_samples_are_chosen_by_words_and_cannot_control_the_terminal(tmp_path, c
     assert shown("contains=8").count("✗ wrong") == 2
     assert shown("problem=sums-3@").count("of 2 right") == 2
     assert "no completion fits outcome=failed" in shown("outcome=failed")
-    kept = "no completion fits step=50: the run kept completions of the steps 2 to 4"
+    kept = "no completion fits step=50: the run kept completions of the steps 2 to 4, whose problems have no sources"
     assert kept in " ".join(shown("step=50").split())
     with pytest.raises(UserError, match=r"--limit is no KEY=VALUE: write it such as limit=3"):
         samples.run([str(tmp_path), "--limit", "3"])

@@ -213,7 +213,7 @@ def _below(log: RunLog, rule: DiagnosisRule) -> str:
                 f"itself, while {m.COSINE} sums up to {slow.against:+.1f} standard errors"
             )
     elif best is not None and _is_loss(best, rule, unit) and not (slow and by_steps and slow.against > -SURELY):
-        return f"{what} {-best.value:.2f} below its best [{best.low:+.2f}, {best.high:+.2f}]"
+        return f"{what} {-best.value:.2f} below its best [{-best.high:.2f}, {-best.low:.2f}]"
     partly = slow is not None and beginning is not None and -beginning.value < LOSSES.deep * first
     if beginning is not None and _is_loss(beginning, rule, unit) and not partly:
         return f"{what} {-beginning.value:.2f} below that of the first {FIRST_ROUNDS} rounds"

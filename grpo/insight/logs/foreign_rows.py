@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.errors import first_line, require
-from grpo.config.folder import METRICS_FILE
+from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE, PROMPTS_FILE, SAMPLES_FILE, is_pointer, is_run
 from grpo.config.plain_json import parse_json
 from grpo.insight.logs.console_logs import console_rows
 from grpo.insight.logs.foreign_columns import Columns, LastRun
@@ -39,13 +39,14 @@ REFUSED = {
     **dict.fromkeys((".yaml", ".yml"), _CONFIGURATION),
     **dict.fromkeys((".gz", ".xz", ".bz2", ".zst", ".zip", ".tar", ".tgz"), _PACKED),
     **dict.fromkeys((".xlsx", ".xls", ".ods", ".html", ".htm", ".ipynb", ".pkl", ".feather", ".db"), _AS_CSV),
-    ".wandb": "is a log of Weights & Biases: wandb sync its folder, then export the run's history as CSV",
+    ".wandb": "is a log of Weights & Biases: send its folder by `wandb sync`, then export the run's history as CSV",
 }
 """This says why files whose names end so are not read."""
 BEGINNINGS = {
     b"\x1f\x8b": _PACKED,
     b"PK\x03\x04": _PACKED,
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "is text in UTF-16: save it as UTF-8"),
+    **dict.fromkeys((b"<!DO", b"<!do", b"<htm", b"<HTM"), "is a web page: download the raw file instead"),
 }
 """This says why files that begin with these bytes are not read."""
 _EXPORTED = {
@@ -54,6 +55,8 @@ _EXPORTED = {
 }
 # A message names at most this many of several runs.
 NAMED = 5
+# These records of a run of grpo are read with its folder alone.
+RECORDS = (EVALUATIONS_FILE, PROMPTS_FILE, SAMPLES_FILE)
 TRL_STATE, TRL_HISTORY = "trainer_state.json", "log_history"
 PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
@@ -96,6 +99,8 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
     """
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
+    of_run = path.name in RECORDS and is_run(path.parent)
+    require(not of_run, f"{path} is one record of a run of grpo: give the run's folder, {path.parent}")
     if path.is_char_device() or path.is_block_device():
         raise UserError(f"{path} is a device, which has no end: give a log, or send it to /dev/stdin by a pipe")
     file = _file_in(path) if path.is_dir() else path
@@ -130,6 +135,9 @@ def _refuse_bytes(file: Path) -> None:
             beginning = opened.read(4)
         kind = next((words for start, words in BEGINNINGS.items() if beginning.startswith(start)), "")
         require(not kind, f"{file} {kind}")
+        require(
+            not is_pointer(file), f"{file} is a pointer of Git LFS and not the file itself: fetch it by `git lfs pull`"
+        )
         require(bool(beginning), f"{file} is empty: give a log that a run has written")
 
 

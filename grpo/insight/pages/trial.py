@@ -11,10 +11,6 @@ from rich.text import Text
 from grpo.insight.pages.conversation import as_text, ending, said_in
 from grpo.types import ScoredGroup
 
-SAME = (
-    "right answers are not rewarded more than wrong ones: check task.reward.parts and task.reward.extract, and compare "
-    "the completions above with what the reward looks for"
-)
 EXCERPT, LONGEST_MESSAGE = 60, 4000
 
 
