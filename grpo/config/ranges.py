@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
+from grpo.config.directory import config_directory
 from grpo.config.engines import LearnerConfig
 from grpo.config.errors import require
 from grpo.config.leaves import leaves
@@ -143,6 +144,9 @@ def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") ->
             value != "False" or "off" not in choices,
             f'{key}: YAML reads off without quotes as false: write {key}: "off" in the file',
         )
+        group = key.removesuffix(".name")
+        is_recipe = value not in choices and (config_directory() / group / f"{value}.yaml").is_file()
+        require(not is_recipe, f"{key}={value} is a choice of the whole group: write {group}={value}")
         require(
             value in choices or (imported and ":" in value),
             f"{key}={value!r} is unknown: choose one of {as_typed(choices)}"

@@ -13,7 +13,9 @@ from grpo.config.run import TrainConfig
 # Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
 MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
 # The same of a sequence's clip, a sampling temperature, Adam's ε, and a gradient norm.
-WIDE_SEQUENCE_CLIP, COLD, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 1e-2, 1e-6
+WIDE_SEQUENCE_CLIP, COLD, HOT, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 2.0, 1e-2, 1e-6
+# The same of a KL's coefficient, and of the share of problems that are held out.
+LARGE_KL, LARGE_SHARE = 1.0, 0.5
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:
@@ -44,6 +46,8 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             f"(dynamics.adaptive.smallest_group and largest_group): set both to {size} to keep it, or begin within them"
         )
     for of_set in config.task.all_sets.values():
+        if (held_out := of_set.data.held_out_fraction) > LARGE_SHARE:
+            yield f"task.data.held_out_fraction={held_out:g} keeps most problems from training: 0.1 is usual"
         asked = [of_set.prompt.template, of_set.prompt.system or "", str(of_set.prompt.examples)]
         if of_set.reward.extract == "boxed" and "<answer>" in str(asked) and "box" not in str(asked):
             yield (
@@ -59,6 +63,7 @@ def surprises(config: TrainConfig) -> Iterator[str]:
                 "task.prompt.system asks"
             )
     yield from _odd_numbers(config)
+    yield from _odd_texts(config)
 
 
 def _odd_numbers(config: TrainConfig) -> Iterator[str]:
@@ -86,24 +91,19 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
             f"rollout.sampling.temperature={config.rollout.sampling.temperature:g} makes the completions of a group "
             "alike, and equal ones teach nothing: 1 is usual"
         )
+    if config.rollout.sampling.temperature > HOT:
+        yield (
+            f"rollout.sampling.temperature={config.rollout.sampling.temperature:g} makes completions nearly random, so "
+            "that few end or are right: 1 is usual"
+        )
+    if objective.kl.coefficient > LARGE_KL:
+        yield f"objective.kl.coefficient={objective.kl.coefficient:g} holds a policy still: 0.001 to 0.1 is usual"
     if learner.adam_epsilon > LARGE_ADAM_EPSILON:
         yield f"learner.adam_epsilon={learner.adam_epsilon:g} divides every step and makes it tiny: 1e-8 is usual"
     if 0 < learner.max_gradient_norm < LEAST_NORM:
         yield f"learner.max_gradient_norm={learner.max_gradient_norm:g} leaves next to nothing of gradients: 1 is usual"
-    if stops := [word for word in config.rollout.sampling.stop if r"\n" in word]:
-        yield f"rollout.sampling.stop={stops[0]!r} holds a backslash and an n, and no new line: write it in a YAML file"
     if len(learner.betas) == 2 and learner.betas[0] > learner.betas[1]:
         yield f"learner.betas={learner.betas} has the momentum first and the average of squares second: [0.9, 0.999]"
-    for name, text in {"template": config.task.prompt.template, "system": config.task.prompt.system or ""}.items():
-        if r"\n" in text:
-            yield (
-                f"task.prompt.{name} holds a backslash and an n, and no new line: write it in a YAML file, or by the "
-                "shell as $'…\\n…'"
-            )
-    if "{question}" in (config.task.prompt.system or ""):
-        yield "task.prompt.system holds {question}, which is filled in task.prompt.template alone"
-    if (config.task.prompt.system or "").strip().lower() in ("none", "null"):
-        yield f"task.prompt.system is the text {config.task.prompt.system!r}: null leaves it to the chat template"
     if 0 < learner.learning_rate < LEAST_RATE:
         yield f"learner.learning_rate={learner.learning_rate:g} moves no weight that a float32 number holds"
     if (shrinking := learner.weight_decay * learner.learning_rate * config.num_steps) > MOST_SHRINKING:
@@ -116,5 +116,21 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
             f"normalization.epsilon={epsilon:g} is as large as the standard deviations that it is added to, so groups "
             "are hardly normalized: 1e-6 is usual"
         )
+
+
+def _odd_texts(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about texts that are possible, and hardly what was meant."""
+    if stops := [word for word in config.rollout.sampling.stop if r"\n" in word]:
+        yield f"rollout.sampling.stop={stops[0]!r} holds a backslash and an n, and no new line: write it in a YAML file"
+    for name, text in {"template": config.task.prompt.template, "system": config.task.prompt.system or ""}.items():
+        if r"\n" in text:
+            yield (
+                f"task.prompt.{name} holds a backslash and an n, and no new line: write it in a YAML file, or by the "
+                "shell as $'…\\n…'"
+            )
+    if "{question}" in (config.task.prompt.system or ""):
+        yield "task.prompt.system holds {question}, which is filled in task.prompt.template alone"
+    if (config.task.prompt.system or "").strip().lower() in ("none", "null"):
+        yield f"task.prompt.system is the text {config.task.prompt.system!r}: null leaves it to the chat template"
     if numbers := [word for word in config.rollout.sampling.stop if word.strip().isdecimal()]:
         yield f"rollout.sampling.stop={numbers[0]} ends a completion at that text: token ids are not taken"

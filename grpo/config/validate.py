@@ -111,6 +111,11 @@ def _check_output(config: TrainConfig) -> None:
         f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
         "such as output_dir=runs/mine, and copy it afterwards",
     )
+    output = Path(os.path.realpath(config.output_dir))
+    _require(
+        not (output.name in FOLDERS and is_run(output.parent)),
+        f"output_dir={config.output_dir} is a folder of a run's: give output_dir={output.parent}, or a new folder",
+    )
     _require(
         not _mixes(Path(os.path.realpath(config.output_dir)), bool(config.checkpoint.resume)),
         f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own, such as "
@@ -127,7 +132,7 @@ def _mixes(output: Path, resumes: bool) -> bool:
     with suppress(RuntimeError):
         if output == Path.home():
             return True
-    if output == Path("/") or (output.name in FOLDERS and is_run(output.parent)):
+    if output == Path("/"):
         return True
     if _is_foreign(output / CONFIG_FILE) or (not resumes and not is_run(output) and runs_within(output)):
         return True

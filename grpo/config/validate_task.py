@@ -248,8 +248,8 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
         f"{key}: server.url holds {PLACE}: name the environment variable with the key in server.key_variable",
     )
     require(
-        kind != "judge" or not {"?", "#"} & {*server.url},
-        f"{key}: server.url must be the address before /chat/completions, without ? and #",
+        kind != "judge" or not ({"?", "#"} & {*server.url} or server.url.rstrip("/").endswith("/chat/completions")),
+        f"{key}: server.url must be the address before /chat/completions, without that, ? and #",
     )
     for name in ("at_once", "seconds", "scale"):
         require(getattr(server, name) > 0, f"{key}: server.{name}={getattr(server, name)} must be above 0")

@@ -231,11 +231,19 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
         f"model.lora.rank={model.lora.rank} is above the model's width {width}, which no change of its weights needs: "
         "8 to 64 are customary",
     )
+    linear = (name for name, module in language_model.named_modules() if isinstance(module, nn.Linear))
+    known = {name.rpartition(".")[2] for name in linear}
+    plain = [name for name in targets.split(",") if re.fullmatch(r"\w+", name)] if targets != "all-linear" else []
+    unfit = [name for name in plain if name not in known] if known & {*plain} else []
+    require(
+        not unfit,
+        f"model.lora.target_modules has {', '.join(unfit)}, which this model has not: its linear layers are "
+        f"{','.join(sorted(known - {'lm_head'}))}",
+    )
     try:
         adapted_model = get_peft_model(language_model, adapter)
     except ValueError as error:
-        linear = (name for name, module in language_model.named_modules() if isinstance(module, nn.Linear))
-        names = ",".join(sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"}))
+        names = ",".join(sorted(known - {"lm_head"}))
         raise UserError(
             f"model.lora.target_modules={targets} fits no layer of this model: its linear layers are {names}"
         ) from error

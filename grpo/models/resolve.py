@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -155,6 +156,8 @@ def _download(name: str, revision: str, weights: bool) -> Path:
         return Path(snapshot_download(name, revision=revision or None, **patterns))
     except HFValidationError:
         problem = "there is no such directory, and it is not a valid name of a model on the hub: correct model.path"
+        if address := re.match(r"https?://huggingface\.co/([\w.-]+/[\w.-]+)", name):
+            problem += f", as model.path={address[1]}"
     except GatedRepoError:
         problem = "access on the hub is restricted: ask for it on the model's page and log in with `hf auth login`"
     except RevisionNotFoundError:

@@ -100,7 +100,10 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         for name, *values in differences(asdict(old), asdict(config)):
             then, now = (value if isinstance(value, str) and value else json.dumps(value) for value in values)
             if name != "checkpoint.resume":
-                print(f"  changed since: {name}: {then} → {now}")
+                unread = ", which a resumed run does not read: its weights are the checkpoint's" * (
+                    name == "model.start"
+                )
+                print(f"  changed since: {name}: {then} → {now}{unread}")
         if state.get(PROBLEMS, task.identity) != task.identity:
             print("  changed since: the problems, so those of the rounds before may come again or not at all")
     check_resumed(old, config, progress.step)

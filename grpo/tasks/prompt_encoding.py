@@ -66,7 +66,12 @@ class PromptEncoder:
             )
         if config.system and not config.chat:
             raise UserError("task.prompt.system needs a chat template; put its text into task.prompt.template.")
-        for option in config.chat_template_kwargs:
+        for option, value in config.chat_template_kwargs.items():
+            require(
+                value not in ("true", "false", "True", "False"),
+                f"task.prompt.chat_template_kwargs has {option} as the text {value!r}, which every template takes for "
+                "true: leave out its quotes",
+            )
             # A template passes over options that it does not know, so a slip of the pen would go unnoticed.
             if not config.chat or option not in str(tokenizer.chat_template):
                 raise UserError(

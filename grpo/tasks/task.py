@@ -310,12 +310,28 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
             "task %s: %d prompts come again with another answer (%s)",
             config.name, len(contradictory), listed(contradictory),
         )  # fmt: skip
-    answers = {problem.answer for problem in usable}
-    if len(usable) >= FEW and len(answers) == 1 and all(answers):
-        logger.warning(
-            "task %s: the answer of all %d problems is %s: check task.data.answer_column",
-            config.name, len(usable), listed(tuple(answers)),
-        )  # fmt: skip
+    if len(usable) < FEW:
+        return
+    answers, sources = {problem.answer for problem in usable}, {problem.source for problem in usable}
+    asked = {(problem.question, str(problem.messages)) for problem in usable}
+    broken = [problem.problem_id for problem in usable if "\ufffd" in problem.question]
+    odd = {
+        f"the answer of all {len(usable)} problems is {listed(tuple(answers))}: check task.data.answer_column": (
+            len(answers) == 1 and all(answers)
+        ),
+        "every question is a number alone: check task.data.question_column": (
+            all(problem.question.isdecimal() for problem in usable)
+        ),
+        f"{len(broken)} questions hold U+FFFD, as text does that was decoded wrongly: write the file as UTF-8 "
+        f"({listed(tuple(broken))})": bool(broken),
+        f"there are {len(usable)} problems and {len(asked)} questions, and the others come again: set "
+        "task.data.selection.deduplicate=true to keep one of each": 2 * len(asked) <= len(usable),
+        f"task.data.source_column makes {len(sources)} sources of {len(usable)} problems, whose numbers tell little": (
+            2 * len(sources) > len(usable)
+        ),
+    }
+    for line in (line for line, is_so in odd.items() if is_so):
+        logger.warning("task %s: %s", config.name, line)
 
 
 def _require_columns(config: TaskConfig, problems: Sequence[Problem]) -> None:

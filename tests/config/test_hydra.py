@@ -267,7 +267,9 @@ def test_a_run_is_not_written_among_other_files(tmp_path, monkeypatch):
         validate(compose_config(["task=arithmetic", f"output_dir={tmp_path / 'runs'}"]))
     # A run may be continued from within its folder, and no other one begins among its files.
     (folder / "checkpoints" / "step-00000002").mkdir(parents=True)
-    with pytest.raises(UserError, match="output_dir=checkpoints would mix the run's files with others"):
+    with pytest.raises(
+        UserError, match=r"output_dir=checkpoints is a folder of a run.s: give output_dir=.*empty, or a new folder"
+    ):
         validate(compose_config(["task=arithmetic", "output_dir=checkpoints"]))
     validate(compose_config(["task=arithmetic", "output_dir=.", "checkpoint.resume=true"]))
 

@@ -189,6 +189,8 @@ model.path=some/model → add model=huggingface
 dynamics.prompts_per_step=4 → by the 8 learner ranks: use 8
 learner=zero3  learner.hpz_partition_size=1 → hpz_partition_size=1 must be above 1 and divide the 8 learner ranks
 learner=zero3  learner.hpz_partition_size=3 → hpz_partition_size=3 must be above 1 and divide the 8 learner ranks
+objective.name=grpo → objective.name=grpo is a choice of the whole group: write objective=grpo
+normalization.name=dapo → normalization.name=dapo is a choice of the whole group: write normalization=dapo
 learner.sequence_parallel=3 → learner.sequence_parallel=3 does not divide the number of learner ranks, 8
 rollout.tensor_parallel=3 → rollout.tensor_parallel=3 does not divide the number of learner ranks, 8
 rollout.tensor_parallel=2  rollout=vllm_server → : use rollout.servers.tensor_parallel

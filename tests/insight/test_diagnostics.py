@@ -328,6 +328,15 @@ def test_the_share_of_answers_is_that_of_the_weights_as_they_are_now():
     assert reward_parts.answers_hardly_count(log, RULE) is None
 
 
+def test_a_multiple_of_the_answers_part_counts_as_right_answers():
+    log, name = logged(healthy(9, 200)), "reward/part/copy"
+    rewards = log["reward/mean"]
+    parts = {"reward/part/math": rewards.values, name: 2 * rewards.values}
+    series = {**log.series, **{part: Series(rewards.steps, values) for part, values in parts.items()}}
+    series["pass_rate"] = rewards
+    assert reward_parts.answers_hardly_count(replace(log, series=series), RULE) is None
+
+
 def test_a_part_that_is_logged_and_not_paid_is_not_gamed():
     curves = broken("reward part gamed")
     found = []

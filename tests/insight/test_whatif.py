@@ -1,6 +1,7 @@
 import html
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -84,6 +85,16 @@ def test_a_word_may_choose_a_file_of_the_configuration(run):
     dapo, maxrl = (settings[f"dynamics.prompts_per_step=4 normalization={name}"] for name in ("dapo", "maxrl"))
     assert dapo.refilled and dapo.exponent == 1.0 and not settings[AGAIN].refilled
     assert (maxrl.exponent, maxrl.mean_exponent, maxrl.prompts_per_step) == (0.0, 1.0, 4)
+
+
+def test_a_run_that_went_back_shows_no_course_from_its_start(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[3]["run/went_back"] = 1.0
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["dynamics", "whatif", str(tmp_path / "run"), "dynamics.group_size=4"]) == 2
+    assert "went back to an earlier policy, so it shows no course from its start on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

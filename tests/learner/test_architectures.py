@@ -250,6 +250,11 @@ def test_adapters_that_fit_no_layer_are_refused():
     model.lora.rank, model.lora.target_modules = 2, "nosuchlayer"
     with pytest.raises(UserError, match=r"=nosuchlayer fits no layer of this model: .* are down_proj,gate_proj,k_proj"):
         loading.with_lora(build(config_of("Llama"), way), model)
+    model.lora.target_modules = "q_proj,v_porj"
+    with pytest.raises(
+        UserError, match="target_modules has v_porj, which this model has not: its linear layers are dow"
+    ):
+        loading.with_lora(build(config_of("Llama"), way), model)
     model.lora.rank, model.lora.target_modules = 100_000, "q_proj"
     with pytest.raises(UserError, match=r"model.lora.rank=100000 is above the model's width \d+, which no change"):
         loading.with_lora(build(config_of("Llama"), way), model)

@@ -107,6 +107,13 @@ def in_a_process_offline(path, hub_cache):
     ).stdout
 
 
+def test_an_address_of_the_hub_is_answered_with_the_name_in_it(tmp_path):
+    line = in_a_process_offline("https://huggingface.co/Qwen/Qwen2.5-0.5B", tmp_path)
+    assert line.endswith(
+        "not a valid name of a model on the hub: correct model.path, as model.path=Qwen/Qwen2.5-0.5B\n"
+    )
+
+
 def test_offline_a_hub_name_outside_the_hub_cache_is_one_line(tmp_path):
     line = in_a_process_offline("someone/some-model", tmp_path)
     assert line.startswith("model.path=someone/some-model: it is neither a directory here nor in the hub's cache")

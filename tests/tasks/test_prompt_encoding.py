@@ -244,6 +244,8 @@ def test_the_chat_template_gets_its_options_and_unknown_ones_are_refused():
     assert decoded(tokenizer, chat_template_kwargs={"enable_thinking": True}) == USER
     with pytest.raises(UserError, match="has 'enable_thinkin', which this model's chat template does not read"):
         decoded(byte_tokenizer(), chat_template_kwargs={"enable_thinkin": False})
+    with pytest.raises(UserError, match="has enable_thinking as the text 'false', which every template takes for true"):
+        decoded(tokenizer, chat_template_kwargs={"enable_thinking": "false"})
 
 
 def stream(rank=0, world_size=1, seed=0, count=7):

@@ -214,6 +214,10 @@ def test_a_server_that_is_not_there_or_too_slow_is_one_line():
         ("{name: http, server: {url: 'http://'}}", "it is 'http://'"),
         ("{name: http, server: {url: 'http://a:99999'}}", "it is 'http://a:99999'"),
         ("{name: judge, server: {url: 'http://a/v1?version=2'}}", "must be the address before /chat/completions"),
+        (
+            "{name: judge, server: {url: 'http://a/v1/chat/completions'}}",
+            "must be the address before /chat/completions",
+        ),
         ("{name: math, server: {url: 'http://a'}}", "'math' asks no server: name the part http or judge"),
         ("{name: http, server: {url: 'http://me@a/'}}", "server.url holds a key or a password"),
         ("{name: http, server: {url: 'http://a/?code={key}'}}", r"server.url holds {key}: name the environment"),

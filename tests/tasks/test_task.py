@@ -349,12 +349,36 @@ def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
     assert identity(("1?", "1"), ("2?", "2")) not in [identity(*other) for other in others]
 
 
-def test_equal_answers_are_reported(tokenizer, write_rows, caplog):
-    rows = [{"problem": f"{index} + 1", "answer": "rule"} for index in range(9)]
+@pytest.mark.parametrize(
+    ("asked", "answer", "line"),
+    [
+        ("{} + 1", "rule", "the answer of all 9 problems is rule: check task.data.answer_column"),
+        ("{}", "{}", "every question is a number alone: check task.data.question_column"),
+        ("{} \ufffd 1", "{}", "9 questions hold U+FFFD, as text does that was decoded wrongly: write the file as UTF-8 "
+         "(sums-0, sums-1, sums-2, sums-3, sums-4, …)"),
+        ("{} + 1", "{}", ""),
+    ],
+)  # fmt: skip
+def test_rows_that_hardly_mean_well_are_reported(asked, answer, line, tokenizer, write_rows, caplog):
+    rows = [{"problem": asked.format(index), "answer": answer.format(index)} for index in range(9)]
     task_config = TaskConfig(
         data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
         reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
     )
     loaded_task(task_config, tokenizer)
     logged = [record.getMessage() for record in caplog.records]
-    assert logged == ["task task: the answer of all 9 problems is rule: check task.data.answer_column"]
+    assert logged == ([f"task task: {line}"] if line else [])
+
+
+def test_questions_that_come_twice_and_sources_of_one_problem_are_reported(tokenizer, write_rows, caplog):
+    rows = [{"problem": f"{index % 5} + 1", "answer": f"{index % 5 + 1}", "kind": str(index)} for index in range(10)]
+    task_config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0, source_column="kind"),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    loaded_task(task_config, tokenizer)
+    assert [record.getMessage() for record in caplog.records] == [
+        "task task: there are 10 problems and 5 questions, and the others come again: set "
+        "task.data.selection.deduplicate=true to keep one of each",
+        "task task: task.data.source_column makes 10 sources of 10 problems, whose numbers tell little",
+    ]

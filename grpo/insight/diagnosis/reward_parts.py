@@ -116,7 +116,9 @@ def answers_hardly_count(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     late_parts = {name: weight * log[name].values[-window_length(len(log[name])) :].mean()
             for name, weight in weights.items()}  # fmt: skip
     total = sum(late_parts.values())
-    share = float(late_parts[graded_part] / total) if total > 0 else 1.0
+    # A part that is a multiple of the graded one pays for right answers too. Nothing tells the two apart.
+    graded = sum(paid for name, paid in late_parts.items() if _is_the_pass_rate(log[name], log[m.PASS_RATE]))
+    share = float(graded / total) if total > 0 else 1.0
     if share > rule.coupling:
         return None
     largest = max(late_parts, key=late_parts.__getitem__).removeprefix(m.PART)

@@ -50,6 +50,7 @@ from grpo.insight.plans.whatif import (
     stages_of,
     step_tokens,
 )
+from grpo.types import metrics as m
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,6 +123,10 @@ def write_whatif(path: Path, words: Sequence[str], budget: Budget | None = None,
         )
     if len(log.history) < FEWEST_POINTS:
         raise UserError(f"{path} has {len(log.history)} rounds; a prediction needs at least {FEWEST_POINTS}")
+    require(
+        not log[m.WENT_BACK].values.any(),
+        f"{path} went back to an earlier policy, so it shows no course from its start on: ask a run that did not",
+    )
     first, last = quarter_means(log.history)
     require(
         has_risen(log.history),
