@@ -50,7 +50,7 @@ BEGINNINGS = {
 }
 """This says why files that begin with these bytes are not read."""
 _EXPORTED = {
-    ".wandb": f"; its .wandb file {REFUSED['.wandb'].removeprefix('is a log of Weights & Biases: ')}",
+    ".wandb": f"; of its .wandb file, {REFUSED['.wandb'].removeprefix('is a log of Weights & Biases: ')}",
     "meta.yaml": "; of MLflow's folder, export the run's metrics as CSV with a column for each",
 }
 # A message names at most this many of several runs.
