@@ -117,7 +117,7 @@ def _check_output(config: TrainConfig) -> None:
         f"output_dir={config.output_dir} is a folder of a run's: give output_dir={output.parent}, or a new folder",
     )
     _require(
-        not _mixes(Path(os.path.realpath(config.output_dir)), bool(config.checkpoint.resume)),
+        not _mixes(output, bool(config.checkpoint.resume)),
         f"output_dir={config.output_dir} would mix the run's files with others: name a folder of its own, such as "
         "output_dir=runs/mine",
     )

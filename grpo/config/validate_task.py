@@ -249,7 +249,7 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
     )
     require(
         kind != "judge" or not ({"?", "#"} & {*server.url} or server.url.rstrip("/").endswith("/chat/completions")),
-        f"{key}: server.url must be the address before /chat/completions, without that, ? and #",
+        f"{key}: server.url must be the address before /chat/completions, with neither ? nor #",
     )
     for name in ("at_once", "seconds", "scale"):
         require(getattr(server, name) > 0, f"{key}: server.{name}={getattr(server, name)} must be above 0")

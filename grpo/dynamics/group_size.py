@@ -118,7 +118,7 @@ def choose_batch(
     heat = gain.heat / aims[now] if aims[now] else float("inf")
     what = "steps gain nothing" if nothing else f"{chance:.0%} sure that a token gains more"
     if rule.changes_rate:
-        what = f"steps gain most at {aims[best] / gain.heat:.2g} times the rate, and half of that is calm"
+        what = f"steps gain most at {aims[best] / gain.heat:.2g} times the rate, and half of that is the aim"
     reason = f"{what}, since the heat of a step is {heat:.2g} of its signal"
     if not rule.smallest <= now.group_size <= rule.largest:
         sizes = " to ".join(map(str, sorted({rule.smallest, rule.largest})))

@@ -218,7 +218,8 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
     no_answers = "" if answered else _lacking(data, "answer_column", columns)
     # A name that is nearly a column's is a slip, also where nothing needs answers.
     slip = no_answers and difflib.get_close_matches(data.answer_column or "", columns, cutoff=NEARLY)
-    require(not slip, f"{no_answers}; perhaps task.data.answer_column={''.join(slip[:1])} is meant.")
+    meant = "" if "; perhaps " in no_answers else f"; perhaps task.data.answer_column={''.join(slip[:1])} is meant"
+    require(not slip, f"{no_answers}{meant}.")
     if data.question_column == data.answer_column:
         raise UserError(
             f"task.data.question_column and answer_column both name {data.answer_column!r}: name two columns."

@@ -117,7 +117,7 @@ class Rewriting:
     """This environment writes into the messages that it gets."""
 
     def reset(self, prompt):
-        prompt[-1]["content"] = "HACK"
+        prompt[-1]["content"] = "Something else?"
 
     def look(self) -> str:
         """Looks."""

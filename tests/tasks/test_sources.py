@@ -416,5 +416,8 @@ def test_a_split_of_a_file_is_reported_as_without_effect(write_rows, caplog):
 def test_a_mistyped_column_of_answers_is_refused_where_nothing_needs_answers_too(write_rows):
     own = RewardConfig(parts=[RewardPartConfig(name="own:f")])
     data = DataConfig(path=write_rows(ROWS), answer_column="answr")
-    with pytest.raises(UserError, match=r"no column 'answr'.*; perhaps task.data.answer_column=answer is meant"):
+    with pytest.raises(
+        UserError, match=r"no column 'answr'.*; perhaps task.data.answer_column=answer is meant"
+    ) as error:
         load_problems(data, own)
+    assert str(error.value).count("perhaps") == 1
