@@ -66,7 +66,7 @@ def _check_curriculum(curriculum: CurriculumConfig) -> None:
 
 @contextmanager
 def naming_set(name: str) -> Iterator[None]:
-    """Makes errors about one task errors about the set `name`, with the whole names of its keys; "" is no set.
+    """Rewrites the keys in errors about a task as those of the set `name`. With "", errors stay as they are.
 
     >>> with naming_set("words"):
     ...     raise UserError("task.weight=0 must be above 0")

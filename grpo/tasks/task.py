@@ -304,7 +304,7 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
 
 
 def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
-    """Logs problems that can be learned from, and hardly ever mean well."""
+    """Logs what is odd about the problems of a set, and hardly ever meant, though they can be learned from."""
     if contradictory := _contradictory(config, usable):
         logger.warning(
             "task %s: %d prompts come again with another answer (%s)",
