@@ -221,9 +221,9 @@ class LearnerConfig:
     dither: bool = True
     # True computes activations again in the backward pass, which saves memory and costs time.
     gradient_checkpointing: bool = False
-    # AdamW's learning rate reaches this value after the warm-up (verl: optim.lr). It is below 0.5. 0 chooses 1e-6 where
-    # all weights are trained, and 1e-4 for LoRA's adapters, which begin at zero and need larger steps.
-    learning_rate: float = 0.0
+    # AdamW's learning rate reaches this value after the warm-up (verl: optim.lr). It is below 0.5. null chooses 1e-6
+    # where all weights are trained, and 1e-4 for LoRA's adapters, which begin at zero and need larger steps.
+    learning_rate: float | None = None
     # After the warm-up the learning rate stays (constant), or falls to min_lr_fraction at step num_steps, on a straight
     # line or half a cosine.
     schedule: str = "constant"

@@ -85,8 +85,8 @@ def chosen_optimizer(learner: LearnerConfig) -> Optimizer:
 
 
 def with_learning_rate(config: TrainConfig) -> TrainConfig:
-    """Replaces a learning rate of 0 by the one that suits what is trained. A rate that was set stays."""
-    if config.learner.learning_rate:
+    """Fills in a learning rate that suits what is trained, where none was set."""
+    if config.learner.learning_rate is not None:
         return config
     rate = ADAPTER_RATE if config.model.lora.rank else WHOLE_RATE
     return replace(config, learner=replace(config.learner, learning_rate=rate))

@@ -211,6 +211,7 @@ def _check_optimizer(learner: LearnerConfig) -> None:
     (arXiv:1711.05101).
     """
     rate, betas = learner.learning_rate, learner.betas
+    require(rate > 0, f"learner.learning_rate={rate:g} trains nothing: leave it out, and the run takes its default")
     require(
         rate < 0.5,
         f"learner.learning_rate={rate:g} is about the change that AdamW makes to every weight in each step, but "

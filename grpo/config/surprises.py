@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
+from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE, with_learning_rate
 from grpo.config.run import TrainConfig
 
 # Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
@@ -20,6 +20,7 @@ LARGE_KL, LARGE_SHARE = 1.0, 0.5
 
 def surprises(config: TrainConfig) -> Iterator[str]:
     """Yields lines about settings that are possible and rarely meant."""
+    config = with_learning_rate(config)
     interval, longest = config.dynamics.refresh_interval, config.dynamics.adaptive.longest_interval
     if config.dynamics.name == "adaptive" and interval > longest:
         yield (
@@ -104,7 +105,7 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
         yield f"learner.max_gradient_norm={learner.max_gradient_norm:g} leaves next to nothing of gradients: 1 is usual"
     if len(learner.betas) == 2 and learner.betas[0] > learner.betas[1]:
         yield f"learner.betas={learner.betas} has the momentum first and the average of squares second: [0.9, 0.999]"
-    if 0 < learner.learning_rate < LEAST_RATE:
+    if learner.learning_rate < LEAST_RATE:
         yield f"learner.learning_rate={learner.learning_rate:g} moves no weight that a float32 number holds"
     if (shrinking := learner.weight_decay * learner.learning_rate * config.num_steps) > MOST_SHRINKING:
         yield (

@@ -143,6 +143,7 @@ objective.entropy_coefficient=1e9 → objective.entropy_coefficient=1e+09 must b
 dynamics.group_size=100000 → dynamics.group_size=100000 must be at most 16384
 rollout.budget.largest=100000 → rollout.budget.largest=100000 must be at most 16384
 learner.micro_batch_tokens=1 → learner.micro_batch_tokens=1 must be at least 16
+learner.learning_rate=0 → learner.learning_rate=0 trains nothing: leave it out
 learner.learning_rate=0.5 → learner.learning_rate=0.5 is about the change that AdamW makes
 rollout.gpu_memory_fraction=0 → rollout.gpu_memory_fraction=0.0 must be above 0
 rollout.sampling.stop=[""] → rollout.sampling.stop holds an empty text, which stops nothing: leave it out
