@@ -184,7 +184,7 @@ class Link:
         """Begins the episode of a problem, whose messages put it to the model. `column_names` are those of the question
         and of the answer, and `address` is a gateway's, or ""."""
         metadata, (question_name, answer_name) = dict(problem.metadata), column_names
-        row = {question_name: problem.question, **metadata, answer_name: problem.own_answer}
+        row = {question_name: problem.question, **metadata, answer_name: problem.typed_answer}
         asked = asdict(replace(problem, metadata=metadata, messages=tuple(problem.messages)))
         self.send({"problem": asked, "row": row, "seed": seed, "address": address})
 

@@ -195,7 +195,7 @@ class GroupReward:
 
     def _columns(self, problem: Problem) -> Mapping[str, Any]:
         """Returns the problem's columns by name. The answer is one of them, unless the data have no answers."""
-        return {**problem.metadata, self.answer_name: problem.own_answer} if problem.answer else problem.metadata
+        return {**problem.metadata, self.answer_name: problem.typed_answer} if problem.answer else problem.metadata
 
 
 @dataclass(frozen=True, slots=True)

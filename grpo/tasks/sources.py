@@ -94,7 +94,7 @@ def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple
     _require_bare_answers(problems, data, reward)
     compared = not reward or any(part.name in EXTRACTING for of in _rewards(reward) for part in of.parts)
     require(
-        not compared or all(problem.structured is None for problem in problems),
+        not compared or not any(isinstance(problem.cell, list | dict) for problem in problems),
         f"{data.path}: answers are lists or mappings, which parts of the reward that come with grpo cannot compare: "
         "use a function of your own alone, which gets them as they are, or name another task.data.answer_column",
     )
@@ -235,10 +235,9 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         messages, question = conversation(cell(row, data.question_column))
         match = pattern.search(text_of(own_answer))
         answer = (match.group(1) or "").strip() if match else ""
-        structured = (
-            own_answer if is_structured(own_answer) and not (data.answer_pattern or data.choices_column) else None
-        )
-        answer = answer if structured is None else json.dumps(structured, ensure_ascii=False, default=str)
+        structured, made = is_structured(own_answer), data.answer_pattern or data.choices_column
+        typed = own_answer if not made and (structured or isinstance(own_answer, int | float)) else None
+        answer = json.dumps(typed, ensure_ascii=False, default=str) if structured and not made else answer
         if data.choices_column:
             answer = letter_of(answer, cell(row, data.choices_column), kind)
         texts = (question, answer, *(message["content"] for message in messages))
@@ -249,7 +248,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         used = {data.question_column, data.answer_column, data.id_column}
         metadata = {name: value for name, value in row.items() if name not in used}
         source = text_of(cell(row, data.source_column)) if data.source_column else ""
-        problems.append(Problem(row_id, question, answer, metadata, messages, source, structured))
+        problems.append(Problem(row_id, question, answer, metadata, messages, source, typed))
     if len(sources := {problem.source for problem in problems}) > MAX_SOURCES:
         raise UserError(
             f"task.data.source_column={data.source_column!r} has {len(sources)} values, and each would get numbers of "

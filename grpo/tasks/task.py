@@ -20,10 +20,10 @@ from grpo.tasks.grading import Grading, unparsable
 from grpo.tasks.problem_selection import select, split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled, unfilled
 from grpo.tasks.prompt_stream import Mixture, PromptStream
-from grpo.tasks.rewards import readable
+from grpo.tasks.rewards import EXTRACTING, readable
 from grpo.tasks.sources import listed, load_problems
 from grpo.tasks.unit_tests import row_tests
-from grpo.tasks.verification import UnparsableAnswer
+from grpo.tasks.verification import UnparsableAnswer, spelled
 from grpo.types import Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -319,6 +319,9 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         f"the answer of all {len(usable)} problems is {listed(tuple(answers))}: check task.data.answer_column": (
             len(answers) == 1 and all(answers)
         ),
+        "most answers are numbers in words or with a decimal comma, and a model's 7 or 2.5 does not count as them: "
+        "write them in digits, with a point": bool(EXTRACTING & {*config.reward.weights})
+        and 2 * sum(map(spelled, answers)) > len(answers),
         "every question is a number alone: check task.data.question_column": (
             all(problem.question.isdecimal() for problem in usable)
         ),

@@ -165,4 +165,4 @@ def _wrong(problem: Problem, problems: Sequence[Problem]) -> str:
 
 def _said(problem: Problem) -> str:
     """Returns an answer as a completion says it: of several, the first."""
-    return str(problem.structured[0]) if isinstance(problem.structured, list) else problem.answer
+    return str(problem.cell[0]) if isinstance(problem.cell, list) else problem.answer

@@ -54,6 +54,21 @@ def value(text: str) -> Fraction | None:
     return Fraction(match.group(1)) / int(match.group(2) or 1)
 
 
+_DIGITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fifteen hundred thousand"
+_SPELLED = re.compile(
+    rf"(?:(?:{_DIGITS.replace(' ', '|')}|\w+(?:teen|ty)|and)\b[ -]?)+|[-+]?\d+,(?:\d\d?|\d{{4,}})", re.IGNORECASE
+)
+
+
+def spelled(answer: str) -> bool:
+    """Tells whether an answer is a number in English words or with a decimal comma, which no plain number equals.
+
+    >>> spelled("twenty-one"), spelled("3,5"), spelled("1,000"), spelled("yes"), spelled("7")
+    (True, True, False, False, False)
+    """
+    return bool(_SPELLED.fullmatch(answer))
+
+
 def _squeeze(text: str) -> str:
     bare = " ".join(text.replace("$", "").split())
     return re.sub(r"(?<!\w) | (?!\w)|(?<=\d),(?=(?:\d{3})+(?!\d))", "", bare)

@@ -19,8 +19,8 @@ class Problem:
     `problem_id` is unique within its data set and the same in every run (for example ``"mawps-17"``). `messages`
     are the chat messages (``{"role": …, "content": …}``) that ask the question, if the data set has any; `question` is
     then the text of the last message. `source` names the problem's origin in a task with several sources. `answer` is
-    "" in data without answers, where no part of the reward needs one. An answer that is a list or a mapping is
-    `structured` as the data have it, and JSON as `answer`.
+    "" in data without answers, where no part of the reward needs one. `cell` is the answer as the data have it where
+    that is no text: a number, a truth value, or a list or mapping, which is JSON as `answer`.
     """
 
     problem_id: str
@@ -29,12 +29,17 @@ class Problem:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Mapping[str, str], ...] = ()
     source: str = ""
-    structured: Any = None
+    cell: Any = None
 
     @property
     def own_answer(self) -> Any:
-        """Returns the answer as the data have it, for functions that know its form."""
-        return self.answer if self.structured is None else self.structured
+        """Returns the answer for functions that know its form: a list or mapping as the data have it, else a text."""
+        return self.cell if isinstance(self.cell, list | dict) else self.answer
+
+    @property
+    def typed_answer(self) -> Any:
+        """Returns the answer as the data have it, as TRL passes it to rewards and environments."""
+        return self.answer if self.cell is None else self.cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,6 +336,28 @@ def test_a_log_of_evaluations_only_is_diagnosed_and_forecast(tmp_path, capsys):
     assert "forecast for step 450: pass rate " in capsys.readouterr().out
 
 
+def test_a_few_odd_values_that_keep_a_column_from_being_the_pass_rate_are_named(tmp_path, capsys):
+    rows = [{"step": i + 1, "reward": 1e6 if i == 20 else 0.2 + 0.005 * i, "grad_norm": 0.4} for i in range(60)]
+    said = (
+        "reward would be taken for the pass rate, and 1 of its 60 values lie outside 0 to 1, such as 1e+06 at step 21"
+    )
+    assert said in read_log(write_lines(tmp_path / "log.jsonl", rows)).notes[-1]
+    assert main(["dynamics", "forecast", str(tmp_path / "log.jsonl")]) == 2
+    assert said in capsys.readouterr().err
+    often = [row | {"reward": 3 * row["reward"]} for row in rows]
+    assert "no column is a pass rate" in read_log(write_lines(tmp_path / "often.jsonl", often)).notes[-1]
+
+
+def test_a_forecast_of_rewards_that_end_before_the_log_says_so(tmp_path, capsys):
+    rows = [{"step": i + 1, "grad_norm": 0.4} | ({"reward": 0.2 + 0.01 * i} if i < 30 else {}) for i in range(60)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    said = "too early: the last pass rate is that of step 30, and the log goes on to step 60"
+    assert main(["dynamics", "forecast", str(path)]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["dynamics", "forecast", str(write_lines(path, rows[:30]))]) == 0
+    assert "too early" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("columns", "advice"),
     [
@@ -640,6 +662,15 @@ def test_a_folder_of_several_runs_is_refused_and_one_with_checkpoints_is_not(tmp
     assert len(read_log(tmp_path / "a")["pass_rate"]) == 40
     with pytest.raises(UserError, match=f"holds 2 runs: give one of {tmp_path}/a, {tmp_path}/b"):
         read_log(tmp_path)
+
+
+def test_a_folder_of_folders_with_runs_names_them(tmp_path):
+    for name in ("swept/grpo/seed0", "swept/dapo/seed0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text("{}\n")
+    inner = f"{tmp_path}/swept/dapo/seed0, {tmp_path}/swept/grpo/seed0"
+    with pytest.raises(UserError, match=f"{tmp_path}/swept holds runs in folders below it: give one of {inner}$"):
+        read_log(tmp_path / "swept")
 
 
 def test_one_document_may_come_through_a_pipe(tmp_path):

@@ -226,6 +226,27 @@ def test_answers_that_are_lists_or_empty_serve_functions_that_know_what_to_do_wi
         load_problems(data, score)
 
 
+def test_numbers_of_the_data_reach_functions_of_trl_as_numbers_and_others_as_texts(tmp_path):
+    rows = [{"problem": "a", "answer": 7}, {"problem": "b", "answer": 2.5}, {"problem": "c", "answer": "7"}]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    problems, _ = load_problems(DataConfig(path=str(tmp_path / "data.jsonl")))
+    assert [problem.answer for problem in problems] == [problem.own_answer for problem in problems] == ["7", "2.5", "7"]
+    assert [problem.typed_answer for problem in problems] == [7, 2.5, "7"]
+    (tmp_path / "rewards.py").write_text(
+        "def trl(completions, answer, **columns):\n    return [float(a == 7) for a in answer]\n"
+        "def ours(completion, answer):\n    return float(answer == '7')\n"
+    )
+    for name, right in {"trl": [1.0, 0.0, 0.0], "ours": [1.0, 0.0, 1.0]}.items():
+        config = RewardConfig(parts=[RewardPartConfig(name=f"{tmp_path / 'rewards.py'}:{name}")])
+        grading = Grading(GraderPool(config, "answer", problems[0]), config, 16)
+        group = [Completion((7,), (-1.0,), "7", False)]
+        scored = grading.grade([RolloutGroup(Prompt(problem, (1,)), tuple(group), 0, 0) for problem in problems])
+        grading.close()
+        assert [group.grades[0].reward for group in scored] == right
+    pattern = DataConfig(path=str(tmp_path / "data.jsonl"), answer_pattern="(\\d)")
+    assert [problem.typed_answer for problem in load_problems(pattern)[0]] == ["7", "2", "7"]
+
+
 def test_a_generator_gives_distinct_questions_that_its_own_scorer_grades():
     data = DataConfig(
         source="reasoning_gym", path="chain_sum", size=60, seed=3,

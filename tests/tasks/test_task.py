@@ -356,6 +356,8 @@ def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
         ("{}", "{}", "every question is a number alone: check task.data.question_column"),
         ("{} \ufffd 1", "{}", "9 questions hold U+FFFD, as text does that was decoded wrongly: write the file as UTF-8 "
          "(sums-0, sums-1, sums-2, sums-3, sums-4, …)"),
+        ("{} + 1", "{},5", "most answers are numbers in words or with a decimal comma, and a model's 7 or 2.5 does not "
+         "count as them: write them in digits, with a point"),
         ("{} + 1", "{}", ""),
     ],
 )  # fmt: skip

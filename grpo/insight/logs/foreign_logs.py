@@ -33,6 +33,8 @@ OTHER_TRAINING = {
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
+# So few of a column's values may be slips.
+SELDOM = 0.05
 # A column whose name matches may be a reward, so it is named first.
 _REWARD = re.compile(r"(?i)^(?!.*(std|min|max|length)).*(reward|score|acc|pass|solve)")
 # A note names at most this many columns.
@@ -159,6 +161,8 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
     """Says which column is taken for the pass rate. The note is empty for a column that is called `pass_rate`."""
     if rate_name in own_series and rate_name == m.PASS_RATE:
         return ""
+    if not rate_name and (odd := _odd_values(own_series)):
+        return odd
     if not rate_name and m.PASS_RATE in own_series and own_series[m.PASS_RATE].values.min() >= 0:
         most = own_series[m.PASS_RATE].values.max()
         scale_hint = 100 if most <= 100 else math.ceil(most)
@@ -172,6 +176,19 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
     known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
     formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
     return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"
+
+
+def _odd_values(own_series: Mapping[str, Series]) -> str:
+    """Names a column of rewards in which a few values alone lie outside 0 to 1, or returns ""."""
+    for name, rewards in own_series.items():
+        odd = np.flatnonzero((rewards.values < -SMOOTHED) | (rewards.values > 1 + SMOOTHED))
+        if our_name(name) in (m.REWARD, m.PASS_RATE) and 0 < len(odd) <= SELDOM * len(rewards):
+            return (
+                f"{name} would be taken for the pass rate, and {len(odd)} of its {len(rewards)} values lie outside 0 "
+                f"to 1, such as {rewards.values[odd[0]]:g} at step {rewards.steps[odd[0]]:g}: correct them or take them "
+                f"out, or name its value for a right answer by column={name} scale=NUMBER"
+            )
+    return ""
 
 
 def _listed(names: Sequence[str]) -> str:

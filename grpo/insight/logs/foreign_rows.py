@@ -185,6 +185,8 @@ def _file_in(folder: Path) -> Path:
         return folder / PROBE_STEPS
     if any(file.match(EVENT_FILES) for file in files):
         return folder
+    inner = sorted(str(file.parent) for file in files if file.name == METRICS_FILE)
+    require(not inner, f"{folder} holds runs in folders below it: give one of {', '.join(inner[:NAMED])}")
     known = (_EXPORTED.get(name) for file in files for name in (file.name, file.suffix))
     exported = next(filter(None, known), "")
     raise UserError(

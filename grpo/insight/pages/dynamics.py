@@ -20,7 +20,8 @@ from grpo.dynamics.replay import agreement, replay, statistics_of
 from grpo.dynamics.scheduler import SCHEDULERS
 from grpo.host.terminal import Terminal
 from grpo.insight.diagnosis.diagnostics import diagnose, unchecked
-from grpo.insight.diagnosis.findings import Finding
+from grpo.insight.diagnosis.findings import DiagnosisRule, Finding
+from grpo.insight.diagnosis.progress import reward_ended
 from grpo.insight.logs.foreign_names import OURS, in_words_of
 from grpo.insight.logs.logs import counts_of, read_log, read_plans, run_config
 from grpo.insight.logs.run_log import RunLog
@@ -81,7 +82,9 @@ def write_forecast(
     fits of each `law`."""
     analysis = analysed(read_log(path, column, scale), path, last_step, law)
     held_out = held_out_lines(analysis.log, analysis.ahead.steps[-1])
-    lines = [*analysis.log.notes, forecast_line(analysis.ahead), *held_out]
+    ended = reward_ended(analysis.log, DiagnosisRule())
+    begins = [f"the forecast begins too early: {ended.evidence}; {ended.remedy}"] if ended else []
+    lines = [*analysis.log.notes, *begins, forecast_line(analysis.ahead), *held_out]
     _print(
         Block(Kind.TABLE, way_rows(analysis.ahead), "Forecast (90 % intervals)", texts=()),
         _laws(analysis),
@@ -144,9 +147,8 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None, laws: Sequen
     if not len(log.history) and len(log[m.PASS_RATE]):
         raise UserError(f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}")
     if not len(log.history):
-        raise UserError(
-            f"{path} has no pass rate to fit: name the column with column=NAME, and its scale with scale=NUMBER"
-        )
+        why = [note for note in log.notes if "column=" in note]
+        raise UserError("; ".join([f"{path} has no pass rate to fit", *why]))
     if len(log.history) < FEWEST_POINTS:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
