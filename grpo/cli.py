@@ -145,7 +145,7 @@ def _run(command: str, words: list[str]) -> int:
         if wants_help or (not words and command in WORDED):
             print(wrapped_usage(module.USAGE))
             return 0
-        return module.run(words, COMMANDS) if command == "completion" else module.run(words)
+        return module.run(words, COMMANDS, ANALYSES) if command == "completion" else module.run(words)
     from grpo.config.hydra import as_yaml, compose_config
     from grpo.config.optimizer import with_learning_rate
     from grpo.config.saved import described

@@ -15,10 +15,11 @@ USAGE = """usage: eval "$(grpo completion bash)"  in ~/.bashrc
 Lets the Tab key complete commands, groups such as objective=, their choices, and keys."""
 
 
-def run(words: Sequence[str], commands: Sequence[str] = ()) -> int:
-    """Prints a shell's script, or the words that complete a line. Returns the exit code."""
+def run(words: Sequence[str], commands: Sequence[str] = (), analyses: Sequence[str] = ()) -> int:
+    """Prints a shell's script, or the words that complete a line: one of `commands`, after "dynamics" one of
+    `analyses`, a group or a key. Returns the exit code."""
     if len(words) == 2 and words[0] == "words":
-        print("\n".join(candidates(words[1], commands, config_directory())))
+        print("\n".join(candidates(words[1], commands, config_directory(), analyses)))
         return 0
     if len(words) != 1 or words[0] not in SCRIPTS:
         raise UserError(f"grpo completion prints the script of one shell: choose one of {', '.join(SCRIPTS)}")

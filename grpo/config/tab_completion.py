@@ -33,10 +33,11 @@ KEYLESS = ("report", "samples", "export", "dynamics", "completion", "doctor")
 """These commands take files or words of their own instead of keys, so the shell completes file names."""
 
 
-def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]:
+def candidates(line: str, commands: Sequence[str], directory: Path, analyses: Sequence[str] = ()) -> list[str]:
     """Returns the words that may stand at the end of a line that begins with "grpo ".
 
-    `directory` holds the YAML groups. A word that ends in "=" or "." can be completed further.
+    `directory` holds the YAML groups, and `analyses` may follow "grpo dynamics". A word that ends in "=" or "." can be
+    completed further.
 
     >>> candidates("grpo tra", ["train", "eval"], Path("configs"))
     ['train ']
@@ -47,6 +48,8 @@ def candidates(line: str, commands: Sequence[str], directory: Path) -> list[str]
     last_word = words[-1]
     if len(words) < 3:
         return sorted(f"{command} " for command in commands if command.startswith(last_word))
+    if words[1] == "dynamics" and len(words) == 3:
+        return sorted(f"{analysis} " for analysis in analyses if analysis.startswith(last_word))
     if words[1] in KEYLESS:
         return []
     key, equals, _ = last_word.partition("=")

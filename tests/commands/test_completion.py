@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from grpo.cli import COMMANDS, main
+from grpo.cli import ANALYSES, COMMANDS, main
 from grpo.config.hydra import config_directory
 from grpo.config.tab_completion import SCRIPTS, candidates
 
 
 def completed(line):
-    return candidates(line, COMMANDS, config_directory())
+    return candidates(line, COMMANDS, config_directory(), ANALYSES)
 
 
 def test_commands_groups_choices_and_keys_are_completed():
@@ -22,6 +22,7 @@ def test_commands_groups_choices_and_keys_are_completed():
     assert "task.reward." in completed("grpo train task.") and "task=" not in completed("grpo train task.")
     assert completed("grpo train learner.zero_stage=") == [f"learner.zero_stage={stage} " for stage in range(4)]
     assert completed("grpo train nonsense") == []
+    assert completed("grpo dynamics d") == ["diagnose "] and completed("grpo dynamics diagnose d") == []
     assert completed("grpo samples le") == [] and "learner." in completed("grpo config le")
 
 

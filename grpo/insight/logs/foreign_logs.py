@@ -185,8 +185,8 @@ def _odd_values(own_series: Mapping[str, Series]) -> str:
         if our_name(name) in (m.REWARD, m.PASS_RATE) and 0 < len(odd) <= SELDOM * len(rewards):
             return (
                 f"{name} would be taken for the pass rate, and {len(odd)} of its {len(rewards)} values lie outside 0 "
-                f"to 1, such as {rewards.values[odd[0]]:g} at step {rewards.steps[odd[0]]:g}: correct them or take them "
-                f"out, or name its value for a right answer by column={name} scale=NUMBER"
+                f"to 1, such as {rewards.values[odd[0]]:g} at step {rewards.steps[odd[0]]:g}: correct them or take "
+                f"them out, or name its value for a right answer by column={name} scale=NUMBER"
             )
     return ""
 
