@@ -29,6 +29,6 @@ def run(config: TrainConfig) -> int:
     odd_lines = {line for of_set in config.task.all_sets.values() for line in oddities(of_set)}
     for odd in (*odd_lines, *(line for line in surprises(config) if "task." in line)):
         console.print(odd, style="yellow", soft_wrap=True)
-    if line := wrong_in(scored):
+    if line := wrong_in(config.task, scored):
         console.print(line, style="yellow", soft_wrap=True)
     return int(all_failed(scored) or bool(reward_not_returned(scored)) or not tells_apart(scored))

@@ -97,6 +97,12 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
             f"rollout.sampling.temperature={config.rollout.sampling.temperature:g} makes completions nearly random, so "
             "that few end or are right: 1 is usual"
         )
+    limits = config.task.limits
+    if "python" in re.split("[,:]", config.task.episode) and limits.program_seconds > limits.seconds:
+        yield (
+            f"task.limits.program_seconds={limits.program_seconds:g} is above task.limits.seconds={limits.seconds:g}, "
+            "so a slow program ends its episode, and the model never reads that it took too long"
+        )
     if objective.kl.coefficient > LARGE_KL:
         yield f"objective.kl.coefficient={objective.kl.coefficient:g} holds a policy still: 0.001 to 0.1 is usual"
     if learner.adam_epsilon > LARGE_ADAM_EPSILON:

@@ -151,7 +151,7 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
         console.print(trial_table(scored))
         for text in trial_episodes(scored):
             console.print(text, soft_wrap=True)
-        if line := wrong_in(scored):
+        if line := wrong_in(config.task, scored):
             console.print(line, soft_wrap=True)
     return 0
 

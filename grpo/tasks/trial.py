@@ -121,7 +121,7 @@ def misjudged(scored: Sequence[ScoredGroup]) -> str:
     )
 
 
-def wrong_in(scored: Sequence[ScoredGroup]) -> str:
+def wrong_in(config: TaskConfig, scored: Sequence[ScoredGroup]) -> str:
     """Returns what made-up completions show to be wrong with a reward or an episode, or ""."""
     if all_failed(scored):
         return "every episode failed: correct task.episode"
@@ -130,7 +130,20 @@ def wrong_in(scored: Sequence[ScoredGroup]) -> str:
             f"no episode returned the part {name} of task.reward.parts: an environment needs reward or get_reward, a "
             "function returns it, and tools alone have none, so that another part has to grade them"
         )
-    return misjudged(scored) or ("" if tells_apart(scored) else SAME)
+    return misjudged(scored) or ("" if tells_apart(scored) else SAME) or _untaken(config, scored)
+
+
+def _untaken(config: TaskConfig, scored: Sequence[ScoredGroup]) -> str:
+    """Says that episodes return rewards and no part of the reward takes one, or returns ""."""
+    of_episodes = [completion.episode for group in scored for completion in group.group.completions]
+    returned = {name for facts in of_episodes if facts for name in facts.rewards}
+    taken = any(of_episode(name) for reward in config.rewards for name in reward.weights)
+    return (
+        f"episodes return {', '.join(sorted(returned))}, and nothing is learned from it: the part {{name: episode}} of "
+        "task.reward.parts takes it"
+        if returned and not taken
+        else ""
+    )
 
 
 def all_failed(scored: Sequence[ScoredGroup]) -> bool:

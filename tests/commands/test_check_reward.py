@@ -159,6 +159,15 @@ def test_a_reward_that_no_episode_returns_ends_with_one(act, words, capsys):
     assert "no episode returned the part episode of task.reward.parts" in capsys.readouterr().out
 
 
+def test_a_reward_of_episodes_that_no_part_takes_is_said_and_may_stand(words, capsys):
+    episode = ["task.episode=tests.episodes.acts:Counter", "task.prompt.chat_template=chatml_tools"]
+    said = "episodes return reward, and nothing is learned from it: the part {name: episode} of task.reward.parts"
+    assert main(["check-reward", *words, *episode, "task.reward.parts=[{name: number}]"]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["check-reward", *words, *episode, "task.reward.parts=[{name: number},{name: episode}]"]) == 0
+    assert said not in capsys.readouterr().out
+
+
 def test_an_episode_that_never_asks_the_model_has_failed(words, capsys):
     episode = ["task.episode=tests.episodes.acts:asks_nothing", "task.reward.parts=[{name: episode}]"]
     assert main(["check-reward", *words, *episode]) == 1

@@ -39,6 +39,10 @@ def said_of(*words):
         (["task.data.held_out_fraction=0.9"], "held_out_fraction=0.9 keeps most problems from training: 0.1 is usual"),
         (["learner.adam_epsilon=1e8"], "learner.adam_epsilon=1e+08 divides every step and makes it tiny"),
         (["learner.max_gradient_norm=1e-30"], "learner.max_gradient_norm=1e-30 leaves next to nothing of gradients"),
+        (
+            ["task.episode=python", "task.limits.program_seconds=90", "task.prompt.chat_template=chatml_tools"],
+            "task.limits.program_seconds=90 is above task.limits.seconds=60, so a slow program ends its episode",
+        ),
         (["objective=gspo", "objective.clip_low=0.2"], "hardly clip the ratio of a whole sequence: GSPO takes 3e-4"),
         (
             ["num_steps=2", "learner.schedule=cosine", "learner.warmup_steps=2"],

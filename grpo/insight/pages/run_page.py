@@ -37,7 +37,7 @@ from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import metrics as m
 
 BEFORE_THE_END = "The checks found no problem in the rounds before the run failed."
-TOO_FEW = "Nothing was found so far. Most checks need more rounds than the run has."
+TOO_FEW = "The run is too short for most checks, and the others found no problem."
 ABOUT_GROUPS = (
     "These are groups of late rounds that the run kept, some of each kind. A group is the completions of one prompt. "
     "grpo samples shows more of them, and groups whole."
