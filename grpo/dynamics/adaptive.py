@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo.dynamics import guard
-from grpo.dynamics.adaptive_state import AdaptiveState, afresh, lag_of, remember, state_of
+from grpo.dynamics.adaptive_state import AdaptiveState, afresh, remember, state_of
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.gain import Gain, Products
@@ -242,7 +242,7 @@ def facts_of(statistics: RoundStatistics, plan: RoundPlan) -> guard.RoundFacts:
     """Returns the facts of a round that the guard looks at. Some of its completions could be graded."""
     rate, error = pass_rate(statistics.unbiased_counts)
     return guard.RoundFacts(
-        step=statistics.step - statistics.plan.refresh_interval - lag_of(statistics),
+        step=statistics.sampled_at,
         pass_rate=rate,
         error=error,
         ess=off_policyness(statistics).ess,
@@ -289,7 +289,7 @@ def off_policyness(statistics: RoundStatistics) -> OffPolicyness:
     ess = means[m.RATIO].effective_fraction(squares) if squares.total else 1.0
     by_side = [means.get(side, no_tokens) for side in (m.CLIP_LOW, m.CLIP_HIGH)]
     clip_fraction = sum(fraction.value for fraction in by_side if fraction.count)
-    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clip_fraction, lag_of(statistics))
+    return OffPolicyness(statistics.plan.refresh_interval, min(ess, 1.0), clip_fraction, statistics.lag)
 
 
 @dataclass(frozen=True, slots=True)

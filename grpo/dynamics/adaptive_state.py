@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
-from grpo.dynamics.history import History, curve_of, lag, num_tried, pass_rate
+from grpo.dynamics.history import History, curve_of, num_tried, pass_rate
 from grpo.types import RoundStatistics
 from grpo.types import metrics as m
 from grpo.types.plain import rebuilt
@@ -94,14 +94,14 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
     for pair, number in statistics.reward_counts.items():
         counts[pair] = counts.get(pair, 0.0) + number
     rate, error = pass_rate(statistics.unbiased_counts)
-    interval, steps_ahead = statistics.plan.refresh_interval, lag_of(statistics)
+    interval = len(statistics.reports)
     past = PastRound(
-        step=statistics.step - interval - steps_ahead,
+        step=statistics.sampled_at,
         value=rate,
         error=error,
         tried=num_tried(statistics.unbiased_counts),
         interval=interval,
-        delay=interval + steps_ahead,
+        delay=interval + statistics.lag,
         seconds=statistics.seconds[ROUND],
         fixed_seconds=statistics.seconds.get("sync", 0.0),
         tokens=sampled_tokens(statistics),
@@ -113,10 +113,3 @@ def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState
 def sampled_tokens(statistics: RoundStatistics) -> float:
     """Returns the prompt and completion tokens of a round. A prompt counts once for its whole group."""
     return sum(statistics.means[name].total for name in (m.PROMPT_LENGTH, m.LENGTH))
-
-
-def lag_of(statistics: RoundStatistics) -> int:
-    """Returns a round's measured lag: the optimizer steps from the weights that sampled the round to the weights at its
-    beginning."""
-    staleness = statistics.means.get(m.STALENESS)
-    return lag(staleness.value if staleness and staleness.count else 0.0, statistics.plan.refresh_interval)

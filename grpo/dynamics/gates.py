@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from grpo.interfaces import Scheduler
 
 Numbers = Callable[[RoundStatistics], Mapping[str, float]]
-"""A function of this type returns the metrics of a round, and those of an evaluation of the policy that sampled it."""
+"""A function of this type returns the metrics of a round, and those of an evaluation of the policy at its beginning."""
 
 MOST_RETURNS = 3
 """A run that breaks a gate again after this many returns stops."""
@@ -107,7 +107,7 @@ class GatedScheduler(Generic[State]):
         broken, gates = watched(self._gates, state.gates, self._numbers(statistics))
         within = not any(gates.beyond.values())
         # The round's numbers are those of the policy that sampled it.
-        good_step = statistics.step - len(statistics.reports) if within else state.good_step
+        good_step = statistics.sampled_at if within else state.good_step
         verdict, returns = self._verdict(decision.verdict, broken, good_step, state.returns)
         if verdict.go_back:
             # The policy that the run goes back to is measured anew.

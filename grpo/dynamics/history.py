@@ -130,17 +130,6 @@ def noise_factor(values: ArrayLike) -> float:
     return (1 + correlation) / (1 - correlation)
 
 
-def lag(staleness: float, interval: int) -> int:
-    """Returns a round's lag: the number of optimizer steps by which the round was sampled ahead.
-
-    The lag is computed from the mean staleness of the round's groups, of which (τ−1)/2 arises within the round.
-
-    >>> lag(0.5, 2), lag(2.5, 2)
-    (0, 2)
-    """
-    return max(0, round(staleness - (interval - 1) / 2))
-
-
 def history_of(rounds: Iterable[tuple[int, int, int, Counts]]) -> History:
     """Builds a reward curve from rounds of (optimizer steps at the end, refresh interval, lag, counts).
 

@@ -1,6 +1,6 @@
 """This module builds the configured scheduler, which chooses each round's plan and decides whether the run goes on.
 
-Around every scheduler, one part ends a run that reaches its limit of samples, tokens or seconds. Another one adapts the
+Around every scheduler, one part ends a run that reaches its limit of samples, tokens or seconds. It also adapts the
 coefficient of the entropy bonus, so that the policy's entropy does not fall below a target. Its rule is that of
 Skywork-OR1 (arXiv:2505.22312): the coefficient c grows by Δ while the entropy is at most the target and shrinks by Δ
 above it, and the bonus is applied in the first case only. TRL 1.16 has the same rule once a step; here it acts once a
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
 from grpo.dynamics.adaptive import FARTHEST_RATE, AdaptiveScheduler, Setting, StopRule, facts_of
@@ -126,15 +127,15 @@ def may_plan(config: TrainConfig, plan: RoundPlan) -> bool:
     largest, longest, most = (
         (config.largest_group, rules.longest_interval, rules.most_prompts) if adaptive else (0,) * 3
     )
-    limits = {
-        plan.group_size: max(first.group_size, largest),
-        plan.refresh_interval: max(first.refresh_interval, longest),
+    limits = (
+        (plan.group_size, max(first.group_size, largest)),
+        (plan.refresh_interval, max(first.refresh_interval, longest)),
         # Ranks may have rounded these up. There are no more ranks than first prompts.
-        plan.prompts_per_step: max(first.prompts_per_step, most) + first.prompts_per_step,
-        plan.passes: first.passes,
-    }
+        (plan.prompts_per_step, max(first.prompts_per_step, most) + first.prompts_per_step),
+        (plan.passes, first.passes),
+    )
     highest = FARTHEST_RATE if adaptive and rules.learning_rate else 1
-    return all(1 <= value <= limit for value, limit in limits.items()) and 0 < plan.learning_rate_factor <= highest
+    return all(1 <= value <= limit for value, limit in limits) and 0 < plan.learning_rate_factor <= highest
 
 
 def divisible(plan: RoundPlan, world_size: int) -> RoundPlan:
@@ -225,44 +226,24 @@ def build_scheduler(config: TrainConfig, world_size: int, numbers: Numbers = mea
     scheduler = SCHEDULERS[config.dynamics.name](config, world_size)
     if config.gates:
         scheduler = GatedScheduler(scheduler, config.gates, numbers)
-    if config.objective.entropy_target:
-        scheduler = EntropyControl(scheduler, config.objective.entropy_target, config.objective.entropy_step)
     limits = {unit: limit for unit, limit in asdict(config.limits).items() if limit}
-    return LimitedScheduler(scheduler, limits, bool(config.gates))
+    objective = config.objective
+    with_bonus = partial(with_entropy_bonus, target=objective.entropy_target, step=objective.entropy_step)
+    return LimitedScheduler(scheduler, limits, with_bonus, bool(config.gates))
 
 
-class EntropyControl(Generic[State]):
-    """This scheduler wraps another scheduler, and adapts the entropy bonus in the plans of that scheduler.
+def with_entropy_bonus(plan: RoundPlan, statistics: RoundStatistics, target: float, step: float) -> RoundPlan:
+    """Returns a plan whose entropy bonus is adapted to the entropy of a round, if there is a `target`.
 
-    It has no state of its own, since the coefficient is part of the plan. After a round that learned from no token the
-    bonus is unchanged.
+    The target is in nats per token. The coefficient moves by `step`. After a round that learned from no token the plan
+    is unchanged.
     """
-
-    def __init__(self, scheduler: Scheduler[State], target: float, step: float):
-        """`target` is in nats per token. The coefficient moves by `step` after each round."""
-        self._scheduler, self._target, self._step = scheduler, target, step
-
-    def init(self) -> tuple[RoundPlan, State]:
-        return self._scheduler.init()
-
-    def next(self, plan: RoundPlan, statistics: RoundStatistics, state: State) -> Decision[State]:
-        decision = self._scheduler.next(plan, statistics, state)
-        entropy = statistics.means.get(m.ENTROPY)
-        if entropy is None or not entropy.count:
-            return decision
-        return replace(decision, plan=self.adapted(decision.plan, entropy.value))
-
-    def adapted(self, plan: RoundPlan, entropy: float) -> RoundPlan:
-        """Returns the plan with its entropy bonus adapted to a round's entropy, in nats per token."""
-        low = entropy <= self._target
-        coefficient = (plan.entropy_coefficient or 0.0) + (self._step if low else -self._step)
-        return replace(plan, entropy_coefficient=min(max(coefficient, 0.0), LARGEST), entropy_bonus=low)
-
-    def judge(self, step: int, state: State) -> Verdict:
-        return self._scheduler.judge(step, state)
-
-    def restore(self, values: Mapping[str, Any]) -> State:
-        return self._scheduler.restore(values)
+    entropy = statistics.means.get(m.ENTROPY)
+    if not target or entropy is None or not entropy.count:
+        return plan
+    low = entropy.value <= target
+    coefficient = (plan.entropy_coefficient or 0.0) + (step if low else -step)
+    return replace(plan, entropy_coefficient=min(max(coefficient, 0.0), LARGEST), entropy_bonus=low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +255,23 @@ class LimitedState(Generic[State]):
 
 
 class LimitedScheduler(Generic[State]):
-    """This scheduler decides as `scheduler` does until one of `limits` is reached, and then stops the run.
+    """This scheduler decides as `scheduler` does until one of `limits` is reached, and then stops the run. It adapts
+    the entropy bonus of each plan.
 
     `limits` maps a unit (samples, tokens, seconds) to the amount that the run may spend. Units without a limit are
     counted too, so that a limit set on resume includes what was spent before. Seconds are wall-clock seconds of rounds.
     """
 
-    def __init__(self, scheduler: Scheduler[State], limits: Mapping[str, float], gated: bool = False):
-        """`gated` says whether a `GatedScheduler` is within, which a resumed run may have lost."""
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        scheduler: Scheduler[State],
+        limits: Mapping[str, float],
+        with_bonus: Callable[[RoundPlan, RoundStatistics], RoundPlan],
+        gated: bool,
+    ):
+        """`with_bonus` adapts the entropy bonus of a plan to a round. `gated` says whether a `GatedScheduler` is
+        within, which a resumed run may have lost."""
+        self._scheduler, self._with_bonus = scheduler, with_bonus
         self._limits, self._gated = limits, gated
 
     def init(self) -> tuple[RoundPlan, LimitedState[State]]:
@@ -294,7 +283,8 @@ class LimitedScheduler(Generic[State]):
     ) -> Decision[LimitedState[State]]:
         decision = self._scheduler.next(plan, statistics, state.inner)
         spent = {unit: state.spent.get(unit, 0.0) + amount for unit, amount in _spent_in(statistics).items()}
-        return Decision(decision.plan, self._within(decision.verdict, spent), LimitedState(spent, decision.state))
+        next_plan = self._with_bonus(decision.plan, statistics)
+        return Decision(next_plan, self._within(decision.verdict, spent), LimitedState(spent, decision.state))
 
     def judge(self, step: int, state: LimitedState[State]) -> Verdict:
         return self._within(self._scheduler.judge(step, state.inner), state.spent)

@@ -282,11 +282,15 @@ class Fleet:
                 replica.state = ServerState.JOINING
 
     def wait_for_lost(self) -> None:
-        """Waits until the servers that are lost and were restarted answer. Raises UserError when one does not."""
+        """Waits until the servers that are lost and were restarted answer, and join. Raises UserError when one does
+        not."""
         if self._first:
             self.restart_lost()
             lost_replicas = [replica for replica in self.replicas if not replica.alive]
             finished(_wait_for(lost_replicas, self._start_seconds))
+            # They hold memory from here on, and are put to sleep like the others.
+            for replica in lost_replicas:
+                replica.state = ServerState.JOINING
 
     def restart_lost(self) -> None:
         """Restarts the lost servers that this run started, on the first rank."""

@@ -141,11 +141,11 @@ class AheadSource:
         requests = []
         while self._under_way and self._under_way[0].prompt.position < end:
             requests.append(self._under_way.popleft())
-        for index, request in enumerate(requests):
-            group = _scored(request)
+        results = _waited_for(requests)
+        for index, group in enumerate(results):
             if isinstance(group, ScoredGroup) and self._staleness(group) > self._max_staleness:
-                requests[index] = self._ask([request.prompt])[0]
-        results = [_scored(request) for request in requests]
+                requests[index] = self._ask([requests[index].prompt])[0]
+        results = _waited_for(requests)
         # All ranks give up together, or none.
         if self._collective.maximum(any(isinstance(result, Interrupted) for result in results)):
             raise Interrupted
@@ -235,6 +235,16 @@ def _pass_on(request: _Request, graded: Future[Graded]) -> None:
     else:
         request.seconds.update(graded.result().seconds)
         request.scored.set_result(graded.result().scored)
+
+
+def _waited_for(requests: Sequence[_Request]) -> list[ScoredGroup | SamplerLost | GradingFailed | Interrupted]:
+    """Waits for the requests' groups, or errors, one after another, and for none beyond a wish to save at once."""
+    results = []
+    for request in requests:
+        results.append(_scored(request))
+        if isinstance(results[-1], Interrupted):
+            break
+    return results
 
 
 def _scored(request: _Request) -> ScoredGroup | SamplerLost | GradingFailed | Interrupted:

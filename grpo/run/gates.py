@@ -17,6 +17,7 @@ from grpo.telemetry.json_lines import read_metrics
 from grpo.telemetry.metrics import evaluation_numbers, flatten, without_pass_rates
 from grpo.types import RoundStatistics
 from grpo.types import metrics as m
+from grpo.types.rounds import lag
 
 THEN = ("stop", "back", "refuse_export")
 _PASS_AT = re.compile(r"pass@(\d+)(?:_low|_high)?")
@@ -112,7 +113,7 @@ def _check_member(metric: str, name: str, config: TrainConfig, sets: Sequence[st
 
 
 class RoundNumbers:
-    """These are the numbers of a round that all ranks know, with those of an evaluation of the policy that sampled it.
+    """These are the numbers of a round that all ranks know, with those of an evaluation of the policy at its beginning.
 
     `evaluated(step)` returns that evaluation, or None, and `outlook` what the run may still gain. The session sets both
     once there is an evaluator. Without anything that tells right completions from wrong ones, no round is `judged`.
@@ -157,13 +158,14 @@ def broken_gates(run: Path, config: TrainConfig, step: int) -> list[str]:
 
 
 def _measured(run: Path, step: int) -> Iterator[Mapping[str, float]]:
-    """Yields the numbers of the policies up to that of `step`, in their order. A round's are those of the policy that
-    sampled it."""
+    """Yields the numbers of the policies up to that of `step`, in the order in which a run looks at them. A round's are
+    those of the policy that sampled it."""
     metrics = read_metrics(run / METRICS_FILE) if (run / METRICS_FILE).exists() else []
     evaluations = read_metrics(run / EVALUATIONS_FILE) if (run / EVALUATIONS_FILE).exists() else []
-    measured = [(row["step"], 0, evaluation_numbers(row)) for row in evaluations]
-    measured += [(start, 1, row) for start, row in zip([0, *(row["step"] for row in metrics)], metrics, strict=False)]
-    for policy, _, numbers in sorted(measured, key=lambda entry: entry[:2]):
+    measured = [(row["step"], 0, row["step"], evaluation_numbers(row)) for row in evaluations]
+    for start, row in zip([0, *(row["step"] for row in metrics)], metrics, strict=False):
+        measured.append((start, 1, start - lag(row.get(m.STALENESS, 0.0), round(row.get(m.INTERVAL, 1))), row))
+    for _, _, policy, numbers in sorted(measured, key=lambda entry: entry[:2]):
         if policy <= step:
             yield numbers
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
 
+from grpo.types import metrics as m
 from grpo.types.learning import StepReport
 from grpo.types.rollout import ScoredGroup
 from grpo.types.values import Mean
@@ -131,6 +132,28 @@ class RoundStatistics:
         completions would be biased; the first completions alone are not.
         """
         return self.first_counts or self.reward_counts
+
+    @property
+    def lag(self) -> int:
+        """Returns the optimizer steps from the weights that sampled the round to those at its beginning."""
+        stale = self.means.get(m.STALENESS)
+        return lag(stale.value if stale and stale.count else 0.0, len(self.reports))
+
+    @property
+    def sampled_at(self) -> int:
+        """Returns the optimizer steps of the policy that sampled the round, which may have been cut short."""
+        return max(0, self.step - len(self.reports) - self.lag)
+
+
+def lag(staleness: float, interval: int) -> int:
+    """Returns a round's lag: the number of optimizer steps by which the round was sampled ahead.
+
+    The lag is computed from the mean staleness of the round's groups, of which (τ−1)/2 arises within the round.
+
+    >>> lag(0.5, 2), lag(2.5, 2)
+    (0, 2)
+    """
+    return max(0, round(staleness - (interval - 1) / 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,35 @@ def test_a_gate_sends_a_run_back_to_the_last_policy_within_all_gates_three_times
     assert may_go_back(config) and not may_go_back(configured(REPETITION))
 
 
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_a_gate_goes_back_to_a_policy_that_sampled_a_round_within_it_also_where_rounds_are_sampled_ahead(lag):
+    """Every policy after step 5 is beyond the gate."""
+    scheduler = build_scheduler(configured(replace(REPETITION, then="back")), 1)
+    plan, state = scheduler.init()
+    for step in range(12):
+        sampled_at = max(0, step - lag)
+        means = {"completions/length_mean": Mean(320.0, 32.0), "prompts/length_mean": Mean(40.0, 4.0)}
+        means |= {"completions/repetition_fraction": Mean(0.1 if sampled_at <= 5 else 0.3, 1.0)}
+        means |= {"staleness/mean": Mean(float(step - sampled_at), 1.0)}
+        reports = (StepReport(step + 1, True, 1.0, 1e-6, 1.0, {}),)
+        statistics = RoundStatistics(step, step + 1, plan, means, {(3, 8): 4}, {"round": 1.0}, reports)
+        decision = scheduler.next(plan, statistics, state)
+        plan, state = decision.plan, decision.state
+        if decision.verdict.go_back:
+            break
+    assert (decision.verdict.go_back, decision.verdict.good_step, step) == (True, 5, 6 + lag)
+
+
+def test_a_round_that_was_cut_short_was_sampled_by_the_policy_at_its_beginning():
+    scheduler = build_scheduler(configured(guard=True, refresh_interval=8), 1)
+    plan, state = scheduler.init()
+    means = {"completions/length_mean": Mean(320.0, 32.0), "prompts/length_mean": Mean(40.0, 4.0)}
+    means |= {"ratio/mean": Mean(1.0, 1.0), "staleness/mean": Mean(0.0, 4.0)}
+    reports = (StepReport(17, True, 1.0, 1e-6, 1.0, {}),)
+    statistics = RoundStatistics(2, 17, plan, means, {(3, 8): 4}, {"round": 1.0}, reports)
+    assert statistics.sampled_at == scheduler.next(plan, statistics, state).verdict.good_step == 16
+
+
 def test_gates_that_break_together_are_all_named():
     config = configured(replace(REPETITION, then="back"), replace(REPETITION, above=0.25, then="refuse_export"))
     [*_, verdict], *_ = rounds(config, [0.0, 0.3])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.dynamics.scheduler import EntropyControl, FixedScheduler, build_scheduler, first_plan, replanned
+from grpo.dynamics.scheduler import build_scheduler, first_plan, may_plan, replanned, with_entropy_bonus
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics
 
 
@@ -104,12 +104,11 @@ def test_another_scheduler_keeps_what_the_limits_had_spent():
 
 
 PLAN = RoundPlan(4, 1, 8, entropy_coefficient=0.01, entropy_bonus=False)
-CONTROL = EntropyControl(FixedScheduler(PLAN), target=0.2, step=0.005)
 
 
 def after(plan, entropy):
     means = {} if entropy is None else {"policy/entropy": Mean(10 * entropy, 10)}
-    return CONTROL.next(plan, SimpleNamespace(means=means), None).plan
+    return with_entropy_bonus(plan, SimpleNamespace(means=means), target=0.2, step=0.005)
 
 
 def test_the_bonus_grows_below_the_target_and_is_off_above_it():
@@ -126,7 +125,7 @@ def test_the_bonus_has_an_end_and_a_round_without_a_step_changes_nothing():
     assert after(replace(PLAN, entropy_coefficient=0.999), 0.0).entropy_coefficient == 1.0
     assert after(PLAN, None) == PLAN
     none_learned = SimpleNamespace(means={"policy/entropy": Mean(0.0, 0)})
-    assert CONTROL.next(PLAN, none_learned, None).plan == PLAN
+    assert with_entropy_bonus(PLAN, none_learned, 0.2, 0.005) == PLAN
 
 
 def test_only_a_target_puts_the_coefficient_into_the_plan():
@@ -134,5 +133,17 @@ def test_only_a_target_puts_the_coefficient_into_the_plan():
     config.objective.entropy_coefficient = 0.02
     assert first_plan(config).entropy_coefficient is None
     config.objective.entropy_target = 0.5
-    plan, _ = build_scheduler(config, 1).init()
+    scheduler = build_scheduler(config, 1)
+    plan, state = scheduler.init()
     assert (plan.entropy_coefficient, plan.entropy_bonus) == (0.02, False)
+    measured = statistics(plan, 1)
+    measured = replace(measured, means={**measured.means, "policy/entropy": Mean(4.0, 10.0)})
+    plan = scheduler.next(plan, measured, state).plan
+    assert (plan.entropy_coefficient, plan.entropy_bonus) == (0.02 + config.objective.entropy_step, True)
+
+
+def test_a_plan_is_within_its_own_bounds_each_whatever_the_others_are():
+    config = TrainConfig()
+    config.dynamics.group_size, config.dynamics.prompts_per_step = 8, 16
+    may = [may_plan(config, plan) for plan in (RoundPlan(8, 1, 16), RoundPlan(16, 1, 16), RoundPlan(8, 16, 16))]
+    assert may == [True, False, False]

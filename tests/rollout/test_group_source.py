@@ -10,8 +10,9 @@ import pytest
 from grpo.config import RefillConfig, UserError
 from grpo.config.errors import GradingFailed, GradingFailedElsewhere, Interrupted, SamplerLost
 from grpo.host.signals import HURRY, StopRequest, handled_as_before
+from grpo.rollout import group_source
 from grpo.rollout.collect import PlainCollector, RefillingCollector
-from grpo.rollout.grading_thread import GradingThread
+from grpo.rollout.grading_thread import GradingThread, result_in_time
 from grpo.rollout.group_source import AheadSource
 from grpo.types import RoundPlan
 from tests.fakes import BrokenTask, ScriptedSampler, ScriptedTask, SingleRank, ids, on_ranks
@@ -229,15 +230,18 @@ def test_the_run_ends_with_a_line_when_no_server_is_left():
         run.source.take(2)
 
 
-def test_groups_under_way_are_left_where_the_run_has_to_save_at_once():
-    run = Run(max_staleness=1)
+def test_groups_under_way_are_left_where_the_run_has_to_save_at_once(monkeypatch):
+    run, waits = Run(max_staleness=1), []
     run.sampler.quick = False
+    monkeypatch.setattr(group_source, "result_in_time", lambda future: waits.append(future) or result_in_time(future))
     with handled_as_before():
         StopRequest(["hurry"])
-        run.source.begin(PLAN, 100)
+        run.source.begin(replace(PLAN, prompts_per_step=8), 100)
         os.kill(os.getpid(), HURRY)
         with pytest.raises(Interrupted):
-            run.source.take(2)
+            run.source.take(8)
+    # Both times it waits for the first group alone, since each wait takes a moment of the little time that is left.
+    assert len(waits) == 2
 
 
 def test_when_grading_fails_on_one_rank_all_ranks_raise_it_together():

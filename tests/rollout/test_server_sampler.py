@@ -24,7 +24,7 @@ from grpo.rollout import fleet
 from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import sleep_arguments
 from grpo.rollout.member import Member
-from grpo.rollout.replica import Replica
+from grpo.rollout.replica import Replica, ServerState
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
@@ -413,6 +413,32 @@ def test_a_server_beside_a_learner_sleeps_deeply_once_a_refresh_brings_everythin
     # Its cache gets memory once the weights have come, and is emptied before requests go on.
     refresh = ["/finish_weight_update", "lost_by_sleep", "/wake_up?tags=kv_cache", *["place_adapter"] * adapters]
     assert calls[2:] == [*refresh, "/reset_prefix_cache", "/resume", f"/sleep?level={level}"]
+
+
+def test_an_engine_that_was_started_again_sleeps_before_it_has_weights_and_joins_in_the_next_refresh(model):
+    """The learner's states return to the GPU once the engine sleeps."""
+    asked = []
+
+    class Asked(StandIn):
+        async def answer(self, request):
+            asked.append(request.path_qs)
+            return await super().answer(request)
+
+    with serving(Asked()) as url:
+        config = TrainConfig()
+        config.rollout.servers.urls = [url]
+        sampler = ServerSampler(
+            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
+        )
+        refresh(sampler, 1)
+        servers, [replica] = sampler._fleet, sampler._fleet.replicas
+        servers._sleep, replica.state = "all", ServerState.LOST
+        servers.wait_for_lost()
+        servers.sleep()
+        assert asked[-1] == "/sleep?level=1"
+        refresh(sampler, 2)
+        assert replica.state is ServerState.READY
+        sampler.close()
 
 
 def test_a_server_that_gives_back_its_cache_alone_stops_first():

@@ -11,11 +11,11 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
-from grpo.dynamics.history import lag
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import metrics as m
+from grpo.types.rounds import lag
 
 # Above this share of answers without a grade, hardly anything is learned.
 MOST_UNGRADED = 0.5

@@ -17,7 +17,7 @@ from grpo.config.leaves import leaves
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_values
 from grpo.config.saved import from_dict
-from grpo.dynamics.history import Counts, history_of, lag, num_tried
+from grpo.dynamics.history import Counts, history_of, num_tried
 from grpo.dynamics.replay import round_seconds
 from grpo.dynamics.scheduler import CHANGING
 from grpo.evaluation.held_out import is_unjudged
@@ -30,6 +30,7 @@ from grpo.telemetry.ending import read_resumptions
 from grpo.telemetry.json_lines import read_metrics
 from grpo.telemetry.row_kinds import PLAN
 from grpo.types import metrics as m
+from grpo.types.rounds import lag
 
 # A comparison of evaluations needs these besides pass@1.
 COMPARED = ("per_problem", "pass@k", "samples_per_problem", "mean_length", "truncated_fraction")
