@@ -81,8 +81,9 @@ def outcomes(collected: Collected, collective: Collective) -> dict[str, tuple[in
 
 def mean_lengths(collected: Collected, collective: Collective) -> dict[str, float]:
     """Returns how long the completions of each problem of the round were: their mean number of tokens, over all ranks.
-    One group counts for a problem that was asked several times, the same on all ranks. Collective."""
-    groups = [scored.group for scored in collected.sampled]
+    One group counts for a problem that was asked several times, the same on all ranks. A group that could not be graded
+    does not count, since it may have been given up before its longest completions ended. Collective."""
+    groups = [scored.group for scored in collected.sampled if not scored.spoilt]
     lengths = [(group.prompt.problem.problem_id, group.mean_length) for group in groups]
     return dict(chain(*collective.gather(lengths)))
 
@@ -143,7 +144,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
     graded = [group for group in groups if not group.spoilt]
     grades = [grade for group in groups for grade in group.grades]
     true_grades = [grade for group in graded for grade in group.grades]
-    completions = [completion for group in groups for completion in group.group.completions if not completion.late]
+    completions = _finished(groups)
     tokens = sum(len(completion.token_ids) for completion in completions)
     logprobs = sum(sum(completion.sampler_logprobs) for completion in completions)
     means = {
@@ -203,7 +204,7 @@ def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
         if source:
             graded = [group for group in source_groups if not group.spoilt]
             grades = [grade for group in graded for grade in group.grades]
-            completions = [completion for group in source_groups for completion in group.group.completions]
+            completions = _finished(source_groups)
             of_source = {
                 "reward_mean": [grade.reward for grade in grades],
                 m.PASS_RATE: [grade.correct for grade in grades],
@@ -213,6 +214,11 @@ def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
             }
             means |= {f"{m.SOURCE}{source}/{name}": _mean(values) for name, values in of_source.items()}
     return means
+
+
+def _finished(groups: Sequence[ScoredGroup]) -> list[Completion]:
+    """Returns the completions of groups but those that were given up at the deadline, which say nothing."""
+    return [completion for group in groups for completion in group.group.completions if not completion.late]
 
 
 def repeats_itself(text: str) -> bool:

@@ -7,7 +7,15 @@ import pytest
 
 from grpo.config import BudgetConfig
 from grpo.dynamics.history import pass_rate
-from grpo.measure import episode_means, first_correct_counts, mean_seconds, measure_round, outcomes, sampling_means
+from grpo.measure import (
+    episode_means,
+    first_correct_counts,
+    mean_lengths,
+    mean_seconds,
+    measure_round,
+    outcomes,
+    sampling_means,
+)
 from grpo.rollout.collect import BudgetedCollector, PlainCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.telemetry.metrics import flatten
@@ -88,6 +96,19 @@ def test_first_completions_of_an_ungraded_group_do_not_count_either():
 def test_a_group_that_could_not_be_graded_says_nothing_about_its_problem():
     first, second = COLLECTED.sampled[:2]
     assert outcomes(Collected((), (first, ungraded(second)), PLAN, 2), SingleRank()) == {"p0": (1, 2), "p1": (0, 0)}
+
+
+def test_a_group_that_was_given_up_says_nothing_about_how_long_completions_are():
+    first, second = COLLECTED.sampled[:2]
+    late = ungraded(replace(second, group=replace(second.group, completions=(Completion.given_up(0),) * 2)))
+    given_up = Collected((), (first, late), PLAN, 2)
+    assert mean_lengths(given_up, SingleRank()) == {"p0": first.group.mean_length}
+    source = replace(first.group.prompt.problem, source="s")
+    of_source = [
+        replace(g, group=replace(g.group, prompt=replace(g.group.prompt, problem=source))) for g in (first, late)
+    ]
+    means = sampling_means(replace(given_up, sampled=tuple(of_source)))
+    assert means["source/s/length_mean"].value == means["completions/length_mean"].value == first.group.mean_length
 
 
 def test_the_share_without_an_answer_is_among_the_completions_in_which_one_was_looked_for():

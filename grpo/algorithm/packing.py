@@ -153,16 +153,17 @@ def rows_of(trees: Sequence[LooseTree], row_tokens: int, layout: str = "shared")
     """
     rows: list[list[LooseTree]] = []
     lengths: list[int] = []
-    for tree in sorted(trees, key=lambda tree: -tree.length):
+    # The length of a tree is a sum over its branches.
+    for tree_length, tree in sorted(((tree.length, tree) for tree in trees), key=lambda pair: -pair[0]):
         for index, length in enumerate(lengths):
-            added_length = rows[index][0].length if layout == ONE_A_ROW else tree.length
+            added_length = rows[index][0].length if layout == ONE_A_ROW else tree_length
             if length + added_length <= row_tokens:
                 rows[index].append(tree)
                 lengths[index] += added_length
                 break
         else:
             rows.append([tree])
-            lengths.append(tree.length)
+            lengths.append(tree_length)
     return rows
 
 

@@ -280,8 +280,10 @@ async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, An
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
         content = _shown(await _called(tools[name], arguments))
         messages_of([{"role": "tool", "content": content}])
-    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling():
+    except BaseException as error:  # such as the panics of libraries in Rust
+        if isinstance(error, GeneratorExit) or (
+            isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling()
+        ):
             raise
         counts["failed_calls"] += 1
         content = _shown({"error": _said_by(error)})

@@ -135,7 +135,10 @@ class Gateway:
             return _refused(str(error), "invalid_request_error")
         self._warn(body)
         reply: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-        self._replies[request.match_info["id"]].add(reply)
+        if (replies := self._replies.get(request.match_info["id"])) is None:
+            # The episode has ended while its request came.
+            return _ended()
+        replies.add(reply)
         most = body.get("max_completion_tokens") or body.get("max_tokens")
         link.put(Question(messages, tools, partial(_answered, reply), most, reply.cancelled))
         if (answer := await reply) is None:

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
+import inspect
 import json
 import os
 import random
@@ -51,14 +53,14 @@ LOOK_SECONDS = 0.2
 def main(arguments: Sequence[str]) -> int:
     descriptor, limits, path = int(arguments[0]), LimitsConfig(**json.loads(arguments[1])), arguments[2]
     control = socket.socket(fileno=descriptor)
-    # An episode may have stopped this process, which then would not see its trainer end.
-    go_on_with_parents_end()
+    # The import may hang, and the trainer may end meanwhile.
+    end_with_parent(os.getppid())
     for name in (*TRACKERS, "HF_TOKEN"):
         os.environ.pop(name, None)
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     try:
         form = form_of(path, limits)
-        ready = {"kind": form.kind, "tools": form.schemas}
+        ready = {"kind": form.kind, "tools": form.schemas, "source": _source_of(form)}
         taken = _taken_gib()
         if limits.memory_gib < taken:
             ready = {
@@ -69,11 +71,24 @@ def main(arguments: Sequence[str]) -> int:
         ready = {"error": str(error)}
     except BaseException as error:
         ready = {"error": f"task.episode={path} cannot be imported ({_described_error(error)})"}
+    # An episode may stop this process, which then would not see its trainer end.
+    go_on_with_parents_end()
     control.sendall(json.dumps(ready).encode() + b"\n")
     if "error" in ready:
         return 1
     _serve(control, form, int(limits.memory_gib * 2**30))
     return 0
+
+
+def _source_of(form: Form) -> str:
+    """Returns a digest of the files that hold the user's functions or class."""
+    files: set[str] = set()
+    for function in form.functions:
+        with suppress(TypeError):  # a callable object has no file
+            files.add(inspect.getfile(function))
+    return hashlib.sha256(
+        b"".join(Path(file).read_bytes() for file in sorted(files) if Path(file).is_file())
+    ).hexdigest()
 
 
 def _serve(control: socket.socket, form: Form, memory: int) -> None:

@@ -60,6 +60,7 @@ class Processes:
         self._starting = asyncio.Lock()
         ready = self._start()
         self.kind: str = ready["kind"]
+        self._source: str = ready["source"]
         self.tools: list[Mapping[str, Any]] = ready["tools"]
         # The error of an episode that ends without a turn of the model.
         self.no_turn = NO_TURN + ", as where an await lacks before chat(…)" * (self.kind == FUNCTION)
@@ -84,7 +85,12 @@ class Processes:
 
     def _ready(self) -> Mapping[str, Any]:
         """Waits until the file is imported, and returns what it has."""
-        readable, _, _ = select.select([self._control], [], [], START_SECONDS)
+        try:
+            readable, _, _ = select.select([self._control], [], [], START_SECONDS)
+        except BaseException:  # Ctrl-C
+            self._process.kill()
+            self.close()
+            raise
         said = self._control.recv(LONGEST_LINE) if readable else b""
         ready = json.loads(said) if said else {"error": self._silence(bool(readable))}
         if "error" in ready:
@@ -124,7 +130,12 @@ class Processes:
             except OSError:
                 self.close()
                 logger.warning("the process that begins episodes of %s was killed, and is started again", self._path)
-                await asyncio.to_thread(self._start)
+                ready = await asyncio.to_thread(self._start)
+                if ready["source"] != self._source:
+                    raise UserError(
+                        f"task.episode={self._path} was changed while the run went on, and the process that had "
+                        "imported it was killed: resume the run to go on with what it holds now"
+                    ) from None
                 socket.send_fds(self._control, [b"begin"], [theirs.fileno()])
 
     def close(self) -> None:
@@ -236,7 +247,8 @@ class Link:
                 done, _ = await asyncio.wait([receiving, *waiting], timeout=left, return_when=FIRST_COMPLETED)
                 self.seconds += 0.0 if left is None else min(left, time.monotonic() - began)
                 if not done and self.seconds >= limit:
-                    raise Hanging(f"it took longer than task.limits.seconds={limit:g}")
+                    what = "it took longer" if self.pid else "its process took longer to begin"
+                    raise Hanging(f"{what} than task.limits.seconds={limit:g}")
                 for answer in done - {receiving}:
                     answer.result()
             said = receiving.result()

@@ -27,6 +27,7 @@ from grpo.run.model_folder import model_files
 from grpo.run.preparing import with_precision
 from grpo.run.resume import check_start
 from grpo.types import FinishedRound
+from grpo.weight_sync.refresh import WeightSyncError
 
 
 class ModelWriter:
@@ -58,7 +59,8 @@ class ModelWriter:
 class Exporter:
     """The exporter writes the model into the run's `models` folder every `every` rounds, and reports its size.
 
-    When a model cannot be written, for example on a full disk, the exporter reports that, and the run goes on.
+    When a model cannot be written, for example on a full disk, the exporter reports that, and the run goes on. An error
+    of the weight sync ends the run.
     """
 
     def __init__(self, every: int, output: Path, write: Callable[[int, Path], None], tell: Callable[[str], None]):
@@ -76,6 +78,8 @@ class Exporter:
         try:
             self._write(progress.step, folder)
             self._tell(f"step {progress.step}: the model is in {folder} ({size_of(folder)})")
+        except WeightSyncError:
+            raise
         except UserError as error:
             self._tell(f"step {progress.step}: {error}; the run goes on, and its checkpoints can be exported later")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -35,6 +36,7 @@ from grpo.config.folder import (
     SAMPLES_FILE,
 )
 from grpo.config.plain_json import read_object
+from grpo.episodes.forms import PROGRAM_WORD
 from grpo.host.disk import write_whole
 from grpo.models.cache import sha256
 from grpo.models.upload import weights_identity
@@ -76,15 +78,27 @@ def own_files(config: TrainConfig) -> dict[str, str]:
         for prompt in (of_set.prompt for of_set in config.task.all_sets.values())
         if Path(prompt.chat_template).is_file()
     }
-    for module in dict.fromkeys(name.rpartition(":")[0] for name in names if ":" in name):
+    for module in dict.fromkeys(module for name in names for module in _modules_in(name)):
         if module != GIVEN and (file := _file_of(module)) and file.is_file():
             digests[module] = sha256(file)
     return digests
 
 
+def _modules_in(name: str) -> list[str]:
+    """Returns the modules, or the files of a program's command, that a name in the configuration has.
+
+    >>> _modules_in("python,tools.py:search,look"), _modules_in("math"), _modules_in("program: python -m mine")
+    (['tools.py'], [], [])
+    """
+    if name.startswith(PROGRAM_WORD):
+        return [word for word in shlex.split(name.removeprefix(PROGRAM_WORD)) if Path(word).is_file()]
+    # Tools that come with grpo stand before the user's own.
+    return [name.rpartition(":")[0].rpartition(",")[2]] if ":" in name else []
+
+
 def _file_of(module: str) -> Path | None:
     """Returns the file of a module, which is named by its path or as Python imports it."""
-    if module.endswith(".py"):
+    if Path(module).is_file():
         return Path(module)
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(module)

@@ -205,7 +205,9 @@ def relearn(task: Task, rounds: Iterable[Asked], step: int) -> None:
 def record(task: Task, asked: Asked) -> None:
     """Passes the outcomes and lengths of a round to the task."""
     task.record_outcomes(by_problem(zip(asked.prompt_ids, asked.correct, strict=True)), asked.cursor)
-    task.record_lengths(dict(zip(map(problem_id, asked.prompt_ids), asked.lengths, strict=True)))
+    measured = zip(asked.prompt_ids, asked.lengths, asked.correct, strict=True)
+    # A group of which no completion counts could not be graded, see `measure.mean_lengths`.
+    task.record_lengths({problem_id(prompt): length for prompt, length, (_, tried) in measured if tried})
 
 
 def fresh(parts: LoopParts) -> tuple[Progress, Verdict]:

@@ -86,6 +86,9 @@ class GraderPool:
         self._own = [name for name in parts if name not in REWARDS]
         self._warned: set[str] = set()
         self._fruitless, self._ever_graded, self._has_worked = 0, False, set[Callable[..., Any]]()
+        # With pipeline=continuous, one thread may grade what was sampled ahead and another one an evaluation. A thread
+        # whose items waited behind the other's would take the workers for stopped.
+        self._turn = threading.Lock()
         # The thread that grades may restart the workers while another one closes the pool.
         self._closed, self._changing = False, threading.Lock()
         self._start()
@@ -139,6 +142,10 @@ class GraderPool:
 
     def _checked(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
         """Returns the result or failure of each item. Warns of failures; raises `UserError` for a faulty reward."""
+        with self._turn:
+            return self._checked_alone(function, items, seconds)
+
+    def _checked_alone(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
         if not self._pool.active:  # a worker was killed from outside while it was idle
             self._restart()
         results = self._results(function, items, seconds)
@@ -154,7 +161,7 @@ class GraderPool:
     def _results(self, function: Callable[..., Any], items: Sequence[tuple], seconds: float) -> list[Any]:
         """Returns the result or failure of each item. Workers that no longer report are killed and replaced once.
 
-        An item that found too little memory is graded once more, by a fresh worker.
+        An item that found too little memory, or whose worker was killed, is graded once more, by a fresh worker.
         """
         results: dict[int, Any] = {}
         repeated: set[int] = set()
@@ -291,7 +298,9 @@ class GraderPool:
             if error.exitcode in (FULL_OF_OURS, FULL_OF_OWN):
                 limit = f"grading needs more memory than task.reward.memory_gib={self._reward.memory_gib:g}"
                 return Failure(limit, outcome="failed" if error.exitcode == FULL_OF_OURS else RAISED, again=True)
-            return Failure(f"grading ended its process ({_end(error.exitcode)})")
+            # A machine that is short of memory kills a worker, whatever it grades.
+            killed = error.exitcode == -signal.SIGKILL
+            return Failure(f"grading ended its process ({_end(error.exitcode)})", again=killed)
         except BrokenProcessPool:
             return _BROKEN
         except Exception as error:

@@ -57,17 +57,19 @@ class Grading:
         return None if answer is None else bare(answer)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        """Returns the groups in order, each with one grade per completion.
+        """Returns the groups in order, each with one grade per completion. Groups that were given up are not graded.
 
         Raises `UserError` when the reward itself is at fault, and for an unparsable answer where `bad_rows` is
         "refuse".
         """
+        whole = [group for group in groups if not group.given_up]
         # Servers are asked first, so that workers grade while the answers are on their way.
-        remote = self._remote.ask(groups) if self._remote.names else None
-        raw_grades = [*self._graded_here(groups), self._of_episodes(groups), *([remote.result()] if remote else [])]
+        remote = self._remote.ask(whole) if self._remote.names else None
+        raw_grades = [*self._graded_here(whole), self._of_episodes(whole), *([remote.result()] if remote else [])]
+        graded = ([*map(merged, zip(*of_group, strict=True))] for of_group in zip(*raw_grades, strict=True))
+        late = RawGrade(dict.fromkeys(self._reward.weights, 0.0), LATE)
         scored = [
-            self._scored(group, [*map(merged, zip(*of_group, strict=True))])
-            for group, *of_group in zip(groups, *raw_grades, strict=True)
+            self._scored(group, [late] * len(group.completions) if group.given_up else next(graded)) for group in groups
         ]
         self._tell_unparsable(scored)
         return scored
@@ -122,8 +124,10 @@ class Grading:
         self._fruitless = self._fruitless + 1 if fault else None
         if self._fruitless == FRUITLESS:
             raise UserError(
-                f"none of the first {FRUITLESS} episodes could be graded, for example: {fault}; correct task.episode. "
-                "It gives a number, and 0 where it means 0"
+                f"none of the first {FRUITLESS} episodes could be graded, for example: {fault}; "
+                + ("raise that limit, or " if "task.limits" in fault else "")
+                + "correct task.episode"
+                + ("" if facts.error else ". It gives a number, and 0 where it means 0")
             )
 
     def _tell_unparsable(self, scored: Sequence[ScoredGroup]) -> None:
@@ -145,8 +149,6 @@ class Grading:
         giving none.
         """
         ungradable = next((raw.outcome for raw in raw_grades if raw.outcome in NOT_THEIR_FAULT), None)
-        if any(completion.late for completion in group.completions):
-            ungradable = LATE
         if ungradable:
             raw_grades = [RawGrade(dict.fromkeys(raw.parts, 0.0), ungradable) for raw in raw_grades]
         grades = tuple(map(self._grade, group.completions, raw_grades))

@@ -6,6 +6,7 @@ A separate thread of the trainer's process makes many requests at once. A model'
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -85,7 +86,7 @@ class RemoteRewards:
         return self._loop
 
     async def _graded(self, groups: Sequence[RolloutGroup]) -> list[list[RawGrade]]:
-        by_part = [await part.grade(groups) for part in self._parts]
+        by_part = await asyncio.gather(*(part.grade(groups) for part in self._parts))
         return [
             [merged([of_part[index][place] for of_part in by_part]) for place in range(len(group.completions))]
             for index, group in enumerate(groups)
@@ -116,7 +117,7 @@ class _RemotePart:
             self._key = os.environ[variable]
             if PLACE not in self._base:
                 self._headers["Authorization"] = f"Bearer {self._key}"
-        self._cache: OrderedDict[str, Any] = OrderedDict()
+        self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._answered, self._in_vain, self._warned = False, 0, False
 
     async def grade(self, groups: Sequence[RolloutGroup]) -> list[list[RawGrade]]:
@@ -186,8 +187,10 @@ class _RemotePart:
 
     async def _value(self, session: Any, turn: asyncio.Semaphore, request: str) -> Mapping[str, float] | _Failed:
         """Returns the server's numbers for a request (a JSON text), cached or new, or the failure."""
-        if request in self._cache:
-            return self._cache[request]
+        # A request holds a whole completion, and the cache many of them.
+        key = hashlib.blake2b(request.encode()).digest()
+        if key in self._cache:
+            return self._cache[key]
         try:
             async with turn:
                 numbers_of_answer = self._read(await self._answer(session, request))
@@ -196,7 +199,7 @@ class _RemotePart:
             return failed
         self._answered, self._in_vain = True, 0
         if self._server.cache:
-            self._cache[request] = numbers_of_answer
+            self._cache[key] = numbers_of_answer
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         return numbers_of_answer

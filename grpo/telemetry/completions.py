@@ -72,8 +72,11 @@ def tokens_row(scored: ScoredGroup, sample: int, learned_in: int) -> dict[str, A
         "logprobs": completion.sampler_logprobs,
         "included": scored.included[sample],
         "learned_in": learned_in,
-        **({"observed": json.dumps(observed)} if observed else {}),
-        **({} if completion.episode is None else {"opening_ids": scored.group.prompt.token_ids}),
+        **(
+            {}
+            if completion.episode is None
+            else {"observed": json.dumps(observed), "opening_ids": scored.group.prompt.token_ids}
+        ),
     }
 
 

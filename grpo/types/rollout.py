@@ -210,6 +210,11 @@ class RolloutGroup:
     newest_version: int
 
     @property
+    def given_up(self) -> bool:
+        """Tells whether completions were still missing at the deadline of the group."""
+        return any(completion.late for completion in self.completions)
+
+    @property
     def mean_length(self) -> float:
         """Returns the mean number of tokens of the completions."""
         return sum(len(completion.token_ids) for completion in self.completions) / len(self.completions)

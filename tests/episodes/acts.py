@@ -85,6 +85,15 @@ def breaks_off() -> str:
     raise KeyboardInterrupt
 
 
+class Panic(BaseException):
+    """Libraries in Rust raise such errors."""
+
+
+def panics() -> str:
+    """Reads."""
+    raise Panic("a thread panicked")
+
+
 def gathered(numbers: set[int]) -> str:
     """Gathers.
 

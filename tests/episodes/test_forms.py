@@ -106,7 +106,9 @@ def test_a_result_that_no_model_reads_is_a_failed_call(tool):
 
 
 def test_a_tool_that_is_cancelled_or_broken_off_by_itself_is_a_failed_call():
-    for tool, error in (("cancels_itself", "CancelledError"), ("breaks_off", "KeyboardInterrupt")):
+    for tool, error in (
+        *(("cancels_itself", "CancelledError"), ("breaks_off", "KeyboardInterrupt"), ("panics", "Panic")),
+    ):
         outcome, shown = play(tool, call(tool))
         assert json.loads(shown[1][-1]["content"])["error"].startswith(error)
         assert outcome.counts == {"calls": 1, "failed_calls": 1}

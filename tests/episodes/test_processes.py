@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from grpo.config import LimitsConfig
+from grpo.config import LimitsConfig, UserError
+from grpo.episodes.gateway import Gateway
 from grpo.episodes.processes import Processes
 from grpo.run.scripted_episodes import Script
 from grpo.types import Problem
@@ -112,6 +115,71 @@ def test_a_program_whose_episode_and_its_parent_were_killed_ends_with_the_next_o
     # A zombie has ended, and has no command line.
     marked = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "611"]]
     assert left_of([process.pid for process in marked]) == []
+
+
+def test_a_file_that_was_changed_is_not_taken_in_the_middle_of_a_run(tmp_path):
+    """The process that had imported it is killed, as the kernel does where memory is short."""
+    file = tmp_path / "own.py"
+    file.write_text("async def solve(chat, problem):\n    await chat(problem.messages)\n    return 1.0\n")
+    processes = Processes(f"{file}:solve", LimitsConfig())
+
+    async def played():
+        async with processes.episode() as link:
+            message = {"role": "user", "content": "?"}
+            link.begin(Problem("p", "?", "", messages=(message,)), ("problem", "answer"), 0, "")
+            return await Script("Well.", most_turns=8).played(link, 60.0)
+
+    def killed():
+        processes._process.kill()
+        processes._process.wait()
+        return asyncio.run(played())
+
+    assert killed().rewards == {"reward": 1.0}
+    file.write_text(file.read_text().replace("1.0", "7.0"))
+    with pytest.raises(UserError, match="was changed while the run went on"):
+        killed()
+    processes.close()
+
+
+def test_a_request_that_comes_as_its_episode_ends_is_answered_that_it_is_over():
+    body = b'{"messages": [{"role": "user", "content": "?"}]}'
+
+    async def answered():
+        gateway = Gateway("127.0.0.1")
+        await gateway.start()
+        with gateway.address(object()) as address:
+            place = urlsplit(address)
+            reader, writer = await asyncio.open_connection(place.hostname, place.port)
+            head = f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode())
+            await writer.drain()
+            # The gateway has looked the episode up once nothing else is left to do.
+            await asyncio.sleep(0.2)
+        writer.write(body)
+        line = await reader.readline()
+        writer.close()
+        await gateway.stop()
+        return line
+
+    assert b"404" in asyncio.run(answered())
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_the_process_that_forks_ends_with_its_trainer_though_the_file_hangs_as_it_is_imported(end, tmp_path):
+    (tmp_path / "hanging.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    script = (
+        "from grpo.config import LimitsConfig; from grpo.episodes.processes import Processes; "
+        f"Processes('{tmp_path}/hanging.py:solve', LimitsConfig())"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as trainer:
+        until = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        trainer.send_signal(end)
+    assert left_of([int((tmp_path / "pid").read_text())]) == []
 
 
 def test_the_process_that_forks_ends_with_its_trainer_though_it_was_stopped():

@@ -1,5 +1,8 @@
 """These tests open a run's manifest, at its first start and when it is resumed."""
 
+import pytest
+
+from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
 from grpo.models.cache import sha256
 from grpo.run.manifest import open_manifest, own_files, read_manifest
@@ -17,3 +20,11 @@ def test_the_digest_of_a_chat_template_is_among_those_of_the_users_files(tmp_pat
     config = compose_config([f"task.prompt.chat_template={file}"])
     assert own_files(config) == {str(file): sha256(file)}
     assert own_files(compose_config(["task.prompt.chat_template=chatml_tools"])) == {}
+
+
+@pytest.mark.parametrize("named", ["{}:f", "calculator,{}:f,g", "program: python {} --fast"])
+def test_the_file_of_an_episode_is_known_whatever_stands_beside_it(named, tmp_path):
+    (file := tmp_path / "tools.py").write_text("def f(): ...\ndef g(): ...\n")
+    config = TrainConfig()
+    config.task.episode = named.format(file)
+    assert own_files(config) == {str(file): sha256(file)}

@@ -22,6 +22,7 @@ from grpo.run.observers import Checkpointer, Evaluator, Together, Watch
 from grpo.run.records import Recorder, RecordFiles
 from grpo.run.resume import asked_of, relearn
 from grpo.types import Collected, FinishedRound, Mean, Progress, RoundPlan, RoundStatistics, Verdict
+from grpo.weight_sync.refresh import WeightSyncError
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, on_ranks
 
 
@@ -257,6 +258,16 @@ def test_a_model_is_written_every_so_many_rounds_and_a_full_disk_does_not_end_th
     assert written == [(4, "step-00000004"), (8, "step-00000008"), (12, "step-00000012")]
     assert reported[0] == f"step 4: the model is in {tmp_path}/models/step-00000004 (4 KiB)"
     assert "No space left on device" in reported[1] and "the run goes on" in reported[1] and len(reported) == 3
+
+
+def test_a_model_after_which_sampler_and_learner_differ_ends_the_run(tmp_path):
+    def write(step, folder):
+        raise WeightSyncError("learner and sampler hold different weights")
+
+    with pytest.raises(WeightSyncError):
+        Exporter(1, tmp_path, write, print).after_round(
+            FinishedRound(None, None, Progress(1, 1, 0, RoundPlan(8, 1, 8), None), Verdict())
+        )
 
 
 def test_only_a_change_of_what_is_sampled_is_remarked_on():

@@ -170,6 +170,30 @@ def test_workers_that_are_stopped_are_replaced_and_their_answers_graded(texts, c
         assert "no grading worker has reported for 5 s" in caplog.text
 
 
+@pytest.mark.slow
+def test_two_threads_whose_workers_are_stopped_have_them_replaced_once(custom_rewards, monkeypatch):
+    """With pipeline=continuous an evaluation is graded in a thread of its own."""
+    monkeypatch.setattr(grader_pool, "MARGIN_SECONDS", 1.0)
+    reward = RewardConfig(parts=[RewardPartConfig(name=f"{custom_rewards}:obey")], timeout_seconds=1.0, workers=2)
+    with GraderPool(reward) as pool, ThreadPoolExecutor() as threads:
+        for worker in {pool._pool.schedule(os.getpid).result() for _ in range(40)}:
+            psutil.Process(worker).suspend()
+        graded = []
+        for _ in range(2):
+            graded.append(threads.submit(pool.grade, [("slow", "5", {})] * 12))
+            time.sleep(0.5)
+        for grades in graded:
+            assert outcomes(grades.result(120)) == ["graded"] * 12
+
+
+@pytest.mark.slow
+def test_an_answer_whose_worker_is_killed_is_graded_by_another(obeying, tmp_path):
+    pool, _ = obeying
+    once = tmp_path / "killed"
+    [grade] = pool.grade([(f"kill {once}", f"kill {once}", {})])
+    assert (grade.outcome, once.exists()) == ("graded", True)
+
+
 def test_a_pool_survives_the_death_of_an_idle_worker(obeying):
     pool, name = obeying
     pid = worker_pid(pool)

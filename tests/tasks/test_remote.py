@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -133,6 +134,36 @@ def test_many_are_asked_at_once_and_the_same_completion_once():
         graded = grades("http", {"url": url, "at_once": 4}, *map(str, range(8)), times=2)
     assert [grade.reward for grade in graded] == [1.0] * 8
     assert max(most) == 4 and len(requests) == 8
+
+
+def test_the_parts_of_a_reward_are_asked_at_the_same_time():
+    two = threading.Barrier(2)
+
+    def answer(body):
+        two.wait(60)
+        return 200, "1.0"
+
+    with served(answer) as (url, _):
+        server = RewardServerConfig(url=url, retries=0)
+        reward = RewardConfig(parts=[RewardPartConfig(name=f"http/{name}", server=server) for name in "ab"])
+        grading = Grading(GraderPool(reward), reward, 16)
+        [scored] = grading.grade([group("x")])
+        grading.close()
+    assert scored.grades[0].reward == 2.0
+
+
+def test_a_group_that_was_given_up_is_shown_to_no_grader():
+    with served(lambda body: (200, "1.0")) as (url, requests):
+        reward = RewardConfig(parts=[RewardPartConfig(name="http", server=RewardServerConfig(url=url, retries=0))])
+        grading = Grading(GraderPool(reward), reward, 16)
+        late = group("half")
+        late = replace(late, completions=(*late.completions, Completion.given_up(4)))
+        scored = grading.grade([late, group("whole"), late])
+        only_late = grading.grade([late])
+        grading.close()
+    assert [grade.outcome for of in scored for grade in of.grades] == ["late"] * 2 + ["graded"] + ["late"] * 2
+    assert [of.included for of in (*scored, *only_late)] == [(False, False), (True,), *[(False, False)] * 2]
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(("cache", "asked"), [(True, 2), (False, 6)])
