@@ -112,7 +112,8 @@ class CorrectionConfig:
     """
 
     # The weight is taken per token, per completion as the product over its tokens (sequence), or as their geometric
-    # mean (sequence_mean). none leaves samples unweighted (TRL: vllm_importance_sampling_correction=false).
+    # mean (sequence_mean). Each branch of an episode whose history was rewritten has its own. none leaves samples
+    # unweighted (TRL: vllm_importance_sampling_correction=false).
     level: str = "token"
     # No weight is above this; 2 is customary (TRL: vllm_importance_sampling_clip_max;
     # verl: rollout_is_threshold).
@@ -122,8 +123,8 @@ class CorrectionConfig:
     # Weights outside [floor, cap] are moved to the nearer bound (truncate), or their tokens or completions are left
     # out (mask).
     mode: str = "truncate"
-    # A completion is left out when the learner gives one of its tokens less than this share of the sampler's
-    # probability. 1e-4 means a ten-thousandth; 0 leaves none out.
+    # A completion, or a branch of an episode, is left out when the learner gives one of its tokens less than this share
+    # of the sampler's probability. 1e-4 means a ten-thousandth; 0 leaves none out.
     veto: float = 0.0
 
 

@@ -136,8 +136,10 @@ class StepProducts:
         self._saved = state
 
     def take(self, settings: dict[str, Any], device: torch.device | str = "cpu") -> Tensor:
-        """Returns the `Products` of the step that was just taken with `settings`, as a float64 tensor [4] on `device`,
-        so that the host need not wait for them. They are 0 if the step was skipped."""
+        """Returns the `Products` of the step that was just taken with `settings`.
+
+        They come as a float64 tensor on `device`, with one entry for each field, so that the host need not wait for
+        them. They are 0 if the step was skipped."""
         if self._sums is None:
             return torch.zeros(len(Products._fields), dtype=torch.float64, device=device)
         sums, self._sums = self._sums, None
