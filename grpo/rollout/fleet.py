@@ -109,6 +109,11 @@ class Fleet:
         """Returns the servers, in the order of their URLs, as this rank knows them."""
         return [member.replica for member in self._members]
 
+    @property
+    def num_askers(self) -> int:
+        """Returns the number of ranks that ask the servers."""
+        return self._collective.world_size
+
     def _living(self) -> list[Member]:
         return [member for member in self._members if member.replica.alive]
 

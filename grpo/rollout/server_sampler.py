@@ -101,9 +101,11 @@ class ServerSampler:
         # Drawing may go on in another thread, beside the learner's collectives.
         self._drawing = collective.apart(settings.rollout.deadline_seconds)
         self._fleet = fleet or Fleet(settings, files, device, collective)
-        self._dispatcher = Dispatcher(
-            self._fleet.replicas, settings.rollout.max_concurrent, settings.rollout.group_deadline_seconds
-        )
+        deadline, at_once = settings.rollout.group_deadline_seconds, settings.rollout.max_concurrent
+        if deadline:
+            # A group's time runs once it is sent, so that no rank sends what would wait in a server's queue.
+            at_once = max(1, at_once // self._fleet.num_askers)
+        self._dispatcher = Dispatcher(self._fleet.replicas, at_once, deadline)
 
     @property
     def servers(self) -> Sequence[Replica]:

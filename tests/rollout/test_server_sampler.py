@@ -210,6 +210,25 @@ def test_the_ranks_of_one_machine_share_the_servers_and_all_know_what_one_of_the
     assert capsys.readouterr().err.count("was lost: 500 at /update_weights") == 1
 
 
+@pytest.mark.parametrize(("seconds", "at_once"), [(0.0, 12), (30.0, 4)])
+def test_ranks_with_a_deadline_send_no_more_than_a_server_does_at_once(seconds, at_once, model, monkeypatch):
+    """The time of a group runs once it is sent, and in a server's queue nothing comes of it."""
+    monkeypatch.setattr(Rank, "apart", lambda self, seconds: self, raising=False)
+
+    def sent(collective):
+        sampler = ServerSampler(settings, files_of(model, tiny_tokenizer()), torch.device("cpu"), collective)
+        return sampler._dispatcher._at_once
+
+    with serving(StandIn()) as url:
+        config = TrainConfig()
+        config.rollout.servers.urls, config.rollout.group_deadline_seconds = [url], seconds
+        config.rollout.max_concurrent = 12
+        settings = SamplerSettings.of(config)
+        StandIn.serves = served(settings, model)
+        assert on_ranks(3, sent) == [at_once] * 3
+    StandIn.serves = served(SamplerSettings.of(TrainConfig()), model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("failure", [cut, half, nothing, error, hang])
