@@ -151,14 +151,16 @@ class VllmSampler:
         engine = self._llm.llm_engine
         under_way: dict[str, Turn] = {}
         number = count()
-        while (new_turns := turns.take(wait=not under_way)) is not None or under_way:
-            for turn in new_turns or ():
+        while (new_turns := turns.take(wait=not under_way)) is not None:
+            for turn in new_turns:
                 under_way[name := f"turn-{next(number)}"] = turn
                 self._submit(name, turn.sample, turn.prompt, turn.sampling)
             self._leave_if_urgent()
             for output in engine.step() if under_way else ():
                 if output.finished:
                     under_way.pop(output.request_id).completion.set_result(self._completion(output.outputs[0]))
+        # These turns are of episodes that were given up.
+        engine.abort_request([*under_way], internal=False)
 
     def _leave_if_urgent(self) -> None:
         """Drops all requests and raises `Interrupted` where the run has to save at once."""

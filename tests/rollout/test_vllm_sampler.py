@@ -196,3 +196,23 @@ def test_a_cache_that_keeps_what_older_weights_have_computed_ends_the_run(sample
     sampler._llm.reset_prefix_cache = lambda: False
     with pytest.raises(RuntimeError, match="did not empty its prefix cache"):
         sampler.finish_weights(4)
+
+
+def test_turns_of_episodes_that_were_given_up_are_dropped_when_all_others_have_ended():
+    from grpo.rollout.turns import Turn, Turns
+    from grpo.rollout.vllm_sampler import VllmSampler
+
+    class Endless(Recorded):
+        """No turn comes to an end."""
+
+        def step(self):
+            self.calls.append(("step",))
+            if len(self.calls) == 3:
+                turns.close()
+            return []
+
+    turns, engine, sampler = Turns(), Endless(), object.__new__(VllmSampler)
+    sampler._llm, sampler._submit = SimpleNamespace(llm_engine=engine), lambda *what: None
+    turns.put(Turn(Prompt(Problem("p", "q", "a"), (1,)), 0, SamplingConfig()))
+    sampler.serve(turns)
+    assert engine.calls == [("step",)] * 3 + [("abort_request", ["turn-0"], False)]
