@@ -313,7 +313,8 @@ def _rank(imports: str, command: Sequence[str]) -> None:
         rank = os.environ.get("RANK", "")
         print(f"rank {rank}, process {process.pid}, ended by {how}{after} at {time.time():.3f}", file=sys.stderr)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with suppress(OSError):  # nobody can handle SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 

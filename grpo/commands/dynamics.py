@@ -112,6 +112,10 @@ def _diagnose(path: Path, settings: list[str]) -> Analysis:
     return analysis
 
 
+# The schedule reads these keys of a run's configuration.
+SCHEDULED = ("dynamics", "normalization", "num_steps", "hardware", "rollout.refill", "learner.betas", "task.curriculum")
+
+
 def _replay(path: Path, settings: list[str]) -> Analysis:
     _check_keys("replay", path, settings, ())
     for word in settings:
@@ -119,6 +123,10 @@ def _replay(path: Path, settings: list[str]) -> Analysis:
         require(
             key not in ("dynamics", "dynamics.name") or value == "adaptive",
             f"{word} decides nothing, and replay shows what dynamics=adaptive would have decided: leave it out",
+        )
+        require(
+            key.startswith(SCHEDULED),
+            f"{word} is nothing that the schedule decides by: replay takes keys of {', '.join(SCHEDULED)}",
         )
 
     def analysis() -> None:

@@ -57,6 +57,10 @@ WRONG = [
         "dynamics replay {} dynamics=fixed",
         "dynamics=fixed decides nothing, and replay shows what dynamics=adaptive would have decided: leave it out",
     ),
+    (
+        "dynamics replay {} learner.learning_rate=1e-3",
+        "learner.learning_rate=1e-3 is nothing that the schedule decides by: replay takes keys of dynamics, normal",
+    ),
     ("dynamics whatif {} group_sise=4", "unknown key group_sise; did you mean dynamics.group_size?; whatif takes "),
     ("dynamics whatif {} steps=1 tokens=2", "give one budget, not steps=1 and tokens=2"),
     ("dynamics whatif {} steps=0.5", "steps='0.5' is not valid: it must be a whole number above 0"),
