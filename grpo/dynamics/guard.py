@@ -141,7 +141,7 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     after = replace(after, rates=(), cosines=())
     go_back = rule.may_go_back and fallen
     after = replace(after, bad=0, smooth=None, since=None, returned=True) if go_back else replace(after, bad=0, since=0)
-    cause, back = f"damping lost ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""
+    cause, back = f"training is unstable ({'; '.join(causes)})", f", back to step {best_step}" if go_back else ""
     interval, factor = facts.interval, facts.rate_factor
     if interval > 1:
         shorter = interval // 2

@@ -192,7 +192,7 @@ def test_the_guard_watches_a_fixed_schedule_and_keeps_its_sizes():
     verdicts, plan, _ = rounds(config, values, "pass_rate")
     first = next(verdict for verdict in verdicts if verdict.go_back)
     assert (
-        "damping lost (pass rate fell from 0.75" in first.reason
+        "training is unstable (pass rate fell from 0.75" in first.reason
         and "learning rate halved, back to step" in first.reason
     )
     assert (plan.group_size, plan.refresh_interval) == (8, 1) and plan.learning_rate_factor < 1

@@ -38,7 +38,7 @@ def test_a_collapse_lowers_the_interval_then_the_rate_then_stops():
         (1, 0.5, False),
         (1, 0.5, True),
     ]
-    assert actions[0].reason == "damping lost (pass rate fell from 0.50 to 0.20): τ 4→2"
+    assert actions[0].reason == "training is unstable (pass rate fell from 0.50 to 0.20): τ 4→2"
 
 
 def test_one_bad_round_is_not_enough_and_recovery_is_waited_for():

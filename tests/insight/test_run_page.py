@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 from dataclasses import asdict
 
 import pytest
@@ -432,6 +433,22 @@ def test_a_page_tells_how_its_run_was_started_as_far_as_it_is_known(tmp_path):
     assert (facts["versions"], facts["commit of grpo"]) == ("torch 2.13", "abc, with changes (code.patch)")
     (tmp_path / "code.json").write_text('{"vers')
     assert run_facts(tmp_path, {}) == [("what", "value")]
+
+
+def test_a_page_lists_after_which_steps_the_run_changed_its_plan_or_went_back(tmp_path, capsys):
+    write_run(tmp_path, 24)
+    path = tmp_path / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[8] |= {"plan/next_reason": "a gate is broken: back to step 4", "run/went_back": 1.0}
+    rows[19] |= {"plan/next_reason": "G 8→4"}
+    for row in rows[20:]:
+        row["plan/group_size"] = 4.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text()
+    table = page[page.index("Decisions of the scheduler") :]
+    cells = re.findall(r"<t([hd])[^>]*>\s*([^<]*?)\s*</t\1>", table)
+    assert [text for _, text in cells[2:6]] == ["9", "a gate is broken: back to step 4", "20", "G 8→4"]
 
 
 @pytest.mark.slow

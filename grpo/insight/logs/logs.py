@@ -182,12 +182,12 @@ def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Returns (step, reason) of the rounds after which the plan changed."""
+    """Returns (step, reason) of the rounds after which the plan changed or the run went back to an earlier policy."""
     keys = (m.GROUP_SIZE, m.INTERVAL, m.PROMPTS, m.RATE_FACTOR)
     return [
         (before["step"], before.get(m.REASON, ""))
         for before, after in pairwise(rows)
-        if any(before.get(key) != after.get(key) for key in keys)
+        if before.get(m.WENT_BACK) or any(before.get(key) != after.get(key) for key in keys)
     ]
 
 

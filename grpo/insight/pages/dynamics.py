@@ -191,6 +191,12 @@ def _curves_of(log: RunLog) -> Curves:
     return Curves([rows[step] for step in sorted(rows)], [])
 
 
+def decisions_table(log: RunLog) -> Block:
+    """Returns a table of what a run's scheduler, guard and gates have changed, which is empty where nothing was."""
+    rows = [("after step", "why"), *log.decisions] if log.decisions else ()
+    return Block(Kind.TABLE, rows, "Decisions of the scheduler", only=PAGE)
+
+
 def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], path: Path) -> Page:
     """Returns the page of a log's diagnosis, and of its forecast where it has pass rates. `path` is the log's file, or
     the run's folder."""
@@ -204,7 +210,6 @@ def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], path: Path) -
         *(partial(panel, analysis=analysis) for panel in (panels(analysis) if ahead else ())),
         *(partial(chart, run=curves) for chart in (*drawn, *small)),
     ]
-    decisions = [("after step", "why"), *log.decisions] if log.decisions else ()
     return Page(
         *("Training dynamics" if ahead else "Training log", run_name(path), lines, mood),
         blocks=[
@@ -215,7 +220,7 @@ def dynamics_page(analysis: Dynamics, findings: Sequence[Finding], path: Path) -
             Block(Kind.LINES, left_out, only=PAGE),
             _laws(analysis),
             Block(Kind.LINES, held_out_lines(log, ahead.steps[-1]) if ahead else (), "Held-out problems"),
-            Block(Kind.TABLE, decisions, "Decisions of the scheduler", only=PAGE),
+            decisions_table(log),
         ],
         numbers=forecast_numbers(ahead) if ahead else (),
         state=f"{len(log.history if ahead else log[m.REWARD]):,} rounds{planned}",

@@ -24,7 +24,7 @@ from grpo.insight.logs.run_log import RunLog
 from grpo.insight.pages.conversation import Said, conversation, ending, opening, unseen
 from grpo.insight.pages.course import describe_state, how_often, resumed_at, resumptions_table, unfinished
 from grpo.insight.pages.curves import Curves, panels_of
-from grpo.insight.pages.dynamics import analysed, dynamics_page
+from grpo.insight.pages.dynamics import analysed, decisions_table, dynamics_page
 from grpo.insight.pages.glossary import setting
 from grpo.insight.pages.page import PAGE, SMALL, Block, Kind, Page, publish, write_html
 from grpo.insight.pages.run_facts import about, run_facts
@@ -102,6 +102,7 @@ def run_page(
             Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing),
             Block(Kind.CHARTS, [partial(panel, run=curves) for panel in panels_of(curves)], "Charts"),
             Block(Kind.CHARTS, small_panels, "Numbers of training", " ".join(small_notes), layout=SMALL),
+            decisions_table(log),
             *resumptions_table(resumptions),
             *run_tables(metrics),
             Block(Kind.COMPLETIONS, groups, "Completions", _about(groups), nothing=NO_COMPLETIONS),
