@@ -19,6 +19,7 @@ from benchmarks.practice_healthy import ALSO_TRUE, HEALTHY
 from benchmarks.synthetic_logs import FAILURES, healthy, noise, still
 from grpo.config import TrainConfig
 from grpo.config.hydra import compose_config
+from grpo.config.optimizer import with_learning_rate
 from grpo.config.validate import value_at
 from grpo.dynamics.history import history_of, history_of_values
 from grpo.insight.diagnosis import evidence, progress, reward_parts, setbacks, swings
@@ -538,7 +539,7 @@ def test_remedies_are_keys_that_exist_with_values_they_take():
                 taken = value_at(config, key)
                 assert taken == (type(taken)(value) if isinstance(taken, int | float) else value)
     for key in {name for text in texts for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text)} - {"samples.jsonl"}:
-        assert value_at(TrainConfig(), key) is not None, key
+        assert value_at(with_learning_rate(TrainConfig()), key) is not None, key
 
 
 def test_intervals_cover_the_mean_of_correlated_noise():

@@ -47,6 +47,14 @@ def test_the_limit_of_turns_is_named_before_that_of_tokens():
     assert "60% of the episodes ended at the limit of turns ⇒ raise task" in warnings(NOTHING | cut)["no reward"]
 
 
+def test_a_tool_that_always_fails_is_named_in_the_first_round():
+    failing = {"episodes/failed_calls_fraction": 1.0}
+    [line] = warnings({"reward/mean": 0.5} | failing).values()
+    assert line.startswith("100% of the calls of tools failed ⇒ mend the tool")
+    assert "100% of the calls of tools failed" in warnings(NOTHING | failing)["no reward"]
+    assert warnings({"reward/mean": 0.5, "episodes/failed_calls_fraction": 0.9}) == {}
+
+
 def test_wrong_answers_alone_are_a_matter_of_difficulty():
     warned = warnings(NOTHING | {"completions/no_answer_fraction": 0.1})["no reward"]
     assert "answers are found and graded, and none is right" in warned and "easier problems" in warned

@@ -54,6 +54,11 @@ _CAUSES = (
         "mend the episode's code, or raise task.limits.seconds; the warnings above show an example",
     ),
     (
+        m.FAILED_CALLS,
+        "of the calls of tools failed",
+        "mend the tool: the model reads its exception, which is in samples.jsonl",
+    ),
+    (
         m.OUT_OF_TURNS,
         "of the episodes ended at the limit of turns",
         "raise task.limits.turns, or read samples.jsonl for calls that come again and again",
