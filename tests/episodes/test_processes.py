@@ -141,6 +141,21 @@ def test_a_file_that_was_changed_is_not_taken_in_the_middle_of_a_run(tmp_path):
     processes.close()
 
 
+def test_an_episode_whose_process_does_not_begin_is_no_fault_of_its_code():
+    processes = Processes("tests.episodes.struck:struck", LimitsConfig(seconds=0.5))
+    os.kill(processes._process.pid, signal.SIGSTOP)
+
+    async def played():
+        async with processes.episode() as link:
+            message = {"role": "user", "content": "?"}
+            link.begin(Problem("p", "?", "nothing", messages=(message,)), ("problem", "answer"), 0, "")
+            return await Script("Well.", most_turns=8).played(link, 0.5)
+
+    assert asyncio.run(played()).error == "its process took longer to begin than task.limits.seconds=0.5"
+    os.kill(processes._process.pid, signal.SIGCONT)
+    processes.close()
+
+
 def test_a_request_that_comes_as_its_episode_ends_is_answered_that_it_is_over():
     body = b'{"messages": [{"role": "user", "content": "?"}]}'
 
