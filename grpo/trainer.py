@@ -384,10 +384,10 @@ def import_path(function: Reward) -> str:
     """Returns the path by which another process imports a function: ``"module:name"``, or ``"file.py:name"``.
 
     Returns "" for a function that no other process can import: a lambda, a nested function, an object that can be
-    called, or a function that was typed into a notebook or a terminal.
+    called, one that was typed into a notebook or a terminal, or one that its module has not by its name (wrapped ones).
     """
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
-    if not name.isidentifier():
+    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
         return ""
     if module != "__main__":
         return f"{module}:{name}"

@@ -1,5 +1,6 @@
 """These tests train from Python: the README's example, and mistakes of users."""
 
+import functools
 import json
 import multiprocessing
 import re
@@ -385,6 +386,19 @@ def typed(text):
     namespace = {"__name__": "__main__"}
     exec(compile(text, "/tmp/ipykernel_7/1.py", "exec"), namespace)
     return namespace["f"]
+
+
+def halved(function):
+    @functools.wraps(function)
+    def half(*arguments, **named):
+        return function(*arguments, **named) / 2
+
+    return half
+
+
+def test_a_reward_that_a_decorator_has_made_is_not_the_one_of_its_name():
+    parts = Trainer("experiment=tiny", reward=halved(reward)).config.task.reward.parts
+    assert [part.name for part in parts] == ["given:reward"]
 
 
 def test_rewards_that_no_other_process_can_import_have_names_of_their_own():

@@ -41,6 +41,6 @@ def tried(subject: str, check: Check) -> Iterator[Line]:
         yield from check()
     except UserError as error:
         yield Line(subject, UNCHECKED, str(error))
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, OSError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         yield Line(subject, DIFFERS, f"a record has not the form that a run writes ({reason})")

@@ -19,6 +19,7 @@ from grpo.config import UserError
 from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import first_line, require
 from grpo.config.hydra import compose_config
+from grpo.config.rewording import path_word
 from grpo.config.validate import validate
 from grpo.host.terminal import Terminal, say
 from grpo.prove.facts import Fact, Report
@@ -72,7 +73,7 @@ def run(words: Sequence[str] = ()) -> int:
     ways = _names("ways", options.get("ways", ",".join(WAYS)), WAYS)
     _require_read(options, overrides, names)
     folder = Path(options.get("output_dir", "runs/prove"))
-    config = compose_config([*words_of(SIZES["tiny"], folder, overrides), f"output_dir={folder}"])
+    config = compose_config([*words_of(SIZES["tiny"], folder, overrides), path_word("output_dir", folder)])
     validate(config, config.hardware.ranks)
     try:
         folder.mkdir(parents=True, exist_ok=True)

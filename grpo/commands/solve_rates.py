@@ -37,7 +37,8 @@ CHUNK = 64
 TEXT = {"encoding": "utf-8", "errors": "backslashreplace"}
 # Rates depend on these keys. All others may change when the command is started again to continue its work.
 DECISIVE = (
-    "model.", "seed", "task.data.", "task.prompt.", "task.reward.", "rollout.sampling.",
+    "model.", "seed", "task.data.", "task.prompt.", "task.reward.", "task.episode", "task.limits.", "task.python",
+    "rollout.sampling.", "rollout.precision", "rollout.engine_args.", "rollout.group_deadline_seconds",
     "evaluation.samples_per_problem", "evaluation.temperature", "evaluation.top_p", "evaluation.top_k",
     "evaluation.max_tokens",
 )  # fmt: skip

@@ -13,7 +13,7 @@ from grpo.config import UserError
 from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import require
 from grpo.config.flags import read_words
-from grpo.config.hydra import compose_sweep
+from grpo.config.hydra import compose_sweep, searched
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import gpus_here, run_cells, side_by_side
 from grpo.sweep.cells import Cell, cells_of
@@ -78,7 +78,7 @@ def _without_flags(words: Sequence[str]) -> list[str]:
         "a sweep's own file is given as sweep=FILE. grpo sweep takes no configuration file and no --cfg: put your keys "
         "into DIR/experiment/mine.yaml, and write --config-dir DIR experiment=mine",
     )
-    folders = [f"hydra.searchpath=[file://{request.directory}]"] if request.directory else []
+    folders = [searched(request.directory)] if request.directory else []
     return [*request.overrides, *folders]
 
 

@@ -27,7 +27,8 @@ _IN_QUERY = re.compile(
 )
 # Alone before a host, a word is a key in an address of the web, and a user's name in others, such as a database's.
 _IN_FRONT = re.compile(r"\b(https?://|[a-z][a-z0-9+.-]*://(?=[^/@\s]*:))[^/@\s]+@", re.IGNORECASE)
-_IN_TEXT = re.compile(r"\bBearer\s+[\w.~+/-]{8,}|\b(?:sk-|hf_|ghp_|xox[bp]-)[\w-]{16,}")
+_IN_TEXT = re.compile(r"\bBearer\s+[\w.~+/-]{8,}|\b(?:hf_|ghp_)[A-Za-z0-9]{16,}|"
+                      r"\b(?:sk-(?=[\w-]*\d)|xox[bp]-)[\w-]{16,}")  # fmt: skip
 # End of a key's name → how to give the secret instead.
 _INSTEAD = {
     ".server.url": f"write {PLACE} in its place, and name its environment variable in server.key_variable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,7 +202,12 @@ def _search_path(request: Request, first: Path) -> list[str]:
     folders = {config_directory(), request.directory} - {None, first}
     if folders and hydra_words:
         raise UserError("hydra.searchpath and --config-dir name the same thing: give one of them")
-    return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in sorted(folders))}]"] if folders else []
+    return [searched(*sorted(folders))] if folders else []
+
+
+def searched(*folders: Path) -> str:
+    """Returns the word by which Hydra looks for configurations in further folders."""
+    return f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in folders], ensure_ascii=False)}"
 
 
 def _require_folders(word: str) -> None:

@@ -53,10 +53,15 @@ UPPER = {
     "evaluation.samples_per_problem": 16384,
     "weight_sync.bucket_mib": 65536,
     "rollout.max_concurrent": 100_000,
+    # The servers that a launch starts have ports up to 200 higher.
+    "hardware.first_port": 65_335,
     "hardware.gpu_memory_gib": 10_000,
     "checkpoint.grace_seconds": 86_400,
 }
-LOWER = {"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25, "task.limits.memory_gib": 0.25}
+LOWER = {
+    **{"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25, "task.limits.memory_gib": 0.25},
+    "hardware.first_port": 1,
+}
 LAST_PORT = 65535
 LAST_SEED = 2**32 - 1
 """`numpy.random.seed`, which vLLM calls with its engine's seed, takes 32 bits."""

@@ -25,6 +25,17 @@ _TOOLS = re.compile(r"(?=.*,)(\w+,\s*)*([^,:'\"]+:)?\w+(,\s*\w+)*|program:[^']*"
 _WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
 
 
+def path_word(key: str, path: object) -> str:
+    """Returns the word that sets a key to a path, quoted where Hydra would read the path otherwise.
+
+    >>> path_word("output_dir", "runs/a"), path_word("output_dir", "/home/jürgen/R&D (2025)")
+    ('output_dir=runs/a', 'output_dir="/home/jürgen/R&D (2025)"')
+    """
+    text = str(path)
+    plain = re.fullmatch(r"[A-Za-z0-9_./:+@%-]*", text)
+    return f"{key}={text}" if plain else '{}="{}"'.format(key, text.replace('"', '\\"'))
+
+
 def reworded(words: Sequence[str], schema: type = TrainConfig) -> list[str]:
     """Returns the words for Hydra. Raises UserError for a number in the place of true or false.
 

@@ -29,7 +29,7 @@ compdef _grpo grpo""",
 }
 """Each shell asks `grpo completion words LINE` for the words that may stand where the cursor is."""
 
-KEYLESS = ("report", "samples", "export", "dynamics", "completion", "doctor")
+KEYLESS = ("report", "samples", "export", "audit", "dynamics", "completion", "doctor")
 """These commands take files or words of their own instead of keys, so the shell completes file names."""
 
 
@@ -66,7 +66,7 @@ def _values(key: str, directory: Path) -> list[str]:
 
 def _keys(typed: str, directory: Path) -> set[str]:
     """Returns all groups, and all keys, each cut after the number of dotted parts that `typed` has."""
-    groups = {f"{path.name}=" for path in directory.iterdir() if path.is_dir() and path.name != "sweep"}
+    groups = {f"{path.name}=" for path in directory.iterdir() if any(path.glob("*.yaml")) and path.name != "sweep"}
     depth = typed.count(".")
     keys = set()
     for key, _ in leaves(TrainConfig()):

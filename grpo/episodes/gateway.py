@@ -112,7 +112,9 @@ class Gateway:
         name = secrets.token_urlsafe(16)
         self._links[name], self._replies[name] = link, set()
         try:
-            yield f"http://{self._host}:{self._port}/episode/{name}/v1"
+            # An address of IPv6 stands in brackets.
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            yield f"http://{host}:{self._port}/episode/{name}/v1"
         finally:
             del self._links[name]
             for reply in self._replies.pop(name):

@@ -308,7 +308,8 @@ class _Play:
             return None
         message = self.recorder.record(place, question.messages, question.tools, completion)
         if completion.truncated and most == room:
-            self._ended = "tokens"
+            filled = len(place.context) + len(completion.token_ids) >= self._stage.max_length
+            self._ended = "room" if filled else "tokens"
         return Answer(message, completion, len(place.context))
 
     def _room(self, place: Place | None) -> int:

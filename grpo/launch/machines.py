@@ -55,7 +55,12 @@ def _allocation() -> list[str]:
     allocation = os.environ.get("SLURM_JOB_NODELIST")
     if not allocation:
         raise UserError("hardware.shell=srun needs a Slurm allocation: start it with sbatch launch/slurm.sh")
-    listed = subprocess.run(["scontrol", "show", "hostnames", allocation], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["scontrol", "show", "hostnames", allocation], capture_output=True, text=True)
+    if listed.returncode:
+        raise UserError(
+            f"scontrol show hostnames {allocation} failed ({listed.stderr.strip()[:200]}): name the machines by "
+            "hardware.hosts=[…] and hardware.shell=ssh"
+        )
     return listed.stdout.split()
 
 
@@ -66,9 +71,10 @@ def _address(name: str) -> str:
     """
     try:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", "no name of a machine")
         raise UserError(
-            f"hardware.hosts: this machine cannot find the address of {name!r} ({error.strerror}): write the address "
+            f"hardware.hosts: this machine cannot find the address of {name!r} ({reason}): write the address "
             "instead, or add the name to /etc/hosts"
         ) from error
     # The ranks of DeepSpeed and torchrun meet over either, but other machines of a run may lack IPv6.

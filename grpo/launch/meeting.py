@@ -109,8 +109,10 @@ def lead(place: Place, count: int, words: Sequence[str], start: str) -> tuple[Me
             )
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
-                own, other = (_plain(name[0]) for name in (connection.getsockname(), connection.getpeername()))
-                greeted = _greeted(connection, range(1, count))
+                greeted = None
+                with suppress(OSError):  # a port scanner has ended it already
+                    own, other = (_plain(name[0]) for name in (connection.getsockname(), connection.getpeername()))
+                    greeted = _greeted(connection, range(1, count))
                 if greeted is None:
                     connection.close()
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def seats_of(config: TrainConfig, words: Sequence[str], machines: Sequence[Machi
         for replica in range(servers.replicas)
     ]
     first = learning[0].address
-    elsewhere = [f"rollout.servers.host={first}", f"rollout.servers.urls=[{','.join(urls)}]"] if urls else []
+    elsewhere = [f"rollout.servers.host={first}", f"rollout.servers.urls={json.dumps(urls)}"] if urls else []
     grpo = (sys.executable, "-m", "grpo.cli")
     seats = [
         Seat(SERVER, index, machine, (*grpo, "serve", *words, *_at(machine.address, port)), 20.0)

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from grpo.config.folder import METRICS_FILE, SAMPLES_FILE
+from grpo.config.rewording import path_word
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Fact, Report
 from grpo.prove.own_process import exit_code
@@ -44,7 +45,7 @@ def _rounds(bench: Bench, name: str, words: Sequence[str]) -> list[dict[str, Any
     """Runs a few rounds of `grpo train` and returns their rows, each with its samples, or nothing if the run failed."""
     output = bench.folder / f"determinism-{name}"
     shutil.rmtree(output, ignore_errors=True)
-    settings = [*bench.words, *words, f"num_steps={ROUNDS}", f"output_dir={output}"]
+    settings = [*bench.words, *words, f"num_steps={ROUNDS}", path_word("output_dir", output)]
     if exit_code([sys.executable, "-m", "grpo.cli", "train", *settings]):
         return []
     return _rows(output)

@@ -11,6 +11,7 @@ import torch
 
 from grpo.config.folder import METRICS_FILE
 from grpo.config.memory_estimate import BYTES
+from grpo.config.rewording import path_word
 from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
 from grpo.prove.facts import LOOK, Fact, Report
@@ -97,7 +98,7 @@ def whole_round(bench: Bench) -> Report:
     bench.build()
     output = bench.folder / "round"
     shutil.rmtree(output, ignore_errors=True)
-    words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", f"output_dir={output}"]
+    words = [*bench.words, f"num_steps={WARM_UP + ROUNDS}", path_word("output_dir", output)]
     metrics = output / METRICS_FILE
 
     def finished_rounds() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from grpo.config.parts import SamplerSettings
+from grpo.config.rewording import path_word
 from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
@@ -31,7 +32,7 @@ def servers(bench: Bench) -> Report:
     if bench.device.type == "cuda" and torch.cuda.device_count() < gpus_needed:
         needs = f"needs {gpus_needed} GPUs"
         return Report([Fact("servers", "a server is killed in a transfer", None, needs=needs)])
-    return measured_apart(bench, "losing", "servers", "", [*WORDS, f"output_dir={bench.folder / 'servers'}"])
+    return measured_apart(bench, "losing", "servers", "", [*WORDS, path_word("output_dir", bench.folder / "servers")])
 
 
 class Striking:

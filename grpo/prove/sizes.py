@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.config import UserError
+from grpo.config.rewording import path_word
 
 Shape = tuple[int, int, int, int, int, int]
 """A model's shape is (width, layers, query heads, key heads, inner width, vocabulary)."""
@@ -51,7 +52,7 @@ def words_of(size: Size, model: Path, overrides: Sequence[str]) -> list[str]:
     """Returns the overrides of a run of this size with the model in the folder `model`; `overrides` come last."""
     longest = size.prompt_tokens + size.completion_tokens
     return [
-        *("model=huggingface", f"model.path={model}", "task=tiny_arithmetic", "normalization=dr_grpo"),
+        *("model=huggingface", path_word("model.path", model), "task=tiny_arithmetic", "normalization=dr_grpo"),
         *(f"dynamics.prompts_per_step={size.prompts}", f"dynamics.group_size={size.group_size}"),
         *(f"task.prompt.max_tokens={size.prompt_tokens}", f"model.max_length={longest}"),
         f"rollout.sampling.max_tokens={size.completion_tokens}",

@@ -8,6 +8,7 @@ Under torchrun all ranks measure together. The first rank writes the joined repo
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ if __name__ == "__main__":
 
 from grpo.config import UserError
 from grpo.host import ranks
+from grpo.host.tether import end_with_parent
 from grpo.prove import computation, learning, lost_server, sampling
 from grpo.prove.bench import Bench
 from grpo.prove.facts import Report
@@ -39,6 +41,8 @@ def main(measures: str, size: str, folder: str, file: str, *overrides: str) -> N
 
 
 if __name__ == "__main__":
+    # Under torchrun a rank has a session of its own, and its memory is wanted when torchrun is killed.
+    end_with_parent(signal.SIGKILL)
     try:
         main(*sys.argv[1:])
     except UserError as error:

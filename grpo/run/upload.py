@@ -147,6 +147,8 @@ class Upload:
         for name in self._sent - here if here else ():
             self._store.rm(self._there(CHECKPOINTS, name), recursive=True)
             self._sent.discard(name)
+            # One of this name may be saved anew.
+            self._known.discard(name)
 
     def _lacking(self) -> list[Path]:
         """Returns the checkpoints that the store lacks, in the order of their steps."""

@@ -47,6 +47,9 @@ class Far:
     def __next__(self) -> Any:
         return self._peer.ask("next", self)
 
+    def __bool__(self) -> bool:
+        return self._peer.ask("bool", self)
+
     def __len__(self) -> int:
         return self._peer.ask("len", self)
 
@@ -64,6 +67,7 @@ def call(function: Callable[..., Any], arguments: list[Any], named: Mapping[str,
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{"call": call, "getattr": getattr, "setattr": setattr, "list": list, "next": next, "len": len, "str": str},
+    "bool": bool,
     "getitem": operator.getitem,
 }
 """The tests may do this to the program's objects. The program may only call functions that the tests have passed."""
@@ -100,7 +104,7 @@ class Peer:
         except EOFError:
             raise
         except BaseException as error:
-            reply = "raised", [type(error).__name__, str(error)]
+            reply = "raised", [[kind.__name__ for kind in type(error).__mro__], str(error)]
         self._send(*reply)
 
     def _send(self, kind: str, content: Any) -> None:
@@ -153,12 +157,13 @@ class Peer:
         return SEQUENCES[kind](self._unpacked(item) for item in content)
 
 
-def _error(name: str, message: str) -> Exception:
-    """Returns an exception of Python's own by its name. One of another class, or one that ends a program, becomes a
-    RuntimeError."""
-    kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        # Some need more than a message.
-        with suppress(TypeError):
-            return kind(message)
-    return RuntimeError(f"{name}: {message}")
+def _error(names: list[str], message: str) -> Exception:
+    """Returns an exception of Python's own, by the names of a class and of those that it inherits from. One that
+    inherits from Exception alone, or that ends a program, becomes a RuntimeError."""
+    for name in map(str, names):
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and (kind is not Exception or name == names[0]):
+            # Some need more than a message.
+            with suppress(TypeError):
+                return kind(message)
+    return RuntimeError(f"{names[0]}: {message}")

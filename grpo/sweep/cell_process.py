@@ -14,6 +14,7 @@ from pathlib import Path
 
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, checkpoints_in
+from grpo.config.rewording import path_word
 from grpo.host.alive import last_word
 from grpo.host.disk import open_own
 from grpo.host.signals import LOOK_SECONDS, STOPPED_CODES
@@ -114,7 +115,7 @@ def _start(ledger: Ledger, cell: Cell, gpus: list[str]) -> _Running | None:
         print(f"{cell.name} runs, and its log is {folder / LOG_FILE}", flush=True)
         ledger.record(cell, State(RUNNING, seconds=before))
         resumed = bool(checkpoints_in(folder / CHECKPOINTS))
-        arguments = [*cell.overrides, f"output_dir={folder}", *(["checkpoint.resume=true"] if resumed else [])]
+        arguments = [*cell.overrides, path_word("output_dir", folder), *(["checkpoint.resume=true"] if resumed else [])]
         with open_own(folder / LOG_FILE, "a") as log:
             begin = log.tell()
             process = subprocess.Popen(

@@ -66,7 +66,13 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     variants = _without_unread(variants, configs, common)
     hardware = {name: (_verb(config.hardware), _gpus(config)) for name, config in configs.items()}
     return [
-        Cell(f"{_folder(name)}-seed{seed}", name, seed, (*overrides, *spending, f"seed={seed}"), *hardware[name])
+        Cell(
+            f"{_folder(name)}-seed{seed}",
+            name,
+            seed,
+            (*overrides, *spending, *_steps(sweep, spending, configs[name]), f"seed={seed}"),
+            *hardware[name],
+        )
         for seed in range(sweep.seeds)
         for name, overrides in variants.items()
     ]
@@ -156,8 +162,21 @@ def _budget(sweep: SweepConfig, first: TrainConfig) -> list[str]:
     if sweep.budget == "steps":
         return [f"num_steps={sweep.amount}"] if sweep.amount else []
     dynamics = first.dynamics
-    samples = dynamics.group_size * dynamics.prompts_per_step * first.num_steps
+    samples = dynamics.group_size * dynamics.prompts_per_step * (-(-first.num_steps // dynamics.passes))
     return [f"limits.{sweep.budget}={sweep.amount or samples}"]
+
+
+def _steps(sweep: SweepConfig, spending: Sequence[str], config: TrainConfig) -> list[str]:
+    """Returns the override without which a run would end by its steps before it has its samples, if it would."""
+    if sweep.budget != "samples":
+        return []
+    dynamics, adaptive = config.dynamics, config.dynamics.adaptive
+    group, prompts = dynamics.group_size, dynamics.prompts_per_step
+    if dynamics.name == "adaptive":
+        group, prompts = min(group, adaptive.smallest_group), min(prompts, adaptive.fewest_prompts or prompts)
+    [limit] = spending
+    steps = -(-int(limit.partition("=")[2]) * dynamics.passes // (group * prompts))
+    return [f"num_steps={steps}"] if steps > config.num_steps else []
 
 
 def _check_budget(
@@ -176,7 +195,7 @@ def _check_budget(
         )
     for name, config in configs.items():
         dynamics = config.dynamics
-        samples = dynamics.group_size * dynamics.prompts_per_step * dynamics.refresh_interval
+        samples = dynamics.group_size * dynamics.prompts_per_step * (-(-dynamics.refresh_interval // dynamics.passes))
         require(
             sweep.budget != "samples" or not sweep.amount or sweep.amount >= samples,
             f"amount={sweep.amount} samples are less than a round of the variant {name}, which has {samples}: raise it",

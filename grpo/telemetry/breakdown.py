@@ -41,11 +41,12 @@ class CompletionFacts(NamedTuple):
 
 
 def completion_facts(scored: ScoredGroup) -> list[CompletionFacts]:
-    """Returns a `CompletionFacts` for each completion of a group."""
+    """Returns a `CompletionFacts` for each completion of a group but those that were given up at the deadline."""
     source, band = scored.group.prompt.problem.source, "" if scored.spoilt else band_of(*scored.count)
     return [
         CompletionFacts(len(completion.token_ids), grade.correct if band else None, completion.truncated, source, band)
         for completion, grade in zip(scored.group.completions, scored.grades, strict=True)
+        if not completion.late
     ]
 
 

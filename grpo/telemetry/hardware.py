@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 # Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by the part of the device's name that identifies the GPU.
 _PEAK_TFLOPS = {
+    "GB200": 2500.0,
     "B200": 2250.0,
+    "H200 NVL": 835.0,
     "H200": 989.0,
     "GH200": 989.0,
     "H100 PCIe": 756.0,

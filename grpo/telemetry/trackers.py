@@ -129,8 +129,9 @@ class WandbTracker:
     def samples(self, rows: Iterable[Mapping[str, Any]], step: int) -> None:
         rows = list(rows)
         if rows:
-            columns = list(rows[0])
-            data = [[row[column] for column in columns] for row in rows]
+            # Episodes have columns that single turns lack.
+            columns = [*dict.fromkeys(column for row in rows for column in row)]
+            data = [[row.get(column) for column in columns] for row in rows]
             self._run.log({"samples": self._table(columns=columns, data=data)}, step=step)
 
     def close(self, failed: bool = False) -> None:
@@ -208,7 +209,7 @@ class MlflowTracker:
             ).info.run_id
             write_whole(identity, self._id)
             for name, value in leaves(config):
-                self._client.log_param(self._id, name, str(value)[:LONGEST_PARAMETER])
+                self._client.log_param(self._id, allowed_name(name), str(value)[:LONGEST_PARAMETER])
             for file in (CODE_FILE, PATCH_FILE):
                 if Path(directory, file).exists():
                     self._client.log_artifact(self._id, str(Path(directory, file)))

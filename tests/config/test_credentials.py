@@ -71,5 +71,8 @@ def test_values_that_are_no_secrets_pass():
     refuse_credentials(config)
     config.tracking.mlflow = "postgresql://me@db/x?k=5"
     refuse_credentials(config)
+    for name in ("hf_transformers_baseline", "sk-learn-comparison-run", "ghp_like_name_of_a_group"):
+        config.output_dir = f"runs/{name}"
+        refuse_credentials(config)
     compose_config(["task.reward.parts=[{name: http, server: {url: 'http://a/s?v=2&key={key}', key_variable: K}}]"])
     assert ("model.config.pad_token", "<pad>") in list(_texts(asdict(config)))

@@ -52,6 +52,11 @@ def test_a_name_without_an_address_is_one_line(on_debian):
         machines_of(["b", "gpu7"], "ssh", 2)
 
 
+def test_a_word_that_is_no_name_of_a_machine_is_one_line():
+    with pytest.raises(UserError, match="cannot find the address of 'a..b' .no name of a machine.: write the address"):
+        machines_of(["127.0.0.1", "a..b"], "ssh", 2)
+
+
 def test_machines_that_have_addresses_of_ipv6_only_are_reached_there(monkeypatch):
     monkeypatch.setattr("grpo.launch.machines.own_address", {"fd00::2": "fd00::1"}.__getitem__)
     assert machines_of(["::1", "fd00::2"], "ssh", 2) == [Machine("::1", "fd00::1"), Machine("fd00::2", "fd00::2")]
@@ -92,13 +97,20 @@ def test_the_first_of_two_nodes_learns_and_the_second_serves():
     )
     assert learner.command[-2:] == (
         "rollout.servers.host=10.0.0.1",
-        "rollout.servers.urls=[http://10.0.0.2:29600,http://10.0.0.2:29601]",
+        'rollout.servers.urls=["http://10.0.0.2:29600", "http://10.0.0.2:29601"]',
     )
     assert {"--nproc-per-node=8", "--nnodes=1"} <= set(learner.command)
     # Once asked to stop, it may still finish its round.
     assert learner.grace_seconds == 7800 and "--shutdown-timeout=7800" in learner.command
     assert {"serve", "rollout.servers.host=10.0.0.2", "rollout.servers.port=29600"} <= set(server.command)
     assert seat_table(compose_config(words), [learner, server]) == [("a", "8 learner ranks"), ("b", "2 vLLM servers")]
+
+
+def test_learners_can_read_addresses_of_servers_in_ipv6():
+    config = compose_config(TWO)
+    machines = [Machine("a", "fd00::1"), Machine("b", "fd00::2")]
+    _, learner = seats_of(config, TWO, machines)
+    assert compose_config(list(learner.command[-2:])).rollout.servers.urls[0] == "http://[fd00::2]:29600"
 
 
 def test_parts_get_the_time_that_the_machines_leave():

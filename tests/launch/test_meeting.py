@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,6 +51,25 @@ def test_four_machines_learn_one_another_s_addresses_and_the_start_that_names_th
 def test_a_machine_alone_meets_nobody_and_needs_no_port(place):
     with socket.create_server(("", place(0).port)):
         assert lead(place(0), 1, WORDS, "job-7")[0].machines == (Machine(socket.gethostname(), "127.0.0.1"),)
+
+
+def test_a_connection_that_its_other_end_has_reset_is_nobody(place, pool):
+    def reset():
+        while True:
+            with socket.socket() as scanner:
+                # Closed so, it sends a reset.
+                scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if not scanner.connect_ex(("127.0.0.1", place(0).port)):
+                    return
+
+    leading = pool.submit(lead, place(0), 2, WORDS, "job-7")
+    reset()
+    with socket.create_connection(("127.0.0.1", place(0).port)):
+        # While this one is greeted, the others wait.
+        reset()
+        reset()
+    joined = pool.submit(join, place(1), WORDS)
+    assert leading.result()[0] == joined.result()[0]
 
 
 def test_a_machine_that_was_started_again_has_the_place_of_the_first_start_and_a_stranger_has_none(place, pool):

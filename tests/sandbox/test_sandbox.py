@@ -164,6 +164,11 @@ TESTS = "assert f(1) == 2\nassert f(2) == 3"
          "def length(node): return 1 + (length(node.next) if node.next else 0)",
          "root = Node(1)\nroot.next = Node(2)\nassert root.next.value == 2 and length(root) == 2"),
         ("def f(): return 0.5", "assert math.isclose(f(), 0.5)"),
+        ("class Node:\n    def __init__(self): self.next = None\ndef f(): return Node()",
+         "node = f()\nassert node and not node.next\nwhile node:\n    node = node.next"),
+        ("class Empty:\n    def __len__(self): return 0\ndef f(): return Empty()", "assert not f()"),
+        ("class Odd(ValueError): pass\ndef f(): raise Odd('no')",
+         "try:\n    f()\nexcept ValueError as e:\n    assert str(e) == 'no'"),
     ],
 )  # fmt: skip
 def test_a_right_program_passes(program, tests):

@@ -59,6 +59,23 @@ def test_all_spend_alike():
     assert budget(budget="steps") == "normalization=grpo"
 
 
+def test_a_run_of_smaller_groups_has_the_steps_for_its_samples():
+    variants = {
+        "G8": ["dynamics.group_size=8"],
+        "G2": ["dynamics.group_size=2"],
+        "twice": ["dynamics.group_size=8", "dynamics.passes=2", "dynamics.refresh_interval=2"],
+        "adaptive": ["dynamics=adaptive", "dynamics.adaptive.smallest_group=4"],
+    }
+    words = ["experiment=tiny", "dynamics.prompts_per_step=16"]
+    cells = cells_of(SweepConfig(variants=variants, seeds=1, budget="samples"), words)
+    assert [cell.overrides[-3:-1] for cell in cells] == [
+        ("dynamics.group_size=8", "limits.samples=5120"),
+        ("limits.samples=5120", "num_steps=160"),
+        ("limits.samples=5120", "num_steps=80"),
+        ("limits.samples=5120", "num_steps=80"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "words", "message"),
     [

@@ -12,6 +12,8 @@ from grpo.telemetry.hardware import peak_memory, peak_of, peak_tflops
     [
         ("NVIDIA H100 80GB HBM3", 989.0),
         ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200 NVL", 835.0),
+        ("NVIDIA GB200", 2500.0),
         ("NVIDIA H200", 989.0),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA L40S", 362.0),

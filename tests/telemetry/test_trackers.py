@@ -287,7 +287,9 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     uri = f"file:{tmp_path}/mlruns"
     (tmp_path / "code.json").write_text('{"commit": "abc"}')
     for resume in (False, True):
-        tracker = MlflowTracker({"num_steps": 3, "learner": {"rate": 0.1}}, sums(uri), tmp_path, resume)
+        tracker = MlflowTracker(
+            {"num_steps": 3, "learner": {"rate": 0.1, "new (2025)": 4}}, sums(uri), tmp_path, resume
+        )
         step = 2 if resume else 1
         tracker.log({"pass_rate": step / 4, "source//a (b), c/share": 1.0}, step)
         tracker.evaluation(EVALUATION, step)
@@ -296,7 +298,7 @@ def test_mlflow_keeps_parameters_metrics_samples_and_code_of_one_run(tmp_path):
     client = mlflow.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
     assert run.data.tags["night"] == "true"
-    assert run.data.params == {"num_steps": "3", "learner.rate": "0.1"}
+    assert run.data.params == {"num_steps": "3", "learner.rate": "0.1", "learner.new _2025_": "4"}
     assert run.data.metrics["evaluation/pass_at_4_high"] == 0.75
     assert run.data.metrics["source/_/a _b__ c/share"] == 1.0
     assert [metric.value for metric in client.get_metric_history(run.info.run_id, "pass_rate")] == [0.25, 0.5]
@@ -350,6 +352,15 @@ def test_wandb_learns_where_a_run_belongs(tmp_path):
     run = record_of(path, "run")
     assert (run.entity, run.project, run.run_group, run.job_type) == ("team", "sums", "dial", "sweep")
     assert list(run.tags) == ["gsm8k", "lora"] and run.display_name == tmp_path.name
+
+
+@pytest.mark.slow
+def test_rows_of_several_kinds_share_a_table_of_wandb(tmp_path):
+    tracker, tables = WandbTracker({}, OFFLINE, tmp_path), []
+    tracker._table = lambda columns, data: tables.append((columns, data)) or len(data)
+    tracker.samples([{"a": 1}, {"a": 2, "turns": 3}], 1)
+    tracker.close()
+    assert tables == [(["a", "turns"], [[1, None], [2, 3]])]
 
 
 @pytest.mark.slow
