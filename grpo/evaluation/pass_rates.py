@@ -161,9 +161,9 @@ def crossed_difference(differences: Sequence[Sequence[float]], level: float = LE
     """
     cells = np.asarray(differences, float)
     (num_seeds, num_problems), value = cells.shape, float(cells.mean())
-    if np.all(cells == cells.flat[0]):
+    if np.ptp(cells) <= _ROUNDING:
         # All differences are equal, so p is that of a sign test over the seeds.
-        return Interval(value, value, value), min(1.0, 2.0 ** (1 - num_seeds)) if value else 1.0
+        return Interval(value, value, value), min(1.0, 2.0 ** (1 - num_seeds)) if abs(value) > _ROUNDING else 1.0
     by_seed, by_problem = cells.mean(1, keepdims=True) - value, cells.mean(0, keepdims=True) - value
     residuals = cells - value - by_seed - by_problem
     freedom = num_seeds - 1 or num_problems - 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo.config import TrainConfig
 from grpo.config.folder import CODE_FILE, EVALUATIONS_FILE, MANIFEST_FILE, METRICS_FILE
+from grpo.config.optimizer import with_learning_rate
 from grpo.config.plain_json import read_object
 from grpo.evaluation.held_out import is_unjudged, points_gained
 from grpo.insight.pages.glossary import duration
@@ -220,7 +221,7 @@ def _facts(config: TrainConfig, step: int) -> Iterator[tuple[str, str]]:
     """Yields the settings of the training run that a reader asks for, as pairs (name, value)."""
     model = config.model
     dynamics, objective, sampling = config.dynamics, config.objective, config.rollout.sampling
-    normalization, learner = config.normalization, config.learner
+    normalization, learner = config.normalization, with_learning_rate(config).learner
     revision = f" at {model.revision}" if model.revision else ""
     yield "trained from", f"{model.path or model.source}{revision}"
     if model.start:

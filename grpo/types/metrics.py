@@ -90,8 +90,8 @@ REWARD_SQUARE = _metric("reward/square", "reward²", "mean square of the rewards
 REWARD_STD = _metric("reward/std", "reward", "standard deviation of the rewards", "spreads of rewards",
     peers="trl:reward_std openrlhf:rollout/reward_std prime_rl:train/agg/all/[^/]+/reward/std")
 PART = _metric("reward/part/", "mean of the round", "this part of the reward",
-    peers="trl:rewards/([^/]+)/mean trl:rewards/([^/]+) prime_rl:train/agg/all/[^/]+/rewards/([^/]+)/mean "
-    r"rlprobe:reward_component\.(.+)")
+    peers="trl:rewards/([^/]+)/mean trl:rewards/(?!(?:std|min|max|median)$)([^/]+) "
+    r"prime_rl:train/agg/all/[^/]+/rewards/([^/]+)/mean rlprobe:reward_component\.(.+)")
 PASS_RATE = _metric("pass_rate", OF_COMPLETIONS, "share of the completions that are right (pass rate)", "pass rates",
     peers="verl:critic/score/mean others:(?i:acc|accuracy|score|pass@1|(?:solve|success|pass)_rate)")
 ADVANTAGE_STD = _metric("advantages/std", "advantage", "standard deviation of the advantages", peers="rlprobe:adv_std")

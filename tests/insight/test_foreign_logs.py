@@ -348,6 +348,48 @@ def test_a_few_odd_values_that_keep_a_column_from_being_the_pass_rate_are_named(
     assert "no column is a pass rate" in read_log(write_lines(tmp_path / "often.jsonl", often)).notes[-1]
 
 
+def test_held_out_scores_are_those_of_the_part_that_grades_answers(tmp_path):
+    rows = [{"step": i + 1, "rewards/accuracy_reward/mean": 0.1 + 0.01 * i, "rewards/format_reward/mean": 0.9,
+             "reward": 0.55 + 0.01 * i} for i in range(40)]  # fmt: skip
+    rows[19] |= {"eval_reward": 0.62, "eval_rewards/accuracy_reward/mean": 0.17, "eval_rewards/format_reward/mean": 0.9}
+    rows[39] |= {"eval_reward": 0.8, "eval_rewards/accuracy_reward/mean": 0.35, "eval_rewards/format_reward/mean": 0.9}
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log.held_out.values.tolist() == [0.17, 0.35]
+    assert "the held-out scores are those of eval_rewards/accuracy_reward/mean, the first of" in log.notes[-2]
+    assert all(isinstance(note, str) for note in log.notes)
+
+
+@pytest.mark.parametrize("name", ["val-core/math_stepwise/acc/mean@4", "val-core/glossary/acc/mean@1", "eval_accuracy"])
+def test_a_held_out_set_whose_name_holds_another_word_is_read(name, tmp_path):
+    rows = [{"step": i + 1, "critic/score/mean": 0.1 + 0.01 * i, name: 0.2 + 0.01 * i} for i in range(20)]
+    assert len(read_log(write_lines(tmp_path / "log.jsonl", rows)).held_out) == 20
+    rows = [{"step": i + 1, "critic/score/mean": 0.1 + 0.01 * i, "eval/entropy_loss": 0.2} for i in range(20)]
+    assert not len(read_log(write_lines(tmp_path / "log.jsonl", rows)).held_out)
+
+
+def test_rewards_of_minus_one_and_one_are_no_pass_rates(tmp_path):
+    rows = [{"step": i + 1, "critic/score/mean": 0.1 + 0.01 * i, "critic/score/min": -1.0} for i in range(20)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert not len(log.history) and "no column is a pass rate" in log.notes[-1]
+
+
+@pytest.mark.parametrize(("spread", "last"), [(True, 0.3), (False, 0.6)])
+def test_two_points_for_a_right_answer_show_in_the_spread_of_grades(spread, last, tmp_path):
+    name, rows = "rewards/correctness_reward_func", []
+    for i in range(31):
+        rate = 0.01 * i
+        rows.append({"step": i + 1, f"{name}/mean": 2 * rate, "reward": 2 * rate, "rewards/format/mean": 0.0})
+        rows[-1] |= {f"{name}/std": 2 * (rate * (1 - rate)) ** 0.5} if spread else {}
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values[-1] == pytest.approx(last)
+
+
+def test_the_spread_of_rewards_is_no_part_of_them(tmp_path):
+    rows = [{"step": i + 1, "reward": 0.3, "rewards/std": 0.4, "rewards/max": 1.0} for i in range(20)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert not [one for one in log.series if one.startswith("reward/part/")]
+
+
 def test_a_forecast_of_rewards_that_end_before_the_log_says_so(tmp_path, capsys):
     rows = [{"step": i + 1, "grad_norm": 0.4} | ({"reward": 0.2 + 0.01 * i} if i < 30 else {}) for i in range(60)]
     path = write_lines(tmp_path / "log.jsonl", rows)

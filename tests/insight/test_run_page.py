@@ -396,6 +396,14 @@ def test_each_source_of_problems_has_a_line_with_its_share_length_and_truncation
                      ["words", "25.0%", "75.0%", "1.000", "8.0", "50.0%"]]  # fmt: skip
 
 
+def test_a_round_in_which_a_source_could_not_be_graded_is_left_out_of_its_means():
+    graded = {"source/words/share": 0.5, "source/words/length_mean": 8.0, "source/words/pass_rate": 0.8}
+    ungraded = {"source/words/share": 0.5, "source/words/length_mean": 4.0}
+    rounds = [{"step": step, **(graded if step % 2 else ungraded)} for step in range(1, 201)]
+    [_, line] = run_tables(rounds)[-1].content
+    assert line == ["words", "50.0%", "80.0%", "", "6.0", ""]
+
+
 def test_a_set_of_problems_shows_the_settings_that_differ_from_those_of_a_task():
     task = asdict(TrainConfig())["task"]
     words = {**task, "name": "words", "weight": 2.0, "reward": {**task["reward"], "parts": [{"name": "exact"}]}}

@@ -50,7 +50,7 @@ def test_an_optimizer_in_main_memory_has_its_ranks_share_of_the_cores(offload, t
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr(engine, "_initialized", lambda **arguments: arguments)
-    engine.start_engine(nn.Linear(2, 2), LearnerConfig(offload_optimizer=offload))
+    engine.start_engine(nn.Linear(2, 2), LearnerConfig(learning_rate=1e-6, offload_optimizer=offload))
     assert chosen == threads
 
 
@@ -113,7 +113,7 @@ def test_a_passed_on_setting_that_an_engine_refuses_is_one_line(monkeypatch):
     with pytest.raises(
         UserError, match=r"'overlap_comm': True}} is refused: supports ZeRO overlap_comm only with ZeRO"
     ):
-        engine.start_engine(nn.Linear(2, 2), LearnerConfig(zero_stage=1, deepspeed=passed))
+        engine.start_engine(nn.Linear(2, 2), LearnerConfig(learning_rate=1e-6, zero_stage=1, deepspeed=passed))
 
 
 KNOWN = {

@@ -47,13 +47,15 @@ def swinging(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if log.changing_prompts or len(series) < 4 * SHORTEST or not unit:
         return None
     scale = expected_scatter(log)
+    # The errors of pass rates are those of whole rounds.
+    least_noise = 1.0 if scale is log.history.errors else 0.0
     lengths = _lengths(len(series) // 4)
     # Swings that begin less than half a swing apart count as one.
     number = sum(2 * len(series) / length for length in lengths)
     significant = [
         swings
         for length in lengths
-        for swings in [_largest(series.values, scale, length, number, least_noise=1.0 if log.counts else 0.0)]
+        for swings in [_largest(series.values, scale, length, number, least_noise)]
         if swings.size.low >= rule.collapse / 2 * unit and swings.size.value >= rule.collapse * unit
     ]
     if not significant:

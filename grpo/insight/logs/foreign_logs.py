@@ -20,7 +20,7 @@ from grpo.config.errors import require
 from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.insight.diagnosis.reward_parts import SMOOTHED
 from grpo.insight.logs.foreign_columns import LARGEST, Column, are_averaged, impossible, series_of, translated
-from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_score, our_name
+from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_scores, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
@@ -33,6 +33,8 @@ OTHER_TRAINING = {
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
 GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
 FEWEST_ROWS = 3
+# These columns hold the least reward of a round.
+LEAST = {"critic/score/min", "critic/rewards/min", "rewards/min", "reward_min", "reward/min"}
 # So few of a column's values may be slips.
 SELDOM = 0.05
 # A column whose name matches may be a reward, so it is named first.
@@ -68,7 +70,9 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     other_series = {name: values for name, values in series.items() if name != m.PASS_RATE}
     # A round was sampled one step before it was logged. An evaluation has the step of its policy.
     interval, our_rate_name = 1, our_name(rate_name)
-    scores = held_out_score(series, our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else "")
+    all_scores = held_out_scores(series, our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else "")
+    scores = next(iter(all_scores), None)
+    several = f"the held-out scores are those of {scores}, the first of {_listed(all_scores)}" if all_scores[1:] else ""
     if scores and not rate_name and m.REWARD not in series:
         note = f"the log has held-out scores only: {scores} is taken for the pass rate"
         rates, scores, interval = series[scores], None, 0
@@ -85,7 +89,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
         notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong, own_series)]
-        + ([note] if note else []),
+        + [line for line in (several, note) if line],
     )
 
 
@@ -199,24 +203,34 @@ def _listed(names: Sequence[str]) -> str:
 def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
     """Finds the column of pass rates, and its value for a right answer. Returns ("", 1) if there is none."""
     parts = [name for name in series if name.startswith(m.PART)]
+    # Rewards of −1 and 1 have means within 0 to 1, too.
+    if any(len(series[name]) and series[name].values.min() < -SMOOTHED for name in LEAST & series.keys()):
+        return "", 1.0
     for name in (m.PASS_RATE, m.REWARD):
         if name in series and _is_rate(series[name], 1.0) and (name == m.PASS_RATE or len(parts) < 2):
             return name, 1.0
     for name in parts:
-        if GRADES.search(name) and (right_grade := _right_answer(series[name])):
+        spread = series.get(f"rewards/{name.removeprefix(m.PART)}/std", NOTHING)
+        if GRADES.search(name) and (right_grade := _right_answer(series[name], spread)):
             return name, right_grade
     if m.REWARD in series and _is_rate(series[m.REWARD], 1.0):
         return m.REWARD, 1.0
     return "", 1.0
 
 
-def _right_answer(series: Series) -> float | None:
+def _right_answer(series: Series, spread: Series) -> float | None:
     """Estimates what a right answer earns: the least whole number, 1 or more, that no value exceeds.
 
-    Values may exceed it by the share `SMOOTHED`. Returns None if a value is negative (by more than that), or none is
-    above 0.
+    Values may exceed it by the share `SMOOTHED`. If grades are 0 or s, their mean m and standard deviation σ, which is
+    the `spread`, give s = m + σ²/m; the number is then at least the median of that, if it is nearly whole. Returns None
+    if a value is negative (by more than that), or none is above 0.
     """
     right_grade = float(max(math.ceil(series.values.max() / (1 + SMOOTHED)), 1))
+    if len(spread) == len(series) and (series.values > 0).any():
+        means, spreads = (one.values[series.values > 0] for one in (series, spread))
+        grade = float(np.median(means + spreads**2 / means))
+        if abs(grade - round(grade)) <= 2 * SMOOTHED:
+            right_grade = float(max(right_grade, round(grade)))
     return right_grade if series.values.max() > 0 and _is_rate(series, right_grade) else None
 
 

@@ -25,13 +25,15 @@ PATTERNS = {
 }
 # A column whose name matches holds held-out scores, by TRL, verl, OpenRLHF, slime or prime-rl.
 HELD_OUT = re.compile(
-    r"eval_(reward|accuracy)|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
+    r"eval_(reward|accuracy)|eval_rewards/.+/mean|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
     r"|(eval/)?eval_.+_pass1|val-core/.+/mean@\d+|val/test_score/.+"
 )
 # Columns whose names match `HELD_OUT` and this pattern too hold something else than scores.
 NO_SCORE = re.compile(
-    r".*(length|_len|_std|/std|time|loss|ratio|epoch|step|runtime|per_second|kl|entropy|frac|tokens|clip|truncated).*"
+    r"(.*[/_.@-])?(lengths?|len|std|time|loss|ratio|epoch|steps?|runtime|second|kl|entropy|frac|tokens?|clip|clipped"
+    r"|truncated)([/_.@-].*)?"
 )
+SUM_OF_PARTS = re.compile(r"eval[_/]reward")
 # The names of a row's step, in order of preference. In slime's logs rollout, train and eval rows have different ones.
 STEPS = (
     *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
@@ -88,14 +90,16 @@ def our_name(name: str) -> str:
     return name
 
 
-def held_out_score(series: Mapping[str, Series], rate_name: str) -> str | None:
-    """Returns the name of the column with held-out scores between 0 and 1, or None.
+def held_out_scores(series: Mapping[str, Series], rate_name: str) -> list[str]:
+    """Returns the names of the columns with held-out scores between 0 and 1.
 
-    A column whose name contains `rate_name`, the part of the reward that grades answers, is preferred.
+    Columns whose names contain `rate_name`, the part of the reward that grades answers, come first. The sum of all
+    parts is then no such score.
     """
     names = [name for name in series if HELD_OUT.fullmatch(name) and not NO_SCORE.fullmatch(name)]
+    names = [name for name in names if not (rate_name and SUM_OF_PARTS.fullmatch(name))]
     rate_like_names = [name for name in names if series[name].values.min() >= 0 and series[name].values.max() <= 1]
-    return min(rate_like_names, key=lambda name: not (rate_name and rate_name in name), default=None)
+    return sorted(rate_like_names, key=lambda name: not (rate_name and rate_name in name))
 
 
 def is_number(value: Any) -> bool:

@@ -258,14 +258,16 @@ def _silence(runs: Sequence[Run]) -> tuple[Difficulty, float, float]:
 
 
 def not_below(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence[str]) -> tuple[str, ...]:
-    """Returns the variants that are not clearly below the best one (Hsu's multiple comparisons with the best, 1984).
+    """Returns the variants that are not clearly below the best one.
 
+    The best is found among all variants by the same runs, so its comparisons count as all pairs (Holm 1979).
     `groups` maps the variants' names to their runs. A variant with fewer than `FEWEST_SEEDS` pairs is never clearly
     below.
     """
     others = [name for name in groups if name != best]
     cells = {name: _last_differences(_pairs(groups[name], groups[best]), problems) for name in others}
-    p_values = holm([crossed_difference(cells[name])[1] if cells[name] else 1.0 for name in others])
+    p_values = [crossed_difference(cells[name])[1] if cells[name] else 1.0 for name in others]
+    p_values = holm([min(1.0, p * len(groups) / 2) for p in p_values])
     return tuple(name for name, p in zip(others, p_values, strict=True) if p >= SURE or len(cells[name]) < FEWEST_SEEDS)
 
 

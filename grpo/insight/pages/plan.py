@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLUMNS = {
     "G": "The completions of each prompt.",
     "silent": "The share of groups whose completions are all right or all wrong, before training.",
-    "fidelity": "The share of the gradient that silent groups leave. It costs nothing, since Adam scales it back.",
+    "fidelity": "A group's gradient against that of an endless group. Less costs nothing, since Adam scales it back.",
     "steps": "The optimizer steps that the budget pays for.",
     "seconds a step": "How long one step takes on the measured machine.",
     "progress": "The expected gain of a token, as a share of that at the best size.",

@@ -218,7 +218,8 @@ def _parts(
     """Returns a table with a row for each kind of completions: their share, `scores`, mean length and truncation.
 
     `prefixes` maps the kinds to the prefixes of their metrics. A round without completions of a kind counts as 0 in the
-    mean of its share, and is left out of its other means, which are weighted by the share.
+    mean of its share, and is left out of its other means, which are weighted by the share. So is a round from a mean
+    that it lacks, such as a pass rate where nothing could be graded.
     """
     columns, lines = {**(scores or {}), **SIZES}, []
     for name, prefix in prefixes.items():
@@ -226,11 +227,12 @@ def _parts(
         shares = [row[f"{prefix}/share"] for row in rows_with_part]
         if not (total := sum(shares)):
             continue
-        weighted_rows = [*zip(shares, rows_with_part, strict=True)]
-        cells = [
-            form.format(sum(share * row.get(f"{prefix}/{key}", 0.0) for share, row in weighted_rows) / total)
-            for key, (_, form) in columns.items()
-        ]
+        cells = []
+        for key, (_, form) in columns.items():
+            of_key = f"{prefix}/{key}"
+            pairs = [(row[f"{prefix}/share"], row[of_key]) for row in rows_with_part if of_key in row]
+            weight = sum(share for share, _ in pairs)
+            cells.append(form.format(sum(share * value for share, value in pairs) / weight) if weight else "")
         lines.append([name, f"{total / len(rows):.1%}", *cells])
     return [[heading, "share of completions", *(title for title, _ in columns.values())], *lines]
 

@@ -155,7 +155,7 @@ def draw_evaluations(axes: Axes, steps: Sequence[float], low: Any, value: Any, h
     if len(steps) > MOST_BARS:
         axes.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
         return axes.plot(steps, value, color=BLACK, linewidth=1, label=label)[0]
-    reach = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
+    reach = np.array([np.maximum(value - low, 0), np.maximum(high - value, 0)])
     style = {"fmt": "D", "color": BLACK, "markersize": 4, "capsize": 3, "linewidth": 1, "zorder": 3}
     return axes.errorbar(steps, value, yerr=reach if np.any(reach) else None, label=label, **style)
 

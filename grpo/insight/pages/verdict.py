@@ -95,14 +95,15 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bo
         "the graded held-out problems" if before.get("ungraded") or after.get("ungraded") else "the held-out problems"
     )
     is_last = not metrics or after["step"] >= metrics[-1]["step"]
+    when = f"after step {before['step']:,}" if before["step"] else "before training"
     if unjudged:
         verb = "now earns" if is_last else "earned"
         old, new = (f"{side['mean_reward']:.3g}" for side in (before, after))
-        outcome = f"{verb} a mean reward of {new} on {which}; before training it was {old}"
+        outcome = f"{verb} a mean reward of {new} on {which}; {when} it was {old}"
     else:
         verb = "now solves" if is_last else "solved"
         old, new = (f"{side['pass@1']['value']:.1%}" for side in (before, after))
-        outcome = f"{verb} {new} of {which} at the first try; before training it was {old}"
+        outcome = f"{verb} {new} of {which} at the first try; {when} it was {old}"
     last_evaluation = "" if is_last else f" The last evaluation was after step {after['step']:,}."
     if change.p < SURE:
         mood = GOOD if gain.value > 0 else BAD
@@ -135,16 +136,28 @@ def _by_suite(before: Mapping[str, Row], after: Mapping[str, Row]) -> Iterator[t
         with suppress(UserError):
             check_comparable(before[name], after[name])
             pairs = [*pairs_of(before[name]["per_problem"], after[name]["per_problem"])]
+            unjudged = both_unjudged(before[name], after[name])
             change = paired_change(
-                *([row["correct"] / row["total"] for row in side] for side in zip(*pairs, strict=True))
+                *(
+                    [row["reward"] if unjudged else row["correct"] / row["total"] for row in side]
+                    for side in zip(*pairs, strict=True)
+                )
             )
             is_better = change.interval.value > 0
             mood = UNSURE if change.p >= SURE else GOOD if is_better else BAD
             verb = {GOOD: "learned", BAD: "got worse", UNSURE: "did not clearly change"}[mood]
-            new, old = (f"{side[name]['pass@1']['value']:.1%}" for side in (after, before))
+            sides = after[name], before[name]
+            new, old = (
+                f"{side['mean_reward']:.3g}" if unjudged else f"{side['pass@1']['value']:.1%}" for side in sides
+            )
+            does = (
+                f"earns a mean reward of {new} on {len(pairs)} problems"
+                if unjudged
+                else f"solves {new} of the {len(pairs)} problems at the first try"
+            )
             yield (
-                f"On {name} the model {verb}: it solves {new} of the {len(pairs)} problems at the first try; before it "
-                f"was {old} ({change.better} got better and {change.worse} worse, {probability(change.p)}).",
+                f"On {name} the model {verb}: it {does}; before it was {old} ({change.better} got better and "
+                f"{change.worse} worse, {probability(change.p)}).",
                 mood,
             )
 
@@ -307,15 +320,15 @@ def _course(what: str, rounds: int, shift: Interval, now: float, mood: str) -> s
     else:
         start, is_now = (f"{level:.3g}" for level in levels)
         gain, low, high = (f"{move:+.3g}" for move in moves)
-    certainty = f"with 99 % certainty between {low} and {high}"
+    certainty = f", with 99 % certainty between {low} and {high}"
     if low == high:
-        certainty = "the same in every round"
+        certainty = "" if shift.value else ", the same in every round"
     if what == "pass rate" and mood == UNSURE and shift.high - shift.low > TELLS_NOTHING:
-        certainty = "which may be luck: the rounds are too few, or differ too much, to say more"
+        certainty = ", which may be luck: the rounds are too few, or differ too much, to say more"
     window = window_length(rounds)
     return (
         f"the {what} went from {start} in the first {window:,} rounds to {is_now} in the last {window:,} of {rounds:,} "
-        f"(a change of {gain}, {certainty})"
+        f"(a change of {gain}{certainty})"
     )
 
 

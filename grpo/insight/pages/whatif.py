@@ -275,8 +275,14 @@ def mood_of(answers: Sequence[Answer]) -> str:
     """Returns `GOOD` if an alternative is surely better than the run's own setting, `BAD` if all are surely worse, and
     `UNSURE` otherwise."""
     same, *others = answers
-    chances = [float(np.mean(other.end["rates"] > same.end["rates"])) for other in others]
+    chances = [_chance(other, same) for other in others]
     return GOOD if max(chances) >= SURE else BAD if max(chances) <= 1 - SURE else UNSURE
+
+
+def _chance(other: Answer, same: Answer) -> float:
+    """Returns the probability that a setting ends above the run's own. Equal ends count as half."""
+    ours, theirs = other.end["rates"], same.end["rates"]
+    return float(np.mean(ours > theirs) + np.mean(ours == theirs) / 2)
 
 
 def numbers_of(answers: Sequence[Answer]) -> list[Number]:
@@ -295,7 +301,7 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
     same, *others = answers
     sentences = []
     for other in others:
-        chance = float(np.mean(other.end["rates"] > same.end["rates"]))
+        chance = _chance(other, same)
         if chance >= SURE:
             judgement = f"better, with probability {chance:.0%}"
         elif chance <= 1 - SURE:
