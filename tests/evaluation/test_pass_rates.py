@@ -173,6 +173,11 @@ def test_a_crossed_difference_of_one_seed_or_one_problem_is_the_t_test_of_the_ot
         assert (interval.low, interval.high) == pytest.approx(tuple(expected.confidence_interval()))
 
 
+def test_differences_that_are_equal_but_for_rounding_are_equal():
+    cells = np.array([[0.3 - 0.2, 0.7 - 0.6], [0.4 - 0.3, 0.9 - 0.8], [0.5 - 0.4, 0.2 - 0.1]])
+    assert np.ptp(cells) > 0 and crossed_difference(cells)[1] == 0.25
+
+
 def test_a_crossed_difference_by_hand():
     # Mean squares: seeds 4·(2·.2²)/1 = .32, problems 2·(4·.1²)/3 = .0267, rest 0.
     cells = np.array([[0.4, 0.4, 0.2, 0.2], [0.0, 0.0, -0.2, -0.2]]) + 0.3

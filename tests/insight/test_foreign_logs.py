@@ -390,6 +390,14 @@ def test_the_spread_of_rewards_is_no_part_of_them(tmp_path):
     assert not [one for one in log.series if one.startswith("reward/part/")]
 
 
+@pytest.mark.parametrize("step", ["step", "global_step"])
+def test_another_programs_log_is_read_whatever_it_is_called(step, tmp_path):
+    rows = [{step: i + 1, "reward": 0.3 + 0.01 * i, "kl": 0.1} for i in range(20)]
+    rows = [*rows[:12], {step: 12, "eval_reward": 0.4}, *rows[10:]]
+    logs = [read_log(write_lines(tmp_path / name, rows)) for name in ("log.jsonl", "metrics.jsonl")]
+    assert len(logs[0].history) == len(logs[1].history) == 20
+
+
 def test_a_forecast_of_rewards_that_end_before_the_log_says_so(tmp_path, capsys):
     rows = [{"step": i + 1, "grad_norm": 0.4} | ({"reward": 0.2 + 0.01 * i} if i < 30 else {}) for i in range(60)]
     path = write_lines(tmp_path / "log.jsonl", rows)

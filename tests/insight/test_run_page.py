@@ -142,6 +142,14 @@ def test_a_run_without_answers_is_judged_by_its_mean_reward():
     ]
     assert summary_rows(before, after)[1] == ["mean reward", "4", "5.5", "+1.50"]
     assert not any("@" in cells[0] for cells in summary_rows(before, after))
+    few = [evaluation(40, [0.0] * 4), evaluation(42, [0.5] * 2 + [0.0] * 2)]
+    suite = [row | {"suite": {"mine": of}} for row, of in zip(few, (before, after), strict=True)]
+    lines = judge(metrics(0.2, 0.4), suite).lines
+    assert lines[0].startswith(
+        "On mine the model learned: it earns a mean reward of 5.5 on 30 problems; before it was 4 ("
+    )
+    # An evaluation of a later policy is not one before training.
+    assert "; after step 40 it was 0.0%." in lines[1]
 
 
 def test_an_evaluation_before_the_last_step_is_said_to_be_one():

@@ -14,7 +14,19 @@ from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.insight.logs.logs import read_log
 from grpo.insight.logs.run_log import Series
-from grpo.insight.pages.whatif import AGAIN, Budget, alternatives, course_within, lines, noise_lines, scheduled_rate
+from grpo.insight.pages.verdict import UNSURE
+from grpo.insight.pages.whatif import (
+    AGAIN,
+    Answer,
+    Budget,
+    alternatives,
+    course_within,
+    lines,
+    mood_of,
+    noise_lines,
+    scheduled_rate,
+    verdicts,
+)
 from grpo.insight.plans.whatif import predict, stages_of
 from tests.insight.runs import trl_log, write_run
 from tests.insight.structure import assert_well_made, complaints
@@ -164,3 +176,10 @@ def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
     charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())
     shown = [point[2] for one in json.loads(html.unescape(charts[0]))["series"] for point in one["points"]]
     assert "37" in shown and not [step for step in shown if "." in step]
+
+
+def test_ends_that_are_equal_decide_for_neither_setting():
+    end = {"rates": np.full(8, 0.9), "beyond": np.zeros(8)}
+    same, other = (Answer(name, 1.0, end, np.ones(8)) for name in ("the same again", "G=4"))
+    assert verdicts([same, other])[0] == "G=4: not decided (better with probability 50%)"
+    assert mood_of([same, other]) == UNSURE

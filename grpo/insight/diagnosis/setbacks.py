@@ -240,7 +240,7 @@ def shorter_and_worse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     # The fall itself takes some rounds, which belong to neither side.
     near = length.values[at - window : at + window]
     before, after = near[: window // 2].mean(), near[-(window // 2) :].mean()
-    if after > (1 - rule.shorter) * before:
+    if before <= 0 or after > (1 - rule.shorter) * before:
         return None
     smooth = np.convolve(near, np.full(SMOOTHED_ROUNDS, 1 / SMOOTHED_ROUNDS), "same")
     progress = (before - smooth) / (before - after)

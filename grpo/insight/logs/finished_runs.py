@@ -16,7 +16,7 @@ from grpo.config import UserError
 from grpo.config.leaves import leaves
 from grpo.evaluation.held_out import is_unjudged
 from grpo.insight.logs.logs import Row, costs, read_evaluations, read_run, run_config
-from grpo.insight.pages.summary import asked
+from grpo.insight.pages.summary import asked, comparable
 from grpo.insight.pages.yardstick import MEAN_REWARD, PASS_RATE, Yardstick
 from grpo.telemetry.ending import Resumption, read_resumptions
 from grpo.types import metrics as m
@@ -106,9 +106,12 @@ def load(folder: Path, variant: str, seed: int | None = None) -> Run:
     could be graded.
     """
     config = run_config(folder)
-    evaluations = read_evaluations(folder)
+    evaluations, left_out = comparable(read_evaluations(folder))
     if len(evaluations) < 2:
-        raise UserError(f"{folder} has {len(evaluations)} held-out evaluations; a comparison needs a first and a last")
+        why = f" ({left_out[0].rstrip('.')})" if left_out else ""
+        raise UserError(
+            f"{folder} has {len(evaluations)} held-out evaluations{why}; a comparison needs a first and a last"
+        )
     seed = config["seed"] if seed is None else seed
     rows = read_run(folder)
     if not any(row[m.COUNTS] or m.REWARD in row for row in rows):

@@ -27,7 +27,7 @@ from grpo.insight.logs.foreign_names import Row
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.insight.pages.course import how_often
 from grpo.telemetry.ending import read_resumptions
-from grpo.telemetry.json_lines import read_metrics
+from grpo.telemetry.json_lines import read_json_lines, read_metrics
 from grpo.telemetry.row_kinds import PLAN
 from grpo.types import metrics as m
 from grpo.types.rounds import lag
@@ -59,7 +59,8 @@ def read_log(path: str | Path, column: str | None = None, scale: float = 1.0) ->
 
 def _of_another_program(file: Path) -> bool:
     """Tells whether no row of a metrics.jsonl has counts of completions, and no configuration lies beside it."""
-    rows = [] if (file.parent / CONFIG_FILE).exists() else read_metrics(file)
+    values = [] if (file.parent / CONFIG_FILE).exists() else read_json_lines(file)
+    rows = [row for row in values if isinstance(row, Mapping)]
     return bool(rows) and not any(m.COUNTS in row for row in rows)
 
 
