@@ -88,9 +88,9 @@ def _verb(hardware: HardwareConfig) -> str:
 
 
 def _gpus(config: TrainConfig) -> int:
-    """Returns the number of GPUs that a run uses on this machine, or 0 if it uses other machines."""
+    """Returns the number of GPUs that a run uses on this machine, or 0 if it uses other machines or the CPU."""
     elsewhere = config.hardware.hosts or config.hardware.server_nodes or config.hardware.learner_nodes > 1
-    return 0 if elsewhere else max(config.hardware.ranks_per_node, gpus_wanted(config))
+    return 0 if elsewhere or config.device == "cpu" else max(config.hardware.ranks_per_node, gpus_wanted(config))
 
 
 def _check(sweep: SweepConfig) -> None:

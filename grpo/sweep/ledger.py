@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from grpo.host.terminal import say
 from grpo.sweep.cells import Cell
 
 SWEEP_FILE, STATE_FILE, LOG_FILE, LOCK_FILE = "sweep.json", "state.json", "log.txt", ".lock"
+TRIES, PAUSE_SECONDS = 5, 0.05
 WAITING, RUNNING, DONE, FAILED, INTERRUPTED = "waiting", "running", "done", "failed", "interrupted"
 
 
@@ -73,7 +75,16 @@ class Ledger:
         A child process that inherits the descriptor holds the lock too, until both processes have ended.
         Raises `BlockingIOError` when another process holds the lock.
         """
-        with _locked(self.path(cell), fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
+        with ExitStack() as stack:
+            for tries_left in reversed(range(TRIES)):
+                try:
+                    descriptor = stack.enter_context(_locked(self.path(cell), fcntl.LOCK_EX | fcntl.LOCK_NB))
+                    break
+                except BlockingIOError:
+                    # Another process that looks at the sweep holds the lock for a moment.
+                    if not tries_left:
+                        raise
+                    time.sleep(PAUSE_SECONDS)
             yield descriptor
 
     def pending(self) -> list[int]:
@@ -81,8 +92,9 @@ class Ledger:
         return [index for index, cell in enumerate(self.cells) if self.state(cell).state not in (DONE, RUNNING)]
 
     def _free(self, cell: Cell) -> bool:
+        # Several may look at a cell at the same time.
         try:
-            with self.lock(cell):
+            with _locked(self.path(cell), fcntl.LOCK_SH | fcntl.LOCK_NB):
                 return True
         except BlockingIOError:
             return False

@@ -59,6 +59,11 @@ def test_all_spend_alike():
     assert budget(budget="steps") == "normalization=grpo"
 
 
+def test_a_run_on_the_cpu_uses_no_gpu():
+    cells = cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "device=cpu"])
+    assert [cell.gpus for cell in cells] == [0, 0]
+
+
 def test_a_run_of_smaller_groups_has_the_steps_for_its_samples():
     variants = {
         "G8": ["dynamics.group_size=8"],

@@ -1,18 +1,40 @@
 """The folder of a sweep may come from a stranger: what its ledger says leads nowhere else, and damage is one line."""
 
+import fcntl
 import json
+import threading
 
 import pytest
 
 from grpo.config import UserError
 from grpo.sweep.cells import Cell
-from grpo.sweep.ledger import begin_ledger, open_ledger
+from grpo.sweep.ledger import INTERRUPTED, RUNNING, State, begin_ledger, open_ledger
 
 CELL = {"name": "a-seed0", "variant": "a", "seed": 0, "overrides": ["seed=0"], "verb": "train"}
 
 
 def ledger_of(folder, *cells):
     (folder / "sweep.json").write_text(json.dumps({"command": ["grpo"], "cells": cells}))
+
+
+def test_those_who_look_at_a_sweep_do_not_keep_a_run_from_starting(tmp_path):
+    ledger_of(tmp_path, CELL)
+    ledger = open_ledger(tmp_path)
+    [cell] = ledger.cells
+    ledger.path(cell).mkdir(parents=True)
+    ledger.record(cell, State(RUNNING))
+    file = tmp_path / "cells" / "a-seed0" / ".lock"
+    with file.open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        # Another one that looks knows that nothing runs there.
+        assert ledger.state(cell).state == INTERRUPTED
+        threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        with ledger.lock(cell):
+            assert ledger.state(cell).state == RUNNING
+    with file.open("w") as running:
+        fcntl.flock(running, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError), ledger.lock(cell):
+            pass
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere", "..", ".", "", "a/b"])
