@@ -79,7 +79,10 @@ def test_rates_that_were_begun_with_other_settings_are_not_continued(tmp_path):
     config.evaluation.temperature = 0.5
     with pytest.raises(UserError, match="was begun with evaluation.temperature=1.0, but now it is 0.5: choose"):
         _begun(tmp_path, config)
-    config.evaluation.temperature, config.num_steps = 1.0, 7
+    config.evaluation.temperature, config.task.limits.turns = 1.0, 2
+    with pytest.raises(UserError, match="was begun with task.limits.turns=8, but now it is 2"):
+        _begun(tmp_path, config)
+    config.task.limits.turns, config.num_steps = 8, 7
     assert _begun(tmp_path, config) == 1
 
 

@@ -362,6 +362,15 @@ def test_an_episode_whose_agent_fills_the_models_length_is_cut_off_there(episode
     assert {(fact.ended, fact.error, fact.turns) for fact in facts} == {("room", "", 1)}
 
 
+def test_a_turn_that_fills_the_models_length_leaves_no_room(episodes):
+    [group] = episodes("three_turns", turns=1).generate(Draw(prompts(1), 1))
+    opening = len(group.prompt.token_ids)
+    [group] = episodes("three_turns", max_length=opening + 2, turns=8).generate(Draw(prompts(1), 8))
+    filled = [completion for completion in group.completions if len(completion.token_ids) == 2]
+    assert filled and {completion.episode.ended for completion in filled} <= {"room", ""}
+    assert "room" in {completion.episode.ended for completion in filled}
+
+
 def test_an_agent_that_shortens_a_history_that_became_too_long_goes_on(episodes):
     [group] = episodes("shortens", max_length=64).generate(Draw(prompts(1), 2))
     facts = [completion.episode for completion in group.completions]

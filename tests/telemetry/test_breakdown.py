@@ -20,6 +20,13 @@ def test_facts_have_source_and_difficulty_of_their_prompt():
     assert {fact.band for fact in completion_facts(group("", (3, False, False)))} == {"none"}
 
 
+def test_completions_that_were_given_up_have_no_length():
+    late = group("", (3, True, False), (0, False, False))
+    completions = (late.group.completions[0], Completion.given_up(0))
+    late = replace(late, group=replace(late.group, completions=completions))
+    assert [fact.length for fact in completion_facts(late)] == [3]
+
+
 def test_right_completions_stand_against_wrong_ones_with_percentiles():
     lengths = [(length, length <= 4, False) for length in range(1, 11)]
     numbers = breakdown(completion_facts(group("", *lengths)))
