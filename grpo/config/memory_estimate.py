@@ -51,7 +51,7 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
     sequences = prompts * dynamics.group_size
     answer_tokens = sequences * sampling.max_tokens
     tokens = step_tokens(config, prompts)
-    # Ranks that compute rows together pool their tokens.
+    # Ranks that compute rows together pool their tokens. Rows that no further completion fits into are not quite full.
     micro = -(-tokens * config.learner.sequence_parallel // world_size // config.learner.micro_batch_tokens)
     rounds = -(-config.num_steps // dynamics.refresh_interval)
 
@@ -65,7 +65,7 @@ def batch_table(config: TrainConfig, world_size: int) -> list[tuple[str, int, in
         row("completions per step", sequences),
         row("completion tokens per step, at most", answer_tokens),
         row("packed tokens per step, at most", tokens),
-        row("micro-batches per step, at most", max(1, micro) * world_size),
+        row("micro-batches per step, about", max(1, micro) * world_size),
         row("completions per round", sequences * dynamics.refresh_interval // dynamics.passes),
         ("optimizer steps per round (refresh interval)", dynamics.refresh_interval, dynamics.refresh_interval),
         ("rounds", rounds, rounds),

@@ -146,10 +146,11 @@ def in_short(config: TrainConfig, count: int, places: Places, memory: Memory, of
     shown = places if len(places) <= MOST_PLACES else [places[0], places[-1]]
     where = (", …, " if shown is not places else ", ").join(f"{what} on {place}" for what, place in shown)
     yield f"{where}: {of_model}; about {_size(memory[-1][1])} while sampling and {_size(memory[-1][2])} while learning"
+    micro = sizes["micro-batches per step, about"]
     yield (
         f"each step: {dynamics.prompts_per_step:,} prompts × {dynamics.group_size} completions of at most "
-        f"{config.rollout.sampling.max_tokens:,} tokens; micro-batches: {sizes['micro-batches per step, at most']} "
-        "or fewer" + (", as the schedule begins" if dynamics.name != "fixed" else "")
+        f"{config.rollout.sampling.max_tokens:,} tokens; micro-batches: about {micro} at that length"
+        + (", as the schedule begins" if dynamics.name != "fixed" else "")
     )
     yield (
         f"the run: {config.num_steps:,} optimizer steps in {sizes['rounds']} rounds; dry_run=true shows all this as "

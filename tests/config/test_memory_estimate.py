@@ -55,7 +55,7 @@ def test_batch_table_counts_by_hand():
     assert rows["completion tokens per step, at most"] == [6400, 12800]
     # 12,800 completion tokens and 16 shared prompts of 50: 13,600 tokens, 6,800 a rank, 7 rows of 1,000
     assert rows["packed tokens per step, at most"] == [6800, 13600]
-    assert rows["micro-batches per step, at most"] == [7, 14]
+    assert rows["micro-batches per step, about"] == [7, 14]
     assert rows["completions per round"] == [256, 512]
     assert rows["rounds"] == [3, 3]
 
@@ -254,7 +254,7 @@ def test_ranks_that_compute_rows_together_pool_tokens_and_share_activations():
         value.learner.sequence_parallel = together
         rows = {name: numbers for name, *numbers in batch_table(value, world_size=2)}
         memory = learning(value, world_size=2)
-        return rows["micro-batches per step, at most"][0], memory
+        return rows["micro-batches per step, about"][0], memory
 
     (alone, of_one), (pooled, of_two) = planned(1), planned(2)
     # 13,600 tokens in rows of 1,000: 7 on each of two ranks, or 14 on both.

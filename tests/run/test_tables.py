@@ -64,7 +64,7 @@ def test_a_run_says_in_three_lines_what_a_dry_run_shows_in_tables(dry, tmp_path,
         return [printed.index(title) for title in ("Placement", "Batches", "Memory, tiny, 0.0 M parameters, float32")]
     place, batch, run = printed.splitlines()
     assert place.startswith("learner ranks on 1 × CPU: tiny, 0.0 M parameters, float32; about ")
-    assert batch == "each step: 16 prompts × 8 completions of at most 6 tokens; micro-batches: 1 or fewer"
+    assert batch == "each step: 16 prompts × 8 completions of at most 6 tokens; micro-batches: about 1 at that length"
     assert run == "the run: 3 optimizer steps in 3 rounds; dry_run=true shows all this as tables, with its price"
 
 
