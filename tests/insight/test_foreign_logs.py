@@ -401,11 +401,11 @@ def test_another_programs_log_is_read_whatever_it_is_called(step, tmp_path):
 def test_a_forecast_of_rewards_that_end_before_the_log_says_so(tmp_path, capsys):
     rows = [{"step": i + 1, "grad_norm": 0.4} | ({"reward": 0.2 + 0.01 * i} if i < 30 else {}) for i in range(60)]
     path = write_lines(tmp_path / "log.jsonl", rows)
-    said = "too early: the last pass rate is that of step 30, and the log goes on to step 60"
+    said = "where the rewards end: the last pass rate is that of step 30, and the log goes on to step 60"
     assert main(["dynamics", "forecast", str(path)]) == 0
     assert said in capsys.readouterr().out
     assert main(["dynamics", "forecast", str(write_lines(path, rows[:30]))]) == 0
-    assert "too early" not in capsys.readouterr().out
+    assert "where the rewards end" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def write_forecast(
     analysis = analysed(read_log(path, column, scale), path, last_step, law)
     held_out = held_out_lines(analysis.log, analysis.ahead.steps[-1])
     ended = reward_ended(analysis.log, DiagnosisRule())
-    begins = [f"the forecast begins too early: {ended.evidence}; {ended.remedy}"] if ended else []
+    begins = [f"the forecast begins where the rewards end: {ended.evidence}; {ended.remedy}"] if ended else []
     lines = [*analysis.log.notes, *begins, forecast_line(analysis.ahead), *held_out]
     _print(
         Block(Kind.TABLE, way_rows(analysis.ahead), "Forecast (90 % intervals)", texts=()),
