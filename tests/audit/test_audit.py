@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
+from grpo.audit.lines import DIFFERS, SAME, Line, tried
 from grpo.cli import main
 from grpo.run.checksums import write_checksums
 from grpo.run.manifest import close_manifest, read_manifest
@@ -354,3 +355,12 @@ def test_a_run_whose_completions_are_gone_is_checked_as_far_as_it_goes(run, caps
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main(["audit", str(tmp_path)]) == 2
     assert "has no config.json: give the folder of a run that has finished a round" in capsys.readouterr().err
+
+
+def test_a_check_that_torch_refuses_is_a_difference_and_the_others_go_on():
+    def check():
+        yield Line("a", SAME, "1 fact")
+        raise RuntimeError("shape '[3]' is invalid for input of size 2")
+
+    first, second = tried("a", check)
+    assert first.outcome == SAME and second.outcome == DIFFERS
