@@ -55,7 +55,15 @@ def measure_round(
         seconds=mean_seconds(by_rank),
         reports=tuple(reports),
         first_counts=dict(first_counts),
+        judged=judged(collected.sampled, collective),
     )
+
+
+def judged(groups: Sequence[ScoredGroup], collective: Collective) -> bool:
+    """Tells whether anything told right completions from wrong ones in a round, over all ranks. Collective."""
+    answered = any(scored.group.prompt.problem.answer for scored in groups)
+    by_rank = collective.gather((answered, any(scored.unjudged for scored in groups)))
+    return any(answered for answered, _ in by_rank) or not any(unjudged for _, unjudged in by_rank)
 
 
 def staleness(collected: Collected, reports: Sequence[StepReport]) -> list[int]:

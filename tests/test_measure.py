@@ -10,6 +10,7 @@ from grpo.dynamics.history import pass_rate
 from grpo.measure import (
     episode_means,
     first_correct_counts,
+    judged,
     mean_lengths,
     mean_seconds,
     measure_round,
@@ -40,6 +41,22 @@ def test_whichever_rank_has_the_groups_all_ranks_have_the_same_facts(busy):
     alone = measure_round(3, COLLECTED, REPORTS, {}, SingleRank())
     assert alone.means["reward/part/exact"] == Mean(4.0, 8.0)
     assert [statistics.means for statistics in on_ranks(2, measured)] == [alone.means] * 2
+
+
+def test_one_rank_with_answers_is_enough_for_all_ranks_to_have_pass_rates():
+    def judges(answers):
+        groups = {
+            rank: [replace(scored, group=asked(scored.group, answer)) for scored in graded_between]
+            for rank, answer in enumerate(answers)
+        }
+        return on_ranks(2, lambda ranks: judged(groups[ranks.rank], ranks))
+
+    def asked(group, answer):
+        return replace(group, prompt=replace(group.prompt, problem=replace(group.prompt.problem, answer=answer)))
+
+    graded_between = PlainCollector(asking(ScriptedTask([(1, 0.5)] * 4), ScriptedSampler())).collect(PLAN, 9).sampled
+    assert judges(["", ""]) == [False, False]
+    assert judges(["", "7"]) == judges(["7", "7"]) == [True, True]
 
 
 def during_an_outage(num_ungraded):

@@ -116,8 +116,7 @@ class RoundNumbers:
     """These are the numbers of a round that all ranks know, with those of an evaluation of the policy at its beginning.
 
     `evaluated(step)` returns that evaluation, or None, and `outlook` what the run may still gain. The session sets both
-    once there is an evaluator. Without anything that tells right completions from wrong ones, no round is `judged`.
-    Tells of `gates` whose metric the first round, or the first evaluation, does not have.
+    once there is an evaluator. Tells of `gates` whose metric the first round, or the first evaluation, does not have.
     """
 
     def __init__(self, gates: Sequence[GateConfig] = ()) -> None:
@@ -125,13 +124,13 @@ class RoundNumbers:
         from grpo.run.outlook import Outlook
 
         self.evaluated: Callable[[int], Mapping[str, Any] | None] = lambda step: None
-        self.outlook, self.judged = Outlook(0), True
+        self.outlook, self._unjudged = Outlook(0), False
         self._unseen = {gate.metric for gate in gates if not ON_FIRST_RANK.match(gate.metric)}
 
     def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
         result = self.evaluated(statistics.step - len(statistics.reports))
         numbers = flatten(statistics) | self.outlook(statistics)
-        numbers = numbers if self.judged else without_pass_rates(numbers)
+        numbers = numbers if self.judges(statistics) else without_pass_rates(numbers)
         numbers |= evaluation_numbers(result) if result else {}
         looked = {metric for metric in self._unseen if result or not metric.startswith(m.EVALUATION)}
         self._unseen -= looked
@@ -141,6 +140,11 @@ class RoundNumbers:
                 "metrics.jsonl has the names of those that were"
             )
         return numbers
+
+    def judges(self, statistics: RoundStatistics) -> bool:
+        """Tells whether a round has a pass rate: it and all rounds before it were judged."""
+        self._unjudged |= not statistics.judged
+        return not self._unjudged
 
 
 def broken_gates(run: Path, config: TrainConfig, step: int) -> list[str]:

@@ -89,7 +89,7 @@ class Recorder:
 
     The first rank writes them; `files` is None on the others. `peak_tflops` is the peak of one device, from which the
     model FLOPs utilization (MFU) is computed, or None if it is not known. `engine_use` is `Sampler.cache_usage`, and
-    `joules` is `Clocks.joules`. `numbers` has the outlook, and learns whether rounds are judged.
+    `joules` is `Clocks.joules`. `numbers` has the outlook, and knows whether rounds are judged.
     """
 
     def __init__(
@@ -122,13 +122,7 @@ class Recorder:
         rows = (completion_row(scored, sample) for scored in sampled for sample in range(len(scored.grades)))
         samples = first_groups(rows, self._samples_per_round)
         by_prompt = ids, correct, lengths, versions
-        answered = any(scored.group.prompt.problem.answer for scored in sampled)
-        # Whether nothing tells right completions from wrong ones, see `ScoredGroup.unjudged`.
-        unjudged = any(scored.unjudged for scored in sampled)
         measured = peak_memory(), self._engine_use(), self._joules()
-        by_rank = self._collective.gather((answered, unjudged))
-        if any(unjudged for _, unjudged in by_rank) and not any(answered for answered, _ in by_rank):
-            self._numbers.judged = False
         shares = self._collective.gather((*by_prompt, facts, samples, *measured))
         on_first(self._collective, lambda: self._write(finished, shares))
         if finished.verdict.go_back:
@@ -141,7 +135,7 @@ class Recorder:
         metrics = flatten(statistics, self._peak_tflops) | breakdown(list(chain(*facts))) | use_of_all(use)
         metrics |= {name: max(peaks[name] for peaks in memory) for name in memory[0]}
         metrics |= energy(joules, metrics) | self._numbers.outlook(statistics)
-        if not self._numbers.judged:
+        if not self._numbers.judges(statistics):
             metrics, statistics = without_pass_rates(metrics), replace(statistics, reward_counts={}, first_counts={})
         counts = [[*pair, groups] for pair, groups in sorted(statistics.reward_counts.items())]
         row = metrics | {m.COUNTS: counts, m.REASON: verdict.reason, m.WENT_BACK: float(verdict.go_back)}

@@ -112,7 +112,8 @@ class RoundStatistics:
     `reward_counts` maps (k, G) to the number of groups with k correct completions out of G, which is enough for every
     statistic of pass rates. Groups that could not be graded are left out, so it is empty when no group could be.
     `first_counts` is the same over each group's first completions where their answers decided how many more were
-    sampled (a rollout budget); otherwise it is empty. The `means` over optimizer steps leave out skipped steps.
+    sampled (a rollout budget); otherwise it is empty. The `means` over optimizer steps leave out skipped steps. A round
+    is not `judged` if nothing told right completions from wrong ones, see `ScoredGroup.unjudged`.
     """
 
     round_index: int
@@ -123,6 +124,7 @@ class RoundStatistics:
     seconds: Mapping[str, float]
     reports: tuple[StepReport, ...]
     first_counts: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    judged: bool = True
 
     @property
     def unbiased_counts(self) -> Mapping[tuple[int, int], int]:

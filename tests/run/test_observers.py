@@ -12,6 +12,7 @@ from grpo.config.errors import EndedElsewhere
 from grpo.config.folder import checkpoints_in
 from grpo.config.saved import read_state
 from grpo.insight.diagnosis.findings import Finding
+from grpo.measure import judged as measured_as_judged
 from grpo.measure import mean_lengths, outcomes
 from grpo.rollout.collect import PlainCollector
 from grpo.run.assembly import GoingBack
@@ -159,6 +160,7 @@ def test_a_recorder_logs_no_pass_rates_where_nothing_says_which_completions_are_
         recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0, numbers=numbers)
         means = {"completions/length_mean": Mean(2.0, 1.0)}
         statistics = RoundStatistics(0, 1, RoundPlan(4, 1, 2), means, {(3, 4): 2}, {}, ())
+        statistics = replace(statistics, judged=measured_as_judged(groups, SingleRank()))
         progress = Progress(1, 1, collected.cursor, RoundPlan(4, 1, 2), None)
         recorder.after_round(FinishedRound(statistics, replace(collected, sampled=groups), progress, Verdict()))
         # Gates see what is logged.

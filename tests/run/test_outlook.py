@@ -1,9 +1,12 @@
 """These tests forecast what a run may still gain, by the hour and by its price."""
 
+from dataclasses import replace
+
 import pytest
 
 from grpo.config import GateConfig
-from grpo.dynamics.gates import Watched, watched
+from grpo.dynamics.gates import GatedScheduler, Watched, watched
+from grpo.dynamics.scheduler import FixedScheduler
 from grpo.run.gates import RoundNumbers
 from grpo.run.outlook import Outlook
 from grpo.telemetry.metrics import flatten
@@ -90,5 +93,15 @@ def test_a_reward_that_judges_nothing_has_no_forecast_and_breaks_no_gate_of_pass
     for number in range(7):
         values = numbers(round_of(number))
     assert {m.PASS_RATE, m.EXPECTED_GAIN} <= values.keys()
-    numbers.judged = False
-    assert not {m.PASS_RATE, m.EXPECTED_GAIN, m.GAIN_PER_HOUR} & numbers(round_of(7)).keys()
+    pass_rates = {m.PASS_RATE, m.EXPECTED_GAIN, m.GAIN_PER_HOUR}
+    assert not pass_rates & numbers(replace(round_of(7), judged=False)).keys()
+    assert not pass_rates & numbers(round_of(8)).keys()
+
+
+def test_a_gate_of_pass_rates_does_nothing_from_the_first_round_that_nothing_judges():
+    gate, numbers = GateConfig(metric="pass_rate", below=0.9), RoundNumbers()
+    scheduler = GatedScheduler(FixedScheduler(RoundPlan(2, 1, 1)), [gate], numbers)
+    plan, state = scheduler.init()
+    assert scheduler.next(plan, round_of(0), state).verdict.stop
+    numbers.outlook.begin_anew()
+    assert not scheduler.next(plan, replace(round_of(0), judged=False), state).verdict.stop
