@@ -15,7 +15,8 @@ def python_tool(limits: LimitsConfig) -> Callable[[str], str]:
     """Returns a tool that runs Python programs in a sandbox. Raises UserError where there can be none."""
     closed = limits.sandbox == "auto"
     require_sandbox("the tool python", "task.limits.sandbox", closed)
-    of_program = Limits(limits.program_seconds, limits.memory_gib, limits.program_characters)
+    # One character more than the model reads shows that there are more.
+    of_program = Limits(limits.program_seconds, limits.memory_gib, limits.program_characters + 1)
 
     def python(code: str) -> str:
         """Runs a Python program in a fresh interpreter, without network and files. Returns what it prints, and the
@@ -25,26 +26,26 @@ def python_tool(limits: LimitsConfig) -> Callable[[str], str]:
             code: The program.
         """
         with Sandbox(of_program, closed) as sandbox:
-            return _shown(sandbox.run(code, last_value=True), of_program)
+            return _shown(sandbox.run(code, last_value=True), limits)
 
     return python
 
 
-def _shown(run: Run, limits: Limits) -> str:
+def _shown(run: Run, limits: LimitsConfig) -> str:
     ends = {
-        "seconds": f"The program was stopped: it takes longer than {limits.seconds:g} s.",
+        "seconds": f"The program was stopped: it takes longer than {limits.program_seconds:g} s.",
         "output": "The program was stopped: it writes without end.",
         "sandbox": "The program was stopped: it has broken its sandbox.",
     }
-    texts = [_cut(run.out, limits.characters), _cut(run.error_out, limits.characters)]
+    texts = [_cut(text, limits.program_characters) for text in (run.out, run.error_out)]
     if run.ended in ends or (run.ended and not run.error_out):
         texts.append(ends.get(run.ended, f"The program ended with status {run.ended}."))
     return "\n".join(text.rstrip("\n") for text in texts if text) or "The program printed nothing."
 
 
 def _cut(text: str, characters: int) -> str:
-    """Returns a text that is at its limit with a mark, so that the model knows of it."""
-    return f"{text}\n… (cut at {characters} characters)" if len(text) == characters else text
+    """Cuts a text that is beyond its limit, with a mark, so that the model knows of it."""
+    return f"{text[:characters]}\n… (cut at {characters} characters)" if len(text) > characters else text
 
 
 LONGEST_EXPRESSION = 200

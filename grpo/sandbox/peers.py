@@ -1,7 +1,7 @@
 """This module lets tests in one process use a program in another, as if its functions stood beside them.
 
-Values travel as plain data, and arrive as numbers, texts, lists, tuples, sets and dictionaries of Python's own. So
-nothing that the program does to its own interpreter reaches the tests: no `__eq__`, no patched `assert`, no exit. An
+Values travel as plain data, and arrive as numbers, texts, dates, lists, tuples, sets and dictionaries of Python's own.
+So nothing that the program does to its own interpreter reaches the tests: no `__eq__`, no patched `assert`, no exit. An
 object of another class stays where it is, and a `Far` stands for it.
 """
 
@@ -10,11 +10,21 @@ from __future__ import annotations
 import builtins
 import json
 import operator
+from collections import deque, namedtuple
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
+from importlib import import_module
 from typing import Any, BinaryIO
 
-SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+VALUES = {
+    "builtins": ("range",),
+    "decimal": ("Decimal",),
+    "fractions": ("Fraction",),
+    "datetime": ("date", "time", "datetime", "timedelta", "timezone"),
+}
+"""Values of these classes, by their modules, travel as the arguments from which Python makes them again."""
 
 
 class Far:
@@ -26,8 +36,9 @@ class Far:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         value, after = self._peer.ask("call", self, list(arguments), named)
         for own, changed in zip(arguments, after, strict=True):
-            if isinstance(own, list) and isinstance(changed, list):
-                own[:] = changed
+            if isinstance(own, list | deque) and isinstance(changed, list | deque):
+                own.clear()
+                own.extend(changed)
             elif isinstance(own, set | dict) and type(own) is type(changed):
                 own.clear()
                 own.update(changed)
@@ -123,6 +134,11 @@ class Peer:
             return value
         if isinstance(value, Far):
             return ["yours", value._number]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return ["named", [type(value).__name__, *map(self._packed, (value._fields, tuple(value)))]]
+        if type(value).__name__ in VALUES.get(type(value).__module__, ()):
+            made_from = self._packed(value.__reduce_ex__(2)[1])
+            return ["value", [type(value).__module__, type(value).__name__, made_from]]
         for name, kind in SEQUENCES.items():
             if isinstance(value, kind):
                 return [name, [self._packed(item) for item in value]]
@@ -154,7 +170,17 @@ class Peer:
             return content.encode("latin-1")
         if kind == "complex":
             return complex(*content)
+        if kind == "named":
+            name, fields, values = content
+            return _named(name, self._unpacked(fields))(*self._unpacked(values))
+        if kind == "value":
+            module, name, made_from = content
+            own_kind = VALUES[module][VALUES[module].index(name)]
+            return getattr(import_module(module), own_kind)(*self._unpacked(made_from))
         return SEQUENCES[kind](self._unpacked(item) for item in content)
+
+
+_named = lru_cache(namedtuple)
 
 
 def _error(names: list[str], message: str) -> Exception:

@@ -177,12 +177,15 @@ def test_an_environment_describes_its_methods_without_self():
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
 def test_the_model_runs_programs_beside_other_tools():
-    calls = [call("python", code=code) for code in ("6 * 7", "print('x' * 9)", "1 / 0", "import os; os._exit(3)")]
+    calls = [
+        call("python", code=code)
+        for code in ("6 * 7", "print('x' * 9)", "1 / 0", "print(1234)", "import os; os._exit(3)")
+    ]
     outcome, shown = play(f"python,{ACTS}:add", *calls, call("add", a=2, b=3), program_characters=5, program_seconds=60)
     assert [messages[-1]["content"].splitlines()[-1] for messages in shown[1:]] == [
-        *("42", "… (cut at 5 characters)", "… (cut at 5 characters)", "The program ended with status 3.", "5"),
+        *("42", "… (cut at 5 characters)", "… (cut at 5 characters)", "1234", "The program ended with status 3.", "5"),
     ]
-    assert outcome.counts == {"calls": 5}
+    assert outcome.counts == {"calls": 6}
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")

@@ -167,6 +167,17 @@ TESTS = "assert f(1) == 2\nassert f(2) == 3"
         ("class Node:\n    def __init__(self): self.next = None\ndef f(): return Node()",
          "node = f()\nassert node and not node.next\nwhile node:\n    node = node.next"),
         ("class Empty:\n    def __len__(self): return 0\ndef f(): return Empty()", "assert not f()"),
+        ("from fractions import Fraction\ndef f(): return Fraction(1, 2)", "assert f() == 0.5 == 1 / f().denominator"),
+        ("from decimal import Decimal\ndef f(x): return x + Decimal('.1')",
+         "from decimal import Decimal\nassert str(f(Decimal('1.40'))) == '1.50'"),
+        ("from datetime import *\ndef f(day): return day + timedelta(1), datetime(2024, 2, 28, tzinfo=timezone.utc)",
+         "from datetime import *\nday, moment = f(date(2024, 2, 28))\nassert day == date(2024, 2, 29)\n"
+         "assert moment.isoformat() == '2024-02-28T00:00:00+00:00'"),
+        ("def f(): return range(1, 9, 3)", "assert f() == range(1, 9, 3)"),
+        ("def f(queue):\n    queue.popleft()\n    return queue",
+         "from collections import deque\nqueue = deque([1, 2])\nassert f(queue) == queue == deque([2])"),
+        ("from collections import namedtuple\ndef f(): return namedtuple('Point', 'x y')(1, 2)",
+         "assert f() == (1, 2) and f().y == 2"),
         ("class Odd(ValueError): pass\ndef f(): raise Odd('no')",
          "try:\n    f()\nexcept ValueError as e:\n    assert str(e) == 'no'"),
     ],
@@ -195,6 +206,11 @@ def test_a_right_program_passes(program, tests):
         "import gc\ndef f(x):\n    found = [o for o in gc.get_objects() if isinstance(o, str) and 'assert f(' in o]\n"
         "    return 2 if found else 7",
         "import os\ndef f(x):\n    os.kill(-1, 9)",
+        # These pass for values of Python's own, and are made of what no such value is made of.
+        "class Fraction:\n    __reduce_ex__ = lambda *_: (0, (7, 0))\nFraction.__module__ = 'fractions'\n"
+        "def f(x): return Fraction()",
+        "class date:\n    __eq__ = lambda *_: True\ndate.__module__ = 'datetime'\ndef f(x): return date()",
+        "class pair(tuple):\n    _fields = ('1; import os',)\ndef f(x): return pair((2,))",
     ],
 )  # fmt: skip
 def test_a_program_cannot_fake_its_tests(program):
