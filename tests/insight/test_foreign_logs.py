@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,69 @@ def test_slimes_names_are_known_each_with_the_step_of_its_kind(tmp_path):
     assert log.held_out.values.tolist() == [0.25, 0.25]
 
 
+def of_slime(rate: float, rollout: int) -> Iterator[dict]:
+    """Yields the rows of a rollout with four optimizer steps, as slime logs them."""
+    yield {"rollout/step": rollout, "rollout/raw_reward": rate}
+    yield from ({"train/step": 4 * rollout + i, "train/grad_norm": 0.5 + 0.1 * i} for i in range(4))
+
+
+def test_several_optimizer_steps_of_a_rollout_of_slime_belong_to_that_rollout(tmp_path):
+    rows = [row for rollout, rate in enumerate(RISING) for row in of_slime(rate, rollout)]
+    # It was resumed from rollout 20.
+    rows += [row for rollout in range(20, 30) for row in of_slime(0.5, rollout)]
+    log = read_log(write_lines(tmp_path / "history.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == log["learner/gradient_norm"].steps.tolist() == list(range(30))
+    assert log["pass_rate"].values[20:].tolist() == [0.5] * 10 and log.num_steps == 29
+    assert log["learner/gradient_norm"].values == pytest.approx([0.65] * 30)
+    assert "the log counts rollouts and optimizer steps apart" in log.notes[0]
+
+
+@pytest.mark.slow
+def test_several_optimizer_steps_of_a_rollout_in_event_files_belong_to_that_rollout(tmp_path):
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path))
+    for rollout, rate in enumerate(RISING):
+        for row in of_slime(rate, rollout):
+            step = row.get("rollout/step", row.get("train/step"))
+            for name, value in row.items():
+                writer.add_scalar(name, value, step)
+    writer.close()
+    log = read_log(tmp_path)
+    assert log["pass_rate"].steps.tolist() == log["learner/gradient_norm"].steps.tolist() == list(range(40))
+
+
+def test_rows_of_a_slower_rank_are_no_restart(tmp_path):
+    # Each rank logs steps 1 to 30, and the last two are up to two steps behind.
+    logged_at = [(step + 0.7 * rank, rank, step) for rank in range(4) for step in range(1, 31)]
+    rows = [{"step": step, "reward": 0.2 + 0.1 * rank, "kl": 0.1} for _, rank, step in sorted(logged_at)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].values == pytest.approx([0.35] * 30)
+    assert not [note for note in log.notes if "resumed" in note or "runs" in note]
+
+
+@pytest.mark.parametrize("name", ["step", "global_step"])
+def test_steps_that_are_written_as_texts_are_steps(tmp_path, name):
+    rows = [{name: str(step), "reward": str(rate)} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == list(range(40))
+    assert log.notes == ["reward is taken for the pass rate: column=NAME scale=NUMBER names another"]
+
+
+def test_a_table_with_a_line_for_each_value_is_read(tmp_path):
+    lines = [
+        f"a,{key},{value},{step}" for step, rate in enumerate(RISING) for key, value in (("reward", rate), ("kl", 0.1))
+    ]
+    (tmp_path / "m.csv").write_text("\n".join(["run_id,key,value,step", *lines, ""]))
+    log = read_log(tmp_path / "m.csv")
+    assert log["pass_rate"].values.tolist() == pytest.approx(RISING) and set(log["policy/reference_kl"].values) == {0.1}
+
+
+def test_lines_of_another_program_with_steps_of_their_own_are_not_the_trainers(tmp_path):
+    lines = [f"{{'loss': 0.01, 'reward': {rate:.2f}}}" for rate in RISING]
+    lines[10:10] = ["saved step 10: {'size_gb': 1.5}", "saved step 20: {'size_gb': 1.5}"]
+    (tmp_path / "trl.log").write_text("\n".join(lines))
+    assert read_log(tmp_path / "trl.log")["pass_rate"].values == pytest.approx(RISING, abs=0.01)
+
+
 def test_a_recording_of_rlprobe_is_read(tmp_path):
     rows = [{"step": i, "reward_mean": 0.6, "reward_component.correctness": rate, "zero_variance_group_frac": 0.3,
              "adv_std": 1.0, "kl_mean": None} for i, rate in enumerate(RISING)]  # fmt: skip
@@ -492,7 +556,7 @@ def test_a_long_log_takes_two_numbers_of_memory_for_each_number_in_it(tmp_path):
 def test_a_log_whose_steps_repeat_again_and_again_keeps_the_last_row_of_each_metric(tmp_path):
     rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(20)]
     # A run that was resumed twice, and an evaluation that comes late.
-    rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(10, 15)]
+    rows += [{"step": i, "reward": 0.2, "kl": 0.2} for i in range(10, 16)]
     rows += [{"step": 4, "eval/accuracy": 0.5}, {"step": 6, "eval/accuracy": 0.6}]
     rows += [{"step": i, "reward": 0.3, "kl": 0.3} for i in range(12, 20)]
     log = read_log(write_lines(tmp_path / "log.jsonl", rows))

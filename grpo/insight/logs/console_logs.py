@@ -24,14 +24,20 @@ NUMBERED = "the log names no steps, so its rows are numbered from 1, as with log
 def console_rows(file: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
     """Returns the rows that a console's output holds, with a note where they had to be numbered."""
     rows = [row for line in _lines(file) if (row := _row(line))]
-    if any("step" in row for row in rows):
-        return [row for row in rows if "step" in row], ()
+    with_step, without = ([row for row in rows if ("step" in row) == named] for named in (True, False))
+    # Other programs print beside the trainer, such as one that saves its checkpoints.
+    if len(with_step) > sum(map(_is_of_training, without)):
+        return with_step, ()
     count = 0
-    for row in rows:
+    for row in without:
         # A row of an evaluation stands behind that of its step, and the last one tells how long all took.
-        count += "loss" in row or "reward" in row
+        count += _is_of_training(row)
         row["step"] = float(count)
-    return rows, (NUMBERED,)
+    return without, (NUMBERED,)
+
+
+def _is_of_training(row: dict[str, float]) -> bool:
+    return "loss" in row or "reward" in row
 
 
 def _lines(file: Path) -> Iterator[str]:

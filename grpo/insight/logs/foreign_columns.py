@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.insight.logs.foreign_names import Row, further_step_name, numbers_of, our_name, step_of
+from grpo.insight.logs.foreign_names import ROLLOUT, TRAIN_STEP, Row, further_step_name, numbers_of, our_name, step_of
 from grpo.insight.logs.run_log import Series
 from grpo.types import metrics as m
 
@@ -25,8 +25,15 @@ LARGEST = 1e60
 POSITIVE = {m.REWARD_STD, m.LENGTH, m.ENTROPY, m.SAMPLER_ENTROPY, m.GRADIENT_NORM, m.LEARNING_RATE, m.ROUND_SECONDS}
 # A share may be rounded.
 SLACK = 1e-3
+# A row that goes back by fewer logged steps than so many may be that of a slower rank.
+FAR_BACK = 3
 # Where other columns lack at least the half of the cells that a column of norms lacks, nothing is wrong with gradients.
 OFTENER = 2
+
+
+WITHIN = (
+    "the log counts rollouts and optimizer steps apart: a row of training has the number of its rollout as its step"
+)
 
 
 class Column(NamedTuple):
@@ -84,15 +91,17 @@ class Columns:
 class LastRun:
     """This class tells the last run in a log from those before it, while the log's rows are added.
 
-    A row marks a restart if most of its metrics were already logged at its step, and since then at a later step. If no
-    kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows from that step
-    on are dropped. Rows that are merely out of order repeat no step.
+    A row marks a restart if most of its metrics were already logged at its step, and since then at `FAR_BACK` later
+    steps. If no kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows
+    from that step on are dropped. Rows that are merely out of order repeat no step.
     """
 
     def __init__(self) -> None:
         self.columns = Columns()
         self._runs, self._resumed_steps, self._negative = 1, list[float](), 0
-        self._farthest, self._newest_step, self._step_name = -math.inf, dict[str, float](), ""
+        self._farthest, self._newest_step, self._step_name = [-math.inf] * FAR_BACK, dict[str, float](), ""
+        # slime counts rollouts, and apart from them the optimizer steps, of which a rollout may have several.
+        self._rollout, self._trained_within = -math.inf, False
         # The steps at which a metric was logged. They are looked up only for metrics that go back.
         self._seen_steps: dict[str, set[float]] = {}
 
@@ -106,12 +115,17 @@ class LastRun:
         if step is None or not step >= 0:
             self._negative += step is not None
             return
-        if step < self._farthest:
+        if not ROLLOUT.isdisjoint(row):
+            self._rollout = step
+        elif TRAIN_STEP in row and -math.inf < self._rollout < step:
+            step, self._trained_within = self._rollout, True
+        if step < self._farthest[0]:
             newest = self._newest_step
             repeated = [name for name in numbers if step < newest.get(name, -math.inf) and step in self._seen(name)]
             if 2 * len(repeated) > len(numbers):
                 self._begin_again(step)
-        self._farthest = max(step, self._farthest)
+        if step > self._farthest[0] and step not in self._farthest:
+            self._farthest = sorted([*self._farthest[1:], step])
         self._newest_step.update(dict.fromkeys(numbers, step))
         for name in self._seen_steps.keys() & numbers.keys():
             self._seen_steps[name].add(step)
@@ -125,6 +139,7 @@ class LastRun:
     def _begin_again(self, step: float) -> None:
         self.columns = self.columns.before(step)
         self._seen_steps.clear()
+        self._farthest = [-math.inf] * FAR_BACK
         if self.columns.steps:
             self._resumed_steps.append(step)
         else:
@@ -134,6 +149,7 @@ class LastRun:
     def notes(self) -> tuple[str, ...]:
         """Says in sentences what was left out."""
         notes = [f"{self._step_name} is taken for the step"] if self._step_name else []
+        notes += [WITHIN] if self._trained_within else []
         notes += [f"{self._negative} rows with a negative step are left out"] if self._negative else []
         if self._runs > 1:
             notes.append(

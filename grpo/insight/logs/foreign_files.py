@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo.config import UserError
 from grpo.config.errors import first_line
+from grpo.insight.logs.foreign_names import TRAIN_STEP
 
 EVENT_FILES = "*tfevents*"
 # So many rows of a Parquet file are held at once.
@@ -33,9 +34,15 @@ def read_event_files(path: Path) -> list[dict[str, Any]]:
         accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0})
         accumulator.Reload()
         rows: dict[int, dict[str, Any]] = {}
-        for tag in accumulator.Tags()["scalars"]:
+        tags = accumulator.Tags()["scalars"]
+        # slime counts rollouts, and apart from them the optimizer steps, of which a rollout may have several.
+        last_steps = {tag: accumulator.Scalars(tag)[-1].step for tag in {"rollout/step", TRAIN_STEP} & {*tags}}
+        per_rollout = round((last_steps[TRAIN_STEP] + 1) / (min(last_steps.values()) + 1)) if len(last_steps) > 1 else 1
+        for tag in tags:
+            steps_per_row = per_rollout if tag.startswith("train/") else 1
             for event in accumulator.Scalars(tag):
-                rows.setdefault(event.step, {"step": event.step})[tag] = event.value
+                step = event.step // steps_per_row
+                rows.setdefault(step, {"step": step})[tag] = event.value
         if len(rows) > 1:
             runs[place] = rows
     if not runs:

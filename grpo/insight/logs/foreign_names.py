@@ -35,9 +35,10 @@ NO_SCORE = re.compile(
 )
 SUM_OF_PARTS = re.compile(r"eval[_/]reward")
 # The names of a row's step, in order of preference. In slime's logs rollout, train and eval rows have different ones.
+ROLLOUT, TRAIN_STEP = frozenset({"rollout/step", "rollout/raw_reward"}), "train/step"
 STEPS = (
     *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
-    *("rollout/step", "train/step", "eval/step", "_step", "Step", "iteration"),
+    *("rollout/step", TRAIN_STEP, "eval/step", "_step", "Step", "iteration"),
 )
 STEP_NAMES = frozenset(STEPS)
 # Further names of a row's step, for logs that have none of those.

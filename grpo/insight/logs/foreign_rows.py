@@ -27,7 +27,7 @@ from grpo.config.plain_json import parse_json
 from grpo.insight.logs.console_logs import console_rows
 from grpo.insight.logs.foreign_columns import Columns, LastRun
 from grpo.insight.logs.foreign_files import EVENT_FILES, read_event_files, read_parquet
-from grpo.insight.logs.foreign_names import is_number
+from grpo.insight.logs.foreign_names import STEP_NAMES, STEPS, Row, is_number, numbers_of
 from grpo.telemetry.json_lines import read_json_lines
 
 _AS_CSV = "is no log that is read here: export its table as CSV"
@@ -62,6 +62,8 @@ PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
 OF_RUN = " - "
 BOUNDS = ("__MIN", "__MAX")
+# A table with a line for each value has the metric's name in one of the first, as MLflow's and pandas's do.
+METRIC_NAMES, OF_TIME = ("key", "metric", "tag", "variable"), ("timestamp", "wall_time", "time", "_timestamp")
 # A log that plans more steps has a mistake there.
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
@@ -214,10 +216,12 @@ def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = 
     run, written = LastRun(), dict[str, Any]()
     for count, row in enumerate(rows):
         if isinstance(row, Mapping):
-            is_text = isinstance(row.get("step"), str)
+            row = _unfolded(row) if "value" in row else row
+            is_text = any(isinstance(row.get(name), str) for name in STEPS)
             run.add({name: _as_number(value) for name, value in row.items()} if is_text else row)
             if count < LOOKED_AT:
-                written |= {name: value for name, value in row.items() if name not in written and _is_written(value)}
+                known = written.keys() | STEP_NAMES
+                written |= {name: value for name, value in row.items() if name not in known and _is_written(value)}
     numbers = run.columns.named()
     texts = [
         f"{name} holds {value!r}, which is no plain number, so it is left out: write its numbers as numbers"
@@ -225,6 +229,18 @@ def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = 
         if name not in numbers
     ]
     return ForeignRows(run.columns, max_steps, (*notes, *run.notes), tuple(texts))
+
+
+def _unfolded(row: Row) -> Row:
+    """Returns the row of a table that has a line for each value, and so the metric's name in a column, with that name.
+
+    >>> _unfolded({"key": "reward", "value": 0.5, "step": 3, "timestamp": 1764278400})
+    {'reward': 0.5, 'step': 3}
+    """
+    name = next((row[name] for name in METRIC_NAMES if isinstance(row.get(name), str)), "")
+    if not name or not numbers_of(row).keys() <= {"value", *OF_TIME}:
+        return row
+    return {name: row["value"], **{step: row[step] for step in STEPS if step in row}}
 
 
 def _is_written(value: Any) -> bool:
