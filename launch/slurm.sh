@@ -38,8 +38,9 @@ export GRPO_START="job-$SLURM_JOB_ID"
 job=$!
 trap 'kill -TERM $job' TERM
 wait $job
+# The signal cuts the first wait short. The last one returns the status of a job that has ended.
+while kill -0 $job 2>/dev/null; do wait $job; done
+wait $job
 code=$?
-# The signal cuts the first wait short.
-while kill -0 $job 2>/dev/null; do wait $job; code=$?; done
 if ((code == 143)); then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $code

@@ -20,9 +20,10 @@ from transformers import (
 
 from grpo.config.errors import UserError, first_line, require
 from grpo.config.plain_json import read_object
-from grpo.models.resolve import OWN_CODE
+from grpo.models.resolve import CONFIG, OWN_CODE
 
 GENERATION = "generation_config.json"
+IDENTIFYING = ("*.safetensors", "tokenizer*.json", "*.jinja")
 # Kinds of layers, as transformers' configs call them, that carry a state from token to token.
 STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
@@ -43,6 +44,16 @@ class ModelFiles:
 
     path: Path
     trust: bool = False
+
+    @property
+    def identity(self) -> list[tuple[str, str]]:
+        """Returns what tells the files of model and tokenizer from others, without reading weights: each with its name
+        in the hub's cache, which is its digest, or else with its size, and config.json with its text."""
+        files = sorted(file for pattern in IDENTIFYING for file in self.path.glob(pattern))
+        stored = [(file.name, file.resolve()) for file in files]
+        return [
+            (name, file.name if file.parent.name == "blobs" else str(file.stat().st_size)) for name, file in stored
+        ] + [(CONFIG, (self.path / CONFIG).read_text())]
 
     @property
     def config(self) -> PretrainedConfig:

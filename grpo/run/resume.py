@@ -32,6 +32,7 @@ from grpo.host.together import from_first, on_first
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
 from grpo.measure import by_problem, problem_id
+from grpo.models.files import ModelFiles
 from grpo.models.upload import WeightsIdentity, check_base, weights_identity
 from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole, saved_random_state
 from grpo.tasks.task import LoadedTask
@@ -44,6 +45,17 @@ from grpo.types.plain import rebuilt
 OF_ONE_START = ("output_dir", "checkpoint.resume")
 PROBLEMS = "problems"
 """A checkpoint's state holds under this name the identity of the problems that the run was trained on."""
+INPUTS = (
+    (
+        "the problems of rank {} differ from those of rank 0, or come in another order",
+        "give every machine the same data, in the same order",
+    ),
+    (
+        "the files of the model of rank {} differ from those of rank 0",
+        "give every machine the same files, or a commit as model.revision if they are those of a branch that has moved",
+    ),
+)
+"""Ranks may differ in these inputs, each with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +257,19 @@ def set_aside(output: Path) -> Path | None:
     return folder_of_earlier_run
 
 
-def require_same_problems(task: LoadedTask, collective: Collective) -> None:
-    """Raises UserError when ranks have read different problems, or in another order. Collective.
+def require_same_inputs(task: LoadedTask, model: ModelFiles, collective: Collective) -> None:
+    """Raises UserError when ranks have read different problems, or in another order, or have other files of the model.
+    Collective.
 
     Each rank takes its positions of one stream of prompts. Of different streams, some prompts would come twice and
-    others never.
+    others never. A branch on the hub may move between the downloads of two machines.
     """
-    identities = collective.gather(task.identity)
-    differing = [str(rank) for rank, identity in enumerate(identities) if identity != identities[0]]
+    by_rank = collective.gather((task.identity, model.identity))
 
     def compare() -> None:
-        require(
-            not differing,
-            f"the problems of rank {', '.join(differing)} differ from those of rank 0, or come in another order: give "
-            "every machine the same data, in the same order",
-        )
+        for place, (what, remedy) in enumerate(INPUTS):
+            differing = [str(rank) for rank, own in enumerate(by_rank) if own[place] != by_rank[0][place]]
+            require(not differing, f"{what.format(', '.join(differing))}: {remedy}")
 
     on_first(collective, compare)
 

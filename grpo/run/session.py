@@ -50,7 +50,7 @@ from grpo.run.resume import (
     checkpoint_store,
     fresh,
     goes_on,
-    require_same_problems,
+    require_same_inputs,
     resumed,
     saved_run,
     set_aside,
@@ -91,7 +91,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         if alone:
             ends.callback(end_distributed)
         collective = TorchCollective(device)
-        require_same_problems(ready.task, collective)
+        require_same_inputs(ready.task, ready.files, collective)
         with locked(Path(config.output_dir), collective):
             upload = on_first(collective, lambda: opened(config.checkpoint, Path(config.output_dir)))
             resume = goes_on(config, collective)

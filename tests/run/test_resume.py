@@ -10,10 +10,11 @@ import pytest
 
 from grpo.config import RewardPartConfig, TrainConfig, UserError
 from grpo.config.errors import EndedElsewhere
+from grpo.models.files import ModelFiles
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.early_checks import check
 from grpo.run.records import open_files
-from grpo.run.resume import asked_of, goes_on, require_same_problems, saved_run, set_aside
+from grpo.run.resume import asked_of, goes_on, require_same_inputs, saved_run, set_aside
 from grpo.telemetry.trackers import Trackers
 from grpo.types import Progress, RoundPlan
 from tests.fakes import SingleRank, on_ranks
@@ -189,10 +190,33 @@ def test_ranks_that_have_read_different_problems_are_refused_by_one_line():
     """A machine may have an older copy of the file, or a script may shuffle its rows on every rank anew."""
 
     def begin(identities):
-        tasks = [SimpleNamespace(identity=identity) for identity in identities]
-        return on_ranks(len(tasks), lambda ranks: require_same_problems(tasks[ranks.rank], ranks))
+        tasks, model = [SimpleNamespace(identity=identity) for identity in identities], SimpleNamespace(identity=[])
+        return on_ranks(len(tasks), lambda ranks: require_same_inputs(tasks[ranks.rank], model, ranks))
 
     assert begin(["a", "a"]) == [None, None]
     refused, *others = begin(["a", "b", "a"])
     assert type(refused) is UserError and "the problems of rank 1 differ from those of rank 0" in str(refused)
     assert [type(error) for error in others] == [EndedElsewhere] * 2
+
+
+def test_ranks_that_have_other_files_of_the_model_are_refused_by_one_line(tmp_path):
+    def folder(name, weights, text="{}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+        (tmp_path / name / "model.safetensors").symlink_to(weights)
+        return ModelFiles(tmp_path / name)
+
+    def begin(*models):
+        task = SimpleNamespace(identity="a")
+        return on_ranks(len(models), lambda ranks: require_same_inputs(task, models[ranks.rank], ranks))
+
+    # The hub's cache names files by their digests. These have the same size.
+    (tmp_path / "blobs").mkdir()
+    old, new = tmp_path / "blobs" / "d1", tmp_path / "blobs" / "d2"
+    for blob in (old, new):
+        blob.write_text("weights")
+    first = folder("first", old)
+    assert begin(first, folder("same", old)) == [None, None]
+    refused = begin(first, folder("moved", new))[0]
+    assert type(refused) is UserError and "files of the model of rank 1 differ from those of rank 0" in str(refused)
+    assert begin(first, folder("configured", old, '{"hidden_size": 8}')) != [None, None]
