@@ -17,7 +17,7 @@ from grpo.host.disk import FULL, remove, room
 from grpo.host.together import on_first
 from grpo.interfaces import Collective
 from grpo.learner.policy import DTYPES, Policy, base_model
-from grpo.learner.weights import gathered, weight_buckets
+from grpo.learner.weights import gathered, saved_buffers, weight_buckets
 
 CARD_FILE = "README.md"
 EXPORT_DTYPES = DTYPES | {"float16": torch.float16}
@@ -60,7 +60,7 @@ class Folder:
 
 
 def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -> None:
-    """Writes all weights, with adapters merged into them. Collective; the first rank writes.
+    """Writes all weights and saved buffers, with adapters merged into the weights. Collective; the first rank writes.
 
     Raises UserError when the folder cannot be written.
     """
@@ -68,6 +68,7 @@ def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -
     for bucket in weight_buckets(policy, 2**30, EXPORT_DTYPES[dtype]):
         if collective.rank == 0:
             weights |= {name: tensor.cpu().clone() for name, tensor in bucket}
+    weights |= {name: buffer.cpu().clone() for name, buffer in saved_buffers(policy.language_model).items()}
     model = base_model(policy.language_model)
     on_first(collective, lambda: _fill(folder, lambda writing: model.save_pretrained(writing, state_dict=weights)))
 

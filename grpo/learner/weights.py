@@ -105,6 +105,14 @@ def _weights(language_model: nn.Module) -> Iterator[_Weight]:
         yield _Weight(plain, parameter, adapted_layers.get(plain))
 
 
+def saved_buffers(language_model: nn.Module) -> dict[str, Tensor]:
+    """Returns what a model's files hold besides its weights, such as the biases of routers, which nothing trains. Every
+    rank has them whole, in the dtype that the model computes with."""
+    model = base_model(language_model)
+    saved = model.state_dict().keys()
+    return {name.replace(".base_layer", ""): buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 def _materialized(bucket: list[Piece], dtype: torch.dtype) -> Iterator[list[tuple[str, Tensor]]]:
     with torch.no_grad(), gathered([parameter for parameters, _ in bucket for parameter in parameters]):
         yield [item for _, make in bucket for item in make(dtype)]

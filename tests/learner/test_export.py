@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from grpo.config import ModelConfig, UserError
 from grpo.config.engines import LoraConfig
@@ -45,6 +45,24 @@ def test_a_model_is_written_in_the_dtype_that_is_asked_for(dtype, kind, policy, 
     # A number is rounded up or down, by less than a step.
     step = {torch.float16: 2**-10, torch.float32: 0.0}[kind]
     assert all(torch.allclose(written[name].float(), before[name], step, 1e-7) for name in before)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_routers_bias_is_written_as_it_was_though_nothing_trains_it(rank, tmp_path):
+    config = DeepseekV3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, n_routed_experts=8, n_group=2, topk_group=1,
+        num_experts_per_tok=2, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    model, name = AutoModelForCausalLM.from_config(config), "model.layers.1.mlp.gate.e_score_correction_bias"
+    dict(model.named_buffers())[name].copy_(torch.arange(8) / 7)
+    model.save_pretrained(tmp_path / "base")
+    of_base = ModelConfig(path=str(tmp_path / "base"), lora=LoraConfig(rank=rank))
+    policy = load_policy(files_of(tmp_path / "base"), of_base, "float32", 64)
+    export(policy, "bfloat16", folder_at(tmp_path / "model"), SingleRank())
+    written, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not info["missing_keys"] and torch.equal(dict(written.named_buffers())[name], torch.arange(8) / 7)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
