@@ -122,7 +122,7 @@ def test_this_vllm_takes_every_call_of_an_engine_in_process():
     assert vllm_sampler.LLM is LLM
     taken(LLM.collective_rpc, "receive_bucket", args=([],))
     taken(LLM.apply_model, print)
-    taken(LLM.reset_prefix_cache)
+    taken(LLM.reset_prefix_cache, reset_connector=True)
     taken(LLMEngine.add_request, "0/1", {"prompt_token_ids": [3]}, None)
     taken(LLMEngine.step)
     taken(LLMEngine.has_unfinished_requests)

@@ -92,11 +92,12 @@ def pass_at_k(rewards: Completions, step: Moments, settings: NormalizationConfig
         return torch.zeros_like(rewards)
     ascending, order = rewards.sort()
     # These are the shares of the subsets of k of n whose best is the j-th lowest: C(j, k−1) with j counted from 0.
-    best = _choose(size, k - 1, like=rewards) / math.comb(size, k)
+    best = _share(size, k - 1, math.comb(size, k), like=rewards)
     mean = best @ ascending
     # Among the subsets that hold i, a higher j is the best of C(j−1, k−2) of them. In the others i itself is the best.
-    above = (_choose(size, k - 2, like=rewards, shift=-1) / math.comb(size - 1, k - 1)) * ascending
-    share_as_best = _choose(size, k - 1, like=rewards) / math.comb(size - 1, k - 1) * ascending
+    holders = math.comb(size - 1, k - 1)
+    above = _share(size, k - 2, holders, like=rewards, shift=-1) * ascending
+    share_as_best = _share(size, k - 1, holders, like=rewards) * ascending
     holding = share_as_best + above.flip(0).cumsum(0).flip(0) - above
     variance = best @ (ascending - mean).square()
     if math.isclose(float(variance), 0.0, abs_tol=1e-24 * float(ascending.square().max())):
@@ -106,9 +107,10 @@ def pass_at_k(rewards: Completions, step: Moments, settings: NormalizationConfig
     return advantages
 
 
-def _choose(size: int, k: int, like: Completions, shift: int = 0) -> Completions:
-    """Returns C(j + shift, k) for j = 0 … size − 1, and 0 where that is not defined."""
-    return like.new_tensor([math.comb(j + shift, k) if k >= 0 and j + shift >= 0 else 0 for j in range(size)])
+def _share(size: int, k: int, of: int, like: Completions, shift: int = 0) -> Completions:
+    """Returns C(j + shift, k) / `of` for j = 0 … size − 1, and 0 where that is not defined. Such whole numbers of large
+    groups have no room in a tensor."""
+    return like.new_tensor([math.comb(j + shift, k) / of if k >= 0 and j + shift >= 0 else 0.0 for j in range(size)])
 
 
 def reinforce_plus_plus(rewards: Completions, step: Moments, settings: NormalizationConfig) -> Completions:

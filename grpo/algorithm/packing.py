@@ -52,7 +52,9 @@ class Branch:
         num_targets = len(self.completion.token_ids)
         if not self.completion.observed:
             return chain((last_of_prompt,), range(start, start + num_targets - 1))
-        shifts = Counter({piece.at: len(piece.token_ids) for piece in self.completion.observed})
+        shifts = Counter[int]()
+        for piece in self.completion.observed:
+            shifts[piece.at] += len(piece.token_ids)
         places = enumerate(accumulate(shifts[place] for place in range(num_targets)))
         return (start + place + shift - 1 if place + shift else last_of_prompt for place, shift in places)
 

@@ -8,7 +8,6 @@ what a run has recorded. Settings have the names of configuration keys. A user's
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -86,15 +85,20 @@ def dial(rewards: Rewards, step: Moments, normalization: NormalizationConfig) ->
 def pass_at_k(rewards: Rewards, step: Moments, normalization: NormalizationConfig) -> Rewards:
     """Returns the mean best reward of the subsets of k that hold a completion, minus that of all, times σ^(−α) of these
     best rewards (arXiv:2508.10751)."""
-    size, k = len(rewards), normalization.k
-    if size < k or equal(rewards):
-        return [0.0] * size
-    best = {subset: max(rewards[i] for i in subset) for subset in itertools.combinations(range(size), k)}
-    if equal([*best.values()]):
-        return [0.0] * size
-    with_it = [mean([value for subset, value in best.items() if i in subset]) for i in range(size)]
-    every = mean([*best.values()])
-    return divided([value - every for value in with_it], sigma([*best.values()], 0), normalization)
+    best = best_of(rewards, normalization.k)
+    if not best or equal([value for value, _ in best]):
+        return [0.0] * len(rewards)
+    every = sum(share * value for value, share in best)
+    spread = math.sqrt(sum(share * (value - every) ** 2 for value, share in best))
+    rests = [best_of(rewards[:i] + rewards[i + 1 :], normalization.k - 1) for i in range(len(rewards))]
+    with_it = [sum(share * max(own, v) for v, share in rest) for own, rest in zip(rewards, rests, strict=True)]
+    return divided([value - every for value in with_it], spread, normalization)
+
+
+def best_of(rewards: Rewards, k: int) -> list[tuple[float, float]]:
+    """Returns rewards with the share of the subsets of k whose best they are. Of C(j, k − 1) it is the j-th lowest."""
+    number, order = math.comb(len(rewards), k), enumerate(sorted(rewards))
+    return [(value, math.comb(j, k - 1) / number) for j, value in order if j >= k - 1] if k else [(-math.inf, 1.0)]
 
 
 def reinforce_plus_plus(rewards: Rewards, step: Moments, normalization: NormalizationConfig) -> Rewards:
@@ -117,8 +121,7 @@ def advantages(groups: Groups, settings: Settings) -> list[Rewards]:
             values = [[grade.parts.get(name, 0.0) for grade in group.scored.grades] for group in groups]
             return normalized(groups, values, normalization)
 
-        names, by = [*weights], [*weights.values()]
-        of_groups = zip(*map(of_part, names), strict=True)
+        by, of_groups = [*weights.values()], zip(*map(of_part, weights), strict=True)
         sums = [[weighted_sum(values, by) for values in zip(*own, strict=True)] for own in of_groups]
         _, spread = moments(groups, sums, normalization.ddof)
         return [divided(values, spread, normalization) for values in sums]
@@ -140,8 +143,7 @@ def normalized(groups: Groups, rewards: list[Rewards], normalization: Normalizat
 
 def moments(groups: Groups, rewards: Sequence[Rewards], ddof: int) -> Moments:
     """Returns mean and σ over all rewards of a step. Those of groups that could not be graded stand for none."""
-    pairs = zip(groups, rewards, strict=True)
-    every = [reward for group, values in pairs if not group.scored.spoilt for reward in values]
+    every = [reward for group, own in zip(groups, rewards, strict=True) if not group.scored.spoilt for reward in own]
     return (mean(every), sigma(every, ddof)) if every else (0.0, 0.0)
 
 
@@ -349,10 +351,9 @@ def largest(values: Tensor, number: int) -> Tensor:
 def after_selection(losses: Tensor, s: Stretch, taken: Tensor, objective: ObjectiveConfig) -> Tensor:
     """Applies a selection: Clip-Cov removes gradient, KL-Cov adds |log ρ| above rounding (both arXiv:2505.22617), and
     top_entropy learns from the tokens with the highest entropy only (arXiv:2506.01939)."""
-    selection = objective.selection
-    if selection.name == "kl_cov":
-        return losses + selection.penalty * taken * torch.threshold((s.now - s.old).abs(), ALIKE, 0.0)
-    return losses * (1 - taken if selection.name == "clip_cov" else taken)
+    if objective.selection.name == "kl_cov":
+        return losses + objective.selection.penalty * taken * torch.threshold((s.now - s.old).abs(), ALIKE, 0.0)
+    return losses * (1 - taken if objective.selection.name == "clip_cov" else taken)
 
 
 def step_loss(model: Model, groups: Groups, settings: Settings, first: bool = True) -> Tensor:
@@ -383,8 +384,7 @@ def step_loss(model: Model, groups: Groups, settings: Settings, first: bool = Tr
 
 def stretches_of(model: Model, groups: Groups, settings: Settings, first: bool) -> Iterator[Stretch]:
     """Yields the stretches of all completions that are learned from, one sequence after another."""
-    weights = token_weights(groups, settings.objective)
-    every_advantage = advantages(groups, settings)
+    weights, every_advantage = token_weights(groups, settings.objective), advantages(groups, settings)
     for g, group in enumerate(groups):
         prompt = group.scored.group.prompt.token_ids
         for i, completion in enumerate(group.scored.group.completions):

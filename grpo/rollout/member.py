@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 from grpo.config.errors import UserError
 from grpo.host.terminal import say
 from grpo.rollout.claims import claim
-from grpo.rollout.replica import Replica, ServerState, restart_lost
+from grpo.rollout.replica import Replica, ReplicaLost, ServerState, restart_lost
 from grpo.weight_sync.server_link import Post, ServerLink
+
+# A cache that is not emptied at once is asked so often, after so many seconds each.
+TIMES, AGAIN_SECONDS = 20, 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +65,7 @@ class Member:
             await post("/wake_up?tags=kv_cache", {})
         if adapters:
             await post("/collective_rpc", {"method": "place_adapter"})
-        await post("/reset_prefix_cache", {})
+        await empty_cache(post)
         # Another run may have left the server paused.
         await post("/resume", {})
 
@@ -106,3 +110,14 @@ class Member:
         if not self.replica.alive:
             was_linked, self.linked, self.has_base, self.level = self.linked, False, self.starts_with_base, 1
             restart_lost(self.replica.process, was_linked)
+
+
+async def empty_cache(post: Post) -> None:
+    """Makes a server forget what its older weights have computed of prompts, wherever it keeps that. Prompts that begin
+    alike would otherwise go on from it. Raises ReplicaLost where the server does not."""
+    for _ in range(TIMES):
+        # A request that was given up, or a transfer to main memory, may still hold a part of the cache.
+        if (await post("/reset_prefix_cache?reset_external=true", {})).get("success", True):
+            return
+        await asyncio.sleep(AGAIN_SECONDS)
+    raise ReplicaLost("it did not empty its prefix cache after a refresh: some request still holds blocks")

@@ -219,7 +219,7 @@ class VllmSampler:
         self._llm.collective_rpc("finish_refresh")
         if self._adapters:
             self._has_base, self._adapted = True, {"lora_request": LoRARequest(ADAPTER, ADAPTER_NUMBER, NO_FILE)}
-        if not self._llm.reset_prefix_cache():
+        if not self._llm.reset_prefix_cache(reset_connector=True):
             # vLLM only warns. Prompts that begin alike would then continue from activations of older weights.
             raise RuntimeError("vLLM did not empty its prefix cache after a refresh: some request still holds blocks")
         self.policy_version = policy_version

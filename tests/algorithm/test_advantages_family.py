@@ -3,6 +3,8 @@ frameworks."""
 
 import math
 from dataclasses import replace
+from itertools import combinations
+from statistics import fmean, pstdev
 
 import pytest
 import torch
@@ -49,13 +51,17 @@ def test_a_group_whose_mean_is_not_above_zero_has_no_advantage():
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 0.5])
 def test_pass_at_k_is_the_mean_over_all_subsets(rewards, k, exponent):
     settings = {"name": "pass_at_k", "k": k, "exponent": exponent}
-    advantages = one(rewards, **settings)
-    enumerated = reference.pass_at_k(rewards, (0.0, 0.0), NormalizationConfig(**settings))
-    assert advantages == pytest.approx(enumerated, rel=1e-12)
+    subsets = [*combinations(range(len(rewards)), k)]
+    best = [max(rewards[i] for i in subset) for subset in subsets]
+    pairs = [*zip(best, subsets, strict=True)]
+    with_it = [fmean(value for value, subset in pairs if i in subset) for i in range(len(rewards))]
+    enumerated = [(value - fmean(best)) / pstdev(best) ** exponent for value in with_it]
+    advantages, audited = one(rewards, **settings), reference.pass_at_k(rewards, (), NormalizationConfig(**settings))
+    assert advantages == pytest.approx(enumerated, rel=1e-12) and audited == pytest.approx(enumerated, rel=1e-12)
     assert sum(advantages) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("right", "wrong", "k"), [(1, 7, 4), (3, 5, 2), (2, 14, 8)])
+@pytest.mark.parametrize(("right", "wrong", "k"), [(1, 7, 4), (3, 5, 2), (2, 14, 8), (5, 123, 16), (100, 412, 64)])
 def test_pass_at_k_equals_the_papers_closed_form(right, wrong, k):
     # arXiv:2508.10751, section 3: the advantages of positive and negative responses
     size = right + wrong
@@ -63,7 +69,9 @@ def test_pass_at_k_equals_the_papers_closed_form(right, wrong, k):
     std = (mean * (1 - mean)) ** 0.5
     expected = [(1 - mean) / std] * right
     expected += [(1 - mean - math.comb(wrong - 1, k - 1) / math.comb(size - 1, k - 1)) / std] * wrong
-    assert one([1.0] * right + [0.0] * wrong, name="pass_at_k", k=k) == pytest.approx(expected, rel=1e-12)
+    rewards, settings = [1.0] * right + [0.0] * wrong, {"name": "pass_at_k", "k": k}
+    assert one(rewards, **settings) == pytest.approx(expected, rel=1e-12)
+    assert reference.pass_at_k(rewards, (), NormalizationConfig(**settings)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_pass_at_one_is_grpo_and_a_sure_best_is_silent():

@@ -23,8 +23,8 @@ from grpo.host.signals import HURRY, StopRequest, handled_as_before, interruptib
 from grpo.rollout import fleet
 from grpo.rollout.claims import served
 from grpo.rollout.engine_arguments import sleep_arguments
-from grpo.rollout.member import Member
-from grpo.rollout.replica import Replica, ServerState
+from grpo.rollout.member import Member, empty_cache
+from grpo.rollout.replica import Replica, ReplicaLost, ServerState
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
@@ -431,7 +431,22 @@ def test_a_server_beside_a_learner_sleeps_deeply_once_a_refresh_brings_everythin
     assert calls[:2] == ["/sleep?level=1", "/wake_up?tags=weights"]
     # Its cache gets memory once the weights have come, and is emptied before requests go on.
     refresh = ["/finish_weight_update", "lost_by_sleep", "/wake_up?tags=kv_cache", *["place_adapter"] * adapters]
-    assert calls[2:] == [*refresh, "/reset_prefix_cache", "/resume", f"/sleep?level={level}"]
+    assert calls[2:] == [*refresh, "/reset_prefix_cache?reset_external=true", "/resume", f"/sleep?level={level}"]
+
+
+def test_a_server_that_keeps_what_older_weights_have_computed_is_lost(monkeypatch):
+    monkeypatch.setattr("grpo.rollout.member.AGAIN_SECONDS", 0.0)
+    answers = [False, False, True]
+
+    async def post(route, payload):
+        return {"success": answers.pop(0)}
+
+    # A request that was given up may hold its part of the cache for a moment.
+    asyncio.run(empty_cache(post))
+    assert not answers
+    answers += [False] * 100
+    with pytest.raises(ReplicaLost, match="did not empty its prefix cache after a refresh"):
+        asyncio.run(empty_cache(post))
 
 
 def test_an_engine_that_was_started_again_sleeps_before_it_has_weights_and_joins_in_the_next_refresh(model):

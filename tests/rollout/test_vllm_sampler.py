@@ -193,7 +193,7 @@ def test_a_model_of_vllm_that_takes_no_such_weights_is_one_line(sampler):
 
 
 def test_a_cache_that_keeps_what_older_weights_have_computed_ends_the_run(sampler):
-    sampler._llm.reset_prefix_cache = lambda: False
+    sampler._llm.reset_prefix_cache = lambda reset_connector: False
     with pytest.raises(RuntimeError, match="did not empty its prefix cache"):
         sampler.finish_weights(4)
 
