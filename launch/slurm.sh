@@ -2,9 +2,9 @@
 # A run under Slurm, on one machine or several:
 #   sbatch --nodes=2 --gpus-per-node=8 launch/slurm.sh experiment=gsm8k_qwen2_5_7b hardware=slurm
 #   sbatch --nodes=1 --gpus-per-node=8 launch/slurm.sh experiment=gsm8k_qwen2_5_7b hardware=split
-# Two minutes before its time is up, or when it is preempted, the job is asked to stop: it saves after its present
-# optimizer step, goes back into the queue, and continues from that checkpoint. Its folder is runs/NAME/job-NUMBER.
-# `scancel JOB` ends all of it. GRPO_IMAGE=grpo.sif runs an image of launch/Dockerfile on every machine by Apptainer, and
+# Two minutes before its time is up the job is asked to stop: it saves after its present optimizer step, goes back into
+# the queue, and continues from that checkpoint. When it is preempted, it is asked only where Slurm's PreemptParameters
+# has send_user_signal. Its folder is runs/NAME/job-NUMBER. After `scancel JOB` it saves and stays away. GRPO_IMAGE=grpo.sif runs an image of launch/Dockerfile on every machine by Apptainer, and
 # any other name by pyxis and enroot. There /cache is your own cache folder (XDG_CACHE_HOME, or else ~/.cache),
 # and HF_HOME is seen too.
 #SBATCH --job-name=grpo
@@ -36,11 +36,16 @@ export GRPO_SERVER_KEY=${GRPO_SERVER_KEY:-$(head -c 24 /dev/urandom | od -An -tx
 export GRPO_START="job-$SLURM_JOB_ID"
 "${run[@]}" launch checkpoint.resume=auto checkpoint.grace_seconds=110 "$@" "${each[@]}" &
 job=$!
-trap 'kill -TERM $job' TERM
+# srun would kill its tasks when it is asked to stop itself.
+ask() { if [[ ${GRPO_IMAGE:-} ]]; then scancel --signal=TERM "$SLURM_JOB_ID"; else kill -TERM $job; fi; }
+trap ask TERM
 wait $job
 # The signal cuts the first wait short. The last one returns the status of a job that has ended.
 while kill -0 $job 2>/dev/null; do wait $job; done
 wait $job
 code=$?
-if ((code == 143)); then scontrol requeue "$SLURM_JOB_ID"; fi
+# A job that is cancelled is completing already.
+if ((code == 143)) && [[ $(squeue -h -j "$SLURM_JOB_ID" -o %T) != COMPLETING ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code

@@ -18,7 +18,7 @@ from grpo.config.errors import require
 from grpo.config.folder import LAUNCHER_FILE, LOG_FOLDER
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
-from grpo.config.start import START_VARIABLE, start
+from grpo.config.start import START_VARIABLE, of_a_moment, start
 from grpo.config.validate import validate
 from grpo.host import ranks
 from grpo.host.disk import write_whole
@@ -47,6 +47,11 @@ def run(words: Sequence[str]) -> int:
     config = compose_config(words)
     hardware = config.hardware
     validate(config, hardware.ranks)
+    require(
+        not of_a_moment(config.output_dir),
+        f"output_dir={config.output_dir} holds ${{now:…}}, which is another moment in each process of the run: write "
+        "${start:} in its place, or give output_dir as a word",
+    )
     if hardware.shell == "each" and not config.dry_run:
         return _run_with_others(config, given, words)
     if hardware.shell not in ("here", "each") and shutil.which(hardware.shell) is None:

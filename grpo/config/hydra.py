@@ -31,7 +31,7 @@ from grpo.config.hints import hint
 from grpo.config.leaves import leaves
 from grpo.config.rewording import kind_of, reworded
 from grpo.config.run import TrainConfig
-from grpo.config.start import start
+from grpo.config.start import moment, start
 from grpo.config.sweep import SweepConfig
 from grpo.config.task import CurriculumConfig, DataConfig, SelectionConfig, TaskConfig
 
@@ -99,6 +99,8 @@ def composed(words: list[str]) -> DictConfig:
         _check_own(first / f"{request.name}.yaml")
     try:
         with plain_yaml.bounded(), _without_unread_groups(), initialize_config_dir(str(first), version_base="1.3"):
+            # Hydra's own would not tell that a folder's name holds it.
+            OmegaConf.register_new_resolver("now", moment, use_cache=True, replace=True)
             config = compose(request.name, overrides, return_hydra_config=True)
     except UnicodeDecodeError as error:
         raise UserError(f"{_not_utf8(request.directory or first)} is not UTF-8 text: save it as UTF-8") from error

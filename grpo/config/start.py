@@ -3,7 +3,8 @@
 These are the day, the time and the number of the process. Two runs therefore never share a folder by accident, even if
 they begin in the same second. Each `Trainer` of a process has a start of its own, see `begin_anew`. Every rank of a run
 has to name the same folder, so `grpo launch` gives all its processes one name in the environment variable `GRPO_START`.
-launch/slurm.sh sets it to the number of the job, which stays the same when Slurm starts the job again.
+launch/slurm.sh sets it to the number of the job, which stays the same when Slurm starts the job again. Hydra's
+`${now:%H}` is another moment in each process, whatever that variable says.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d+(-\d+)?|job-\d+")
 _PLAIN = re.compile(r"\w[\w.-]{0,99}")
 # The names of this process's starts. The last one is that of what it composes next.
 _own_starts: list[str] = []
+# This process has put these moments into its configurations.
+_own_moments: set[str] = set()
 
 
 def start() -> str:
@@ -44,9 +47,23 @@ def begin_anew() -> None:
     _own_starts.append(f"{name}-{len(_own_starts) + 1}" if name in _own_starts else name)
 
 
+def moment(form: str) -> str:
+    """Returns the present time in this form of strftime, which `${now:form}` stands for."""
+    text = datetime.now().strftime(form)
+    _own_moments.add(text)
+    return text
+
+
+def of_a_moment(output_dir: str) -> bool:
+    """Says whether another process would name this folder differently, since its name holds a moment of this one."""
+    return any(text in output_dir for text in _own_moments if text)
+
+
 def only_here(output_dir: str) -> bool:
-    """Says whether another process would name this folder differently, since its name holds this process's start."""
-    return not os.environ.get(START_VARIABLE) and any(name in output_dir for name in _own_starts)
+    """Says whether another process would name this folder differently, since its name holds this process's start, or a
+    moment of it."""
+    of_this_start = not os.environ.get(START_VARIABLE) and any(name in output_dir for name in _own_starts)
+    return of_this_start or of_a_moment(output_dir)
 
 
 def named_by_start(folder: Path) -> bool:

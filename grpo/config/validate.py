@@ -306,8 +306,9 @@ def _check_run(config: TrainConfig) -> None:
     saved = bool(checkpoints_in(Path(config.output_dir) / CHECKPOINTS))
     _require(
         checkpoint.resume != "auto" or config.dry_run or not only_here(config.output_dir),
-        f"checkpoint.resume=auto would never find a checkpoint, since output_dir={config.output_dir} is named by this "
-        f"start: name output_dir, or set {START_VARIABLE} to a name that stays the same, such as a job's number",
+        f"checkpoint.resume=auto would never find a checkpoint, since output_dir={config.output_dir} is named by "
+        f"this start or its moment: name output_dir, or set {START_VARIABLE} to a name that stays the same, such as a "
+        "job's number",
     )
     _require(
         bool(checkpoint.resume) or not saved,

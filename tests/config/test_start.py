@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from grpo.commands import launch
 from grpo.config import UserError
 from grpo.config.folder import refuse_several, resumable, runs_within
 from grpo.config.hydra import as_yaml, compose_config
-from grpo.config.start import begin_anew, named_by_start, only_here, start
+from grpo.config.start import begin_anew, named_by_start, of_a_moment, only_here, start
 from grpo.config.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,8 +85,25 @@ def test_a_printed_configuration_names_the_next_start_again():
     assert "output_dir: runs/tiny/${start:}\n" in as_yaml(["experiment=tiny"])
 
 
-def test_the_older_form_of_a_name_with_the_time_is_still_known():
-    assert re.fullmatch(r"runs/\d{4}", output_of("output_dir='runs/${now:%Y}'"))
+def test_the_older_form_of_a_name_with_the_time_is_still_known_and_is_another_one_in_each_process(monkeypatch):
+    monkeypatch.setattr("grpo.config.start._own_moments", set())
+    output = output_of("output_dir='runs/at-${now:%Y}'")
+    assert re.fullmatch(r"runs/at-\d{4}", output) and not only_here("runs/mine")
+    monkeypatch.setenv("GRPO_START", "job-17")
+    assert only_here(output) and of_a_moment(output) and not only_here(output_of())
+
+
+def test_a_launch_refuses_a_folder_that_a_file_names_by_the_moment(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo.config.start._own_moments", set())
+    lines = ["defaults: [train, {override experiment: tiny}, _self_]", "output_dir: ${oc.env:HOME}/${now:%H-%M-%S-%f}"]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    words = ["--config-dir", str(tmp_path), "--config-name", "mine"]
+    with pytest.raises(
+        UserError, match=r"holds \$\{now:…\}, which is another moment in each process of the run: write"
+    ):
+        launch.run([*words, "dry_run=true"])
+    # As a word it names one moment for all processes.
+    assert launch.run([*words, f"output_dir='{tmp_path}/${{now:%H-%M-%S-%f}}'", "dry_run=true"]) == 0
 
 
 def test_resuming_without_a_name_names_the_newest_run_that_has_a_checkpoint(tmp_path, monkeypatch):

@@ -67,7 +67,9 @@ def test_a_command_ends_well_whose_standard_streams_are_closed(closed):
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # On a busy machine a line says after some seconds what the command waits for.
+    waits = "grpo: loading what grpo config needs …\n"
+    assert (done.returncode, done.stderr.replace(waits, "")) == (0, "")
 
 
 def test_a_file_gets_no_closed_streams_number(tmp_path):

@@ -55,6 +55,7 @@ def test_a_job_that_slurm_starts_again_finds_its_folder_and_its_checkpoint(tmp_p
     assert [path.name for path in runs.iterdir()] == ["job-17"]
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 @pytest.mark.parametrize(
     ("image", "within"),
     [
@@ -69,12 +70,15 @@ def test_a_job_that_slurm_starts_again_finds_its_folder_and_its_checkpoint(tmp_p
         ),
     ],
 )
-def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back_into_the_queue(
-    image, within, tmp_path
+def test_an_image_is_started_once_on_each_machine_and_goes_back_into_the_queue_unless_it_was_cancelled(
+    image, within, state, tmp_path
 ):
     for name, program in {
-        "srun": 'echo "$*" $GRPO_START ${#GRPO_SERVER_KEY}; sleep 60 >/dev/null & trap "kill $!; exit 143" TERM; '
-        "touch here; wait $!",
+        # Asked to stop itself, srun kills its tasks. They save where scancel sends them the signal.
+        "srun": 'echo "$*" $GRPO_START ${#GRPO_SERVER_KEY}; trap "exit 137" TERM; trap "exit 143" USR1; '
+        "echo $$ > here; while :; do sleep 0.05; done",
+        "scancel": '[[ "$*" == "--signal=TERM 17" ]] && kill -USR1 $(cat here)',
+        "squeue": f'[[ "$*" == "-h -j 17 -o %T" ]] && echo {state}',
         "scontrol": 'echo scontrol "$*"',
     }.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\ncd {tmp_path}\n{program}\n")
@@ -87,11 +91,11 @@ def test_an_image_is_started_once_on_each_machine_and_asked_to_stop_it_goes_back
         words, cwd=ROOT, env=environment | {"GRPO_IMAGE": image}, stdout=subprocess.PIPE, text=True
     ) as process:
         deadline = time.monotonic() + 30
-        while not (tmp_path / "here").exists() and time.monotonic() < deadline:
+        while not ((tmp_path / "here").exists() and (tmp_path / "here").read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
         process.terminate()
-        started, requeued = process.stdout.read().splitlines()
-    assert process.returncode == 143 and requeued == "scontrol requeue 17"
+        started, *requeued = process.stdout.read().splitlines()
+    assert process.returncode == 143 and requeued == ["scontrol requeue 17"] * (state == "RUNNING")
     assert started.startswith("--ntasks-per-node=1 --cpu-bind=none ") and within.replace("CACHE", cache) in started
     # The machines agree on the folder, and have one key. The last of several words for a key counts.
     given = "checkpoint.resume=auto checkpoint.grace_seconds=110 experiment=tiny hardware=slurm hardware.shell=each"
