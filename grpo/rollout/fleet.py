@@ -171,8 +171,14 @@ class Fleet:
     def wake(self) -> None:
         """Makes servers beside learners take memory for weights again. `finish_refresh` brings the cache back."""
         if self._sleep not in ("never", "cache"):
-            torch.cuda.empty_cache()
+            self._make_room()
             self._from_first(Member.wake)
+
+    def _make_room(self) -> None:
+        """Gives back the GPU memory that the learner's last step has left to torch, on every rank. Ranks that share an
+        engine wait for one another, since it takes memory of all their GPUs."""
+        torch.cuda.empty_cache()
+        self._collective.gather(None)
 
     def _from_first(self, action: Callable[[Member, Post], Awaitable[Any]]) -> None:
         if self._first:
@@ -245,9 +251,8 @@ class Fleet:
         """Ends the refresh. Servers that have loaded all weights serve from here on. Raises UserError when no server
         has ever been able to load the weights."""
         self._arrive()
-        if self._sleep != "never" and self._first:
-            # The learner's last step has left memory to torch, in which the cache has its place.
-            torch.cuda.empty_cache()
+        if self._sleep != "never":
+            self._make_room()
         finish = partial(Member.finish_refresh, adapters=self._adapters, sleeps=self._sleep != "never")
         self._on(self._mine(), partial(finish, policy_version=policy_version))
         if self._memory:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
@@ -473,6 +474,36 @@ def test_an_engine_that_was_started_again_sleeps_before_it_has_weights_and_joins
         refresh(sampler, 2)
         assert replica.state is ServerState.READY
         sampler.close()
+
+
+def test_an_engine_takes_memory_once_all_ranks_that_share_it_have_given_theirs_back(model, monkeypatch):
+    monkeypatch.setattr(Rank, "apart", lambda self, seconds: self, raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("a rank gives back"))
+    events = []
+
+    class Waking(StandIn):
+        async def answer(self, request):
+            if request.path == "/wake_up":
+                events.append(request.path_qs)
+            return await super().answer(request)
+
+    def one_round(collective):
+        sampler = ServerSampler(settings, files_of(model, tiny_tokenizer()), torch.device("cpu"), collective)
+        refresh(sampler, 1)
+        sampler._fleet._sleep = "all"
+        # The last copies of one rank take longer.
+        time.sleep(0.3 * collective.rank)
+        sampler._fleet.wake()
+        time.sleep(0.3 * collective.rank)
+        refresh(sampler, 2)
+
+    with serving(Waking()) as url:
+        config = TrainConfig()
+        config.rollout.servers.urls = [url]
+        settings = SamplerSettings.of(config)
+        assert on_ranks(2, one_round) == [None, None]
+    gives = ["a rank gives back"] * 2
+    assert events == [*gives, "/wake_up?tags=weights", *gives, "/wake_up?tags=kv_cache"]
 
 
 def test_a_server_that_gives_back_its_cache_alone_stops_first():
