@@ -45,6 +45,13 @@ def test_every_choice_of_every_group_composes(group):
         assert isinstance(config, TrainConfig)
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_model_and_a_tracker_that_are_typed_beside_a_recipe_are_taken(experiment):
+    config = compose_config([f"experiment={experiment}", "model=qwen3_8b", "tracking=wandb"])
+    assert (config.model.source, config.model.path) == ("huggingface", "Qwen/Qwen3-8B")
+    assert config.tracking.wandb == "online"
+
+
 def test_one_process_is_no_run_of_eight_ranks():
     config = compose_config(["experiment=gsm8k_qwen2_5_7b", "hardware=node"])
     with pytest.raises(
