@@ -176,8 +176,9 @@ NAMES = {
         "eval.interval eval_every eval_freq eval_interval eval_steps eval_strategy evaluation.every evaluation.freq "
         "evaluation.interval test_freq eval_delay evals_per_epoch"
     ),
-    "evaluation.temperature": "val_kwargs val_kwargs.temperature eval_temperature",
-    "evaluation.top_p": "val_kwargs.top_p",
+    "evaluation.temperature": "val_kwargs val_kwargs.temperature eval_temperature evaluation.sampling.temperature",
+    "evaluation.top_p": "val_kwargs.top_p evaluation.sampling.top_p",
+    "evaluation.greedy": "val_kwargs.do_sample",
     "evaluation.suite": "benchmarks",
     "checkpoint.every_rounds": (
         "checkpoint.every checkpoint.interval ckpt.interval save_every save_freq save_interval save_steps "

@@ -202,7 +202,9 @@ def _unknown_choice(text: str) -> str:
     if match[1] and match[1].startswith("experiment/") and choice.partition("/")[0] in sections():
         return f"{file}in its list of defaults, write `override /{choice.replace('/', ': ')}`"
     options = re.findall(r"^\t(\w+)$", text, re.MULTILINE)
-    choices_hint = f": choose one of {', '.join(options)}" if options else ""
+    elsewhere = [folder.parent.name for folder in sorted(config_directory().glob(f"*/{choice}.yaml"))]
+    other = f", but {elsewhere[0]}={choice}" if elsewhere else ""
+    choices_hint = f"{other}: choose one of {', '.join(options)}" if options else other
     if group == "model" and "/" in choice:
         choices_hint = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
     if not slash:

@@ -16,6 +16,8 @@ MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
 WIDE_SEQUENCE_CLIP, COLD, HOT, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 2.0, 1e-2, 1e-6
 # The same of a KL's coefficient, and of the share of problems that are held out.
 LARGE_KL, LARGE_SHARE = 1.0, 0.5
+# The same of the way that a curriculum goes, and of the share of the learning rate that is left, usually FLOOR.
+FAR, LEAST_SHARE, FLOOR = 0.9, 1e-4, 0.1
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:
@@ -63,8 +65,38 @@ def surprises(config: TrainConfig) -> Iterator[str]:
                 "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
                 "task.prompt.system asks"
             )
+    yield from _too_long(config)
     yield from _odd_numbers(config)
     yield from _odd_texts(config)
+
+
+def _too_long(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about bounds that the run does not reach, or reaches at once."""
+    batch, curriculum = config.dynamics, config.task.curriculum
+    asked = config.num_steps * batch.prompts_per_step
+    if curriculum.name == "anneal" and asked < FAR * curriculum.anneal_prompts:
+        yield (
+            f"the run asks {asked:,} prompts, and task.curriculum.anneal_prompts={curriculum.anneal_prompts} leads "
+            f"from easy to hard: it ends {asked / curriculum.anneal_prompts:.1%} of the way, and {asked} goes all of it"
+        )
+    a_round = batch.prompts_per_step * batch.group_size * batch.refresh_interval
+    if 0 < config.limits.samples < a_round:
+        yield (
+            f"limits.samples={config.limits.samples} ends the run after its first round, which samples {a_round:,} "
+            "completions"
+        )
+    for of_set in config.task.all_sets.values():
+        if (seconds := of_set.reward.timeout_seconds) > config.rollout.deadline_seconds:
+            yield (
+                f"task.reward.timeout_seconds={seconds:g} is above rollout.deadline_seconds="
+                f"{config.rollout.deadline_seconds:g}, which ends the run first: it is seconds for one answer"
+            )
+    learner = config.learner
+    if learner.schedule != "constant" and 0 < learner.min_lr_fraction < LEAST_SHARE:
+        yield (
+            f"learner.min_lr_fraction={learner.min_lr_fraction:g} is a share, so the rate ends at "
+            f"{learner.min_lr_fraction * learner.learning_rate:.1g}: {FLOOR:g} of learner.learning_rate is usual"
+        )
 
 
 def _odd_numbers(config: TrainConfig) -> Iterator[str]:

@@ -144,6 +144,12 @@ RULES = (
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
     ),
     Rule(
+        under("rollout.servers", "replicas port first_gpu gpu_memory_fraction start_seconds"),
+        # grpo launch gives learners the addresses of the servers that it starts.
+        lambda c: not c.rollout.servers.urls or c.hardware.server_nodes,
+        "leave out rollout.servers.urls, whose servers have been started already",
+    ),
+    Rule(
         ("rollout.refill.enabled",),
         lambda c: c.rollout.refill.max_waves > 1,
         "make rollout.refill.max_waves 2 or more, since the first wave counts",
@@ -171,7 +177,7 @@ RULES = (
     Rule(
         under("task.data", "size options seed"),
         lambda c: c.task.data.source in ("reasoning_gym", "arithmetic"),
-        "use a generator; of a file or a hub's data set, task.data.limit takes the first rows",
+        "use a generator, or task.data.limit for the first rows of a file or a hub's data set",
     ),
     Rule(
         under(
@@ -199,7 +205,7 @@ RULES = (
 
 NOT_TRAINED = (
     Rule(
-        ("checkpoint.", "limits.", "num_steps", "normalization.", "objective."),
+        ("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dry_run"),
         lambda _: False,
         "only grpo train reads it; use that",
     ),
@@ -211,7 +217,7 @@ ALL_PROBLEMS = (
     Rule(
         under("evaluation", "num_problems pass_at suite suite_folder every_rounds"),
         lambda _: False,
-        "grpo solve-rates asks each selected problem for its samples, and task.data.limit takes the first rows",
+        "grpo solve-rates asks each selected problem, so set task.data.limit for fewer of them",
     ),
 )
 """These are the rules of `grpo solve-rates`."""
@@ -242,8 +248,9 @@ def refuse_unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rul
 
 
 def _typed(word: str, keys: Iterable[str]) -> list[str]:
-    """Returns those of `keys` that a word sets: `model.lora={alpha: 16}` sets model.lora.alpha. A group sets none."""
+    """Returns those of `keys` that a word sets: `model.lora={alpha: 16}` sets model.lora.alpha, and
+    task.data.options.size=9 an entry of task.data.options. A group sets none."""
     match = re.match(r"\+{0,2}([\w.]+)=", word)
     if not match or (config_directory() / match[1]).is_dir():
         return []
-    return [key for key in keys if key == match[1] or key.startswith(f"{match[1]}.")]
+    return [key for key in keys if f"{key}.".startswith(f"{match[1]}.") or match[1].startswith(f"{key}.")]

@@ -238,6 +238,11 @@ def _check_shards(config: TrainConfig, world_size: int) -> None:
         "gives up none: use rollout.engine=vllm, or leave it out",
     )
     _require(
+        deadline < config.rollout.deadline_seconds,
+        f"rollout.group_deadline_seconds={deadline:g} would never give up a group, since rollout.deadline_seconds="
+        f"{config.rollout.deadline_seconds:g} ends the run before: make it less",
+    )
+    _require(
         not deadline or spread == 1,
         f"rollout.group_deadline_seconds={deadline:g}: ranks that share an engine take each step together, so their "
         "clocks may not end groups: set rollout.tensor_parallel=1, or leave it out",

@@ -246,9 +246,8 @@ def _check_correction(config: TrainConfig) -> None:
 def check_pipeline(config: TrainConfig) -> None:
     """Raises UserError for the first setting that rules out how `pipeline` lets sampling and learning overlap."""
     require(
-        not config.learner.offload_states or config.rollout.engine != "vllm_server",
-        "learner.offload_states=true makes room for an engine in the learner's process, and servers have GPUs of their "
-        "own: leave it out, or use rollout=vllm",
+        not config.learner.offload_states or config.rollout.engine == "vllm",
+        "learner.offload_states=true makes room for vLLM in the learner's process: leave it out, or use rollout=vllm",
     )
     require(
         not config.learner.offload_states or config.rollout.sleep in ("auto", "all"),

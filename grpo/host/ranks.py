@@ -68,7 +68,7 @@ def check_environment(output_dir: str) -> None:
         world_size() == 1 or not only_here(output_dir),
         f"each of the {world_size()} ranks would write into a folder of its own, since output_dir is named by the "
         f"start of its process or its moment: name output_dir, set {START_VARIABLE} alike for all ranks, or start them "
-        "by `grpo launch`",
+        "by `grpo launch`; where there is one rank only, unset WORLD_SIZE",
     )
 
 

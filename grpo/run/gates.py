@@ -70,6 +70,10 @@ def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
         _check_member(gate.metric, f"{name}.metric={gate.metric}", config, sets)
     guard = config.dynamics.guard and config.dynamics.name != "fixed"
     require(not guard, "dynamics.guard=true belongs to dynamics=fixed, since dynamics=adaptive has a guard of its own")
+    require(
+        not config.dynamics.guard or config.checkpoint.every_rounds > 0,
+        "dynamics.guard=true needs checkpoints to go back to: set checkpoint.every_rounds above 0",
+    )
 
 
 def _check_bounds(gate: GateConfig, name: str) -> None:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo.config import TrackingConfig, UserError
-from grpo.config.errors import first_line
+from grpo.config.errors import first_line, require
 from grpo.config.folder import CODE_FILE, PATCH_FILE, RUN_ID_FILE
 from grpo.config.leaves import leaves
 from grpo.config.plain_json import read_object
@@ -84,8 +84,12 @@ class WandbTracker:
     ) -> None:
         import wandb
 
-        mode = tracking.wandb
-
+        mode = os.environ.get("WANDB_MODE") or tracking.wandb
+        require(
+            mode in ("online", "offline"),
+            f"the environment variable WANDB_MODE={mode} is neither online nor offline, and nothing would be tracked: "
+            "unset it, or set tracking.wandb=off",
+        )
         identity = Path(directory, "wandb", RUN_ID_FILE)
         identity.parent.mkdir(parents=True, exist_ok=True)
         if not (resume and identity.exists()):
@@ -110,7 +114,7 @@ class WandbTracker:
                 dir=str(identity.parent),
                 settings=settings,
             )
-        # A ValueError is one of a variable such as WANDB_MODE, whose value wandb does not know.
+        # A ValueError is one of a variable of wandb's, whose value it does not know.
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"wandb did not start ({reason}): correct that, or set tracking.wandb=offline") from error

@@ -84,6 +84,10 @@ dynamics.group_size =4 → 'dynamics.group_size ' is no key
 output_dir=Übung → in quotes, 'output_dir="Übung"'
 output_dir=runs/G=16 → cannot read 'output_dir=runs/G=16': put a value with special characters in quotes
 learner.learning_rates=1 → unknown config key learner.learning_rates; did you mean
+objective=drgrpo → there is no objective=drgrpo
+objective=qwen3_8b → there is no objective=qwen3_8b, but model=qwen3_8b: choose one of
+normalization=gspo → there is no normalization=gspo, but objective=gspo: choose one of
+evaluation.sampling.temperature=0.6 → unknown config key evaluation.sampling.temperature; here it is evaluation.temper
 experiment=nope → there is no experiment=nope: choose one of alphabet_sort_qwen3_4b, 
 learner.learning_rate=abc → learner.learning_rate=abc: it takes a number
 task=mawps → task.data.path
@@ -148,6 +152,8 @@ learner.learning_rate=0.5 → learner.learning_rate=0.5 is about the change that
 rollout.gpu_memory_fraction=0 → rollout.gpu_memory_fraction=0.0 must be above 0
 rollout.sampling.stop=[""] → rollout.sampling.stop holds an empty text, which stops nothing: leave it out
 rollout=vllm_server  rollout.servers.urls=[http://a:1,http://a:1] → names http://a:1 twice, and a server has one address
+rollout=transformers  learner.offload_states=true → makes room for vLLM in the learner's process
+rollout.group_deadline_seconds=3600 → would never give up a group, since rollout.deadline_seconds=1800 ends the run
 gpu_ids=0,1 → unknown config key gpu_ids
 num_generations=4,8 → unknown config key num_generations; here it is dynamics.group_size
 model.lora.rank=4  model.lora.alpha=1e9 → model.lora.alpha=1e+09 must be at most 16384

@@ -45,6 +45,22 @@ def said_of(*words):
         ),
         (["objective=gspo", "objective.clip_low=0.2"], "hardly clip the ratio of a whole sequence: GSPO takes 3e-4"),
         (
+            ["task.curriculum.name=anneal", "num_steps=40", "dynamics.prompts_per_step=16"],
+            "task.curriculum.anneal_prompts=100000 leads from easy to hard: it ends 0.6% of the way, and 640 goes",
+        ),
+        (
+            ["limits.samples=50", "dynamics.prompts_per_step=16", "dynamics.group_size=8"],
+            "limits.samples=50 ends the run after its first round, which samples 128 completions",
+        ),
+        (
+            ["task.reward.timeout_seconds=5000"],
+            "timeout_seconds=5000 is above rollout.deadline_seconds=1800, which ends",
+        ),
+        (
+            ["learner.schedule=cosine", "learner.min_lr_fraction=1e-7", "learner.learning_rate=1e-4"],
+            "learner.min_lr_fraction=1e-07 is a share, so the rate ends at 1e-11: 0.1 of learner.learning_rate",
+        ),
+        (
             ["num_steps=2", "learner.schedule=cosine", "learner.warmup_steps=2"],
             "learner.schedule=cosine never begins, since learner.warmup_steps are all num_steps",
         ),

@@ -71,6 +71,11 @@ CASES = [
         ["evaluation.num_problems=8", "evaluation.temperature=0", "evaluation.greedy=true"],
         "evaluation.greedy=True has no effect here: at evaluation.temperature=0 every completion is the likeliest",
     ),
+    (
+        ["rollout=vllm_server", "rollout.servers.urls=['http://a:80']", "rollout.servers.replicas=4"],
+        "rollout.servers.replicas=4 has no effect here: leave out rollout.servers.urls, whose servers have",
+    ),
+    (["task=file", "task.data.options.min_digits=2"], "task.data.options={'min_digits': 2} has no effect here: use a"),
     (["tracking.tags=[a]"], "tracking.tags=['a'] has no effect here: add tracking=wandb or tracking=mlflow"),
     (["learner.min_lr_fraction=0.1"], "learner.min_lr_fraction=0.1 has no effect here: set learner.schedule"),
 ]
@@ -95,6 +100,7 @@ def test_a_word_without_effect_is_refused(words, message):
         ["objective=grpo", "objective.kl.refresh_every=4", "objective.kl.refresh_rate=0.5"],
         ["rollout=vllm_server", "rollout.servers.replicas=2", "pipeline=continuous", "rollout.max_staleness=5"],
         ["tracking=wandb_offline", "tracking.tags=[a]", "tracking.entity=me"],
+        ["task.data.options.min_digits=2", "model.config.hidden_size=9"],
         ["task.reward.parts=[{name: math}, {name: format}]", "task.reward.format_pattern=x"],
         ["objective=kl_cov", "objective.selection.penalty=0.5", "objective.selection.share=0.001"],
         ["task.data.selection.solve_rate_column=rate", "task.data.selection.without_solve_rate=drop"],

@@ -46,6 +46,7 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["train", "task.name=../x"], "task.name=../x is no plain name, by which a folder may be called: leave out"),
         (["train", "task.reward.memory_gib=0.001"], "task.reward.memory_gib=0.001 must be at least 0.25"),
         (["train", "task.episode=a.py:f", "task.limits.memory_gib=0.01"], "memory_gib=0.01 must be at least 0.25"),
+        (["eval", "dry_run=true"], "dry_run=True has no effect here: only grpo train reads it"),
         (["eval", "checkpoint.resume=true"], "checkpoint.resume=True has no effect here: only grpo train reads it"),
         (
             ["solve-rates", "evaluation.num_problems=9"],

@@ -57,6 +57,10 @@ def test_a_way_back_without_checkpoints_is_refused():
     config = TrainConfig(gates=[GateConfig(metric="pass_rate", below=0.1, then="back")])
     check_gates(config)
     config.checkpoint.every_rounds = 0
+    config_of_guard = TrainConfig()
+    config_of_guard.dynamics.guard, config_of_guard.checkpoint.every_rounds = True, 0
+    with pytest.raises(UserError, match="dynamics.guard=true needs checkpoints to go back to: set checkpoint.every_ro"):
+        check_gates(config_of_guard)
     with pytest.raises(UserError, match="needs checkpoints to go back to: set checkpoint.every_rounds above 0"):
         check_gates(config)
 

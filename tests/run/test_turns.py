@@ -196,5 +196,5 @@ def test_without_it_a_sampler_is_timed_as_it_sleeps_in_a_round_and_wakes_in_a_re
 def test_states_do_not_leave_for_servers_that_have_gpus_of_their_own():
     config = offloading()
     config.rollout.engine = "vllm_server"
-    with pytest.raises(UserError, match="offload_states=true makes room for an engine in the learner's process"):
+    with pytest.raises(UserError, match="offload_states=true makes room for vLLM in the learner's process"):
         check_pipeline(config)

@@ -207,19 +207,24 @@ def test_wandb_online_without_a_key_says_how_to_go_on(tmp_path, monkeypatch):
         WandbTracker({}, TrackingConfig(wandb="online"), tmp_path)
 
 
-def test_wandb_with_a_variable_that_it_does_not_know_did_not_start(tmp_path):
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("WANDB_MODE", "sometimes", "the environment variable WANDB_MODE=sometimes is neither online nor offline, and"),
+        ("WANDB_INIT_TIMEOUT", "soon", "wandb did not start (1 validation error for Settings init_timeout Input"),
+    ],
+)
+def test_wandb_with_a_variable_that_it_does_not_know_did_not_start(variable, value, message, tmp_path):
     # wandb reads its variables once in a process.
     code = (
         "from grpo.config import TrackingConfig; from grpo.telemetry.trackers import WandbTracker; "
         f"WandbTracker({{}}, TrackingConfig(wandb='online'), {str(tmp_path)!r})"
     )
-    environment = {**os.environ, "WANDB_MODE": "sometimes"}
+    environment = {**os.environ, variable: value}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(
-        "grpo.config.errors.UserError: wandb did not start (1 validation error for Settings mode Input"
-    )
-    assert last.endswith("correct that, or set tracking.wandb=offline")
+    assert last.startswith(f"grpo.config.errors.UserError: {message}")
+    assert last.endswith((": unset it, or set tracking.wandb=off", "correct that, or set tracking.wandb=offline"))
 
 
 def scalars(directory):
