@@ -250,7 +250,7 @@ def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Returns the rows of a dataset. Raises `UserError` for a data frame that has a column twice."""
     require(
         not isinstance(dataset, str),
-        f"dataset={dataset!r:.60} is a text: give rows, or the words 'task.data.source=hub' and 'task.data.path=NAME'",
+        f"dataset={dataset!r:.60} is a text: give rows, or 'task.data.source=file' (or hub) and 'task.data.path=NAME'",
     )
     if hasattr(dataset, "to_pylist"):
         return dataset.to_pylist()

@@ -166,7 +166,7 @@ def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, 
     ("dataset", "message"),
     [
         (3, r"dataset: a int has no rows"),
-        ("openai/gsm8k", "dataset='openai/gsm8k' is a text: give rows, or the words 'task.data.source=hub' and"),
+        ("openai/gsm8k", r"dataset='openai/gsm8k' is a text: give rows, or 'task.data.source=file' \(or hub\) and"),
         (
             [{"problem": "1?", "answer": 1}, {("a", "problem"): "1?"}],
             r"row 1, .* cannot be written as JSON \(keys must",

@@ -21,7 +21,7 @@ from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
-_TOOLS = re.compile(r"(?=.*,)(\w+,\s*)*([^,:'\"]+:)?\w+(,\s*\w+)*|program:[^']*")
+_TOOLS = re.compile(r"(?=.*,)(\w+,\s*)*([^,:'\"]+:)?\w+(,\s*\w+)*|(program|verifiers):[^']*")
 _WORD = re.compile(r"(\+{0,2})([\w.-]+)=(.*)", re.DOTALL)
 
 

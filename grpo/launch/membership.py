@@ -103,7 +103,9 @@ def place_of(environment: Mapping[str, str], own_name: str, hardware: HardwareCo
         f"{known.launcher} does not tell the first machine's address: name it by hardware.hosts=[ADDRESS]"
         + (f", or set {known.first}" if known.first else ""),
     )
-    return Place(index, first, _number(known.port, environment) if environment.get(known.port) else hardware.first_port)
+    port = _number(known.port, environment) if environment.get(known.port) else hardware.first_port
+    require(0 < port < 2**16, f"the environment variable {known.port}={port} is no port: give one from 1 to 65535")
+    return Place(index, first, port)
 
 
 def _counts(known: Variables, environment: Mapping[str, str]) -> bool:

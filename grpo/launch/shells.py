@@ -159,7 +159,8 @@ def with_reserved_ports(config: TrainConfig, machines: Sequence[Machine]) -> tup
     """
     first, width = config.hardware.first_port, 2 * SERVER_PORTS
     taken = ""
-    for start in (first, *range(first + width, LAST_PORT, width)):
+    higher = first + width if first + width < LAST_PORT else LAST_PORT // 2
+    for start in (first, *range(higher, LAST_PORT, width)):
         try:
             reserved = reserve_ports(_ports_here(config, machines, start))
         except OSError as error:
@@ -173,7 +174,7 @@ def with_reserved_ports(config: TrainConfig, machines: Sequence[Machine]) -> tup
         if start != first:
             say(f"grpo: port {taken} is taken, perhaps by another run: this run uses the ports from {start} on")
         return replace(config, hardware=replace(config.hardware, first_port=start)), reserved
-    raise UserError(f"all ports from {first} on are taken: change hardware.first_port")
+    raise UserError(f"port {taken} and those from {higher} to {LAST_PORT} are taken: change hardware.first_port")
 
 
 def _ports_here(config: TrainConfig, machines: Sequence[Machine], first: int) -> Iterator[tuple[str, int]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from grpo.config import TrainConfig
 from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import CHECKPOINTS, CONFIG_FILE, checkpoints_in, evaluation_name, is_run, step_of
 from grpo.config.hydra import compose_suite
-from grpo.config.placement import server_ports, starts_servers
+from grpo.config.placement import KEY_VARIABLE, server_ports, starts_servers
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import IMPORTED, value_at
 from grpo.config.saved import check_resumed, from_dict, read_config
@@ -69,6 +70,11 @@ def check(command: str, config: TrainConfig) -> None:
         if any(of_set.data.source == "hub" for task in (config.task, *suite) for of_set in task.all_sets.values()):
             resolve.require_hub_cache()
         servers = config.rollout.servers
+        require(
+            bool(os.environ.get(KEY_VARIABLE)) or not servers.urls or config.dry_run,
+            f"rollout.servers.urls: servers answer only those who have their key: set {KEY_VARIABLE} to what it was "
+            "where `grpo serve` started them",
+        )
         require_folder(Path(config.output_dir))
         if not config.dry_run:
             ranks.refuse_missing_driver(config.device)

@@ -36,6 +36,9 @@ POSITIVE = ("max_position_embeddings", "hidden_size", "vocab_size", "num_attenti
 MOST_MODULES = 20_000
 """No model has more of them. Doge has 16,384 experts, which are rows of one weight."""
 
+OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel")
+"""Models whose class is called so have another head than that of a language model."""
+
 SHOWN = 3
 """A message names as many weights, and the number of the others."""
 
@@ -99,6 +102,11 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
     except Exception as error:  # whatever a config's own code says of such settings
         reason = OWN_CODE if "trust_remote_code" in str(error) else f"correct it ({' '.join(str(error).split())[:200]})"
         raise UserError(f"{name}: transformers cannot read its {CONFIG}: {reason}") from error
+    named = str((settings.get("architectures") or [""])[0])
+    require(
+        not named.endswith(OTHER_HEADS),
+        f"{name}: its {CONFIG} says {named}, which scores texts and continues none: give a causal language model",
+    )
     if not own_code:
         _check_kind(config, f"{name} is a {kind} model")
         _check_scaling(config, name)

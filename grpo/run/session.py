@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from grpo.config import TrainConfig
 from grpo.config.errors import Diverged, GradingFailed, Interrupted, SamplerLost, UserError
 from grpo.config.folder import EVALUATIONS_FILE, MODEL_FOLDER, PROFILE_FOLDER
 from grpo.config.parts import LearnerSettings
+from grpo.config.rewording import path_word
 from grpo.dynamics.scheduler import may_go_back
 from grpo.host import ranks
 from grpo.host.alive import working
@@ -306,5 +308,6 @@ def leaves_checkpoint(error: UserError, world_size: int) -> bool:
 
 def way_on(output: Path, step: int, num_steps: int) -> str:
     """Returns what a run says stopped at `step` of `num_steps`. Before the first there is no report to read."""
-    stopped = f"stopped at step {step} of {num_steps}; continue with checkpoint.resume=true output_dir={output}"
-    return f"{stopped}\ngrpo report {output} shows how far it came" if step else stopped
+    word = shlex.quote(path_word("output_dir", output))
+    stopped = f"stopped at step {step} of {num_steps}; continue with checkpoint.resume=true {word}"
+    return f"{stopped}\ngrpo report {shlex.quote(str(output))} shows how far it came" if step else stopped

@@ -115,6 +115,8 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
         try:
             for word in (word for word in overrides if word.lstrip("+").startswith("seed=")):
                 raise UserError(f"{word} has no effect, since a sweep gives each run its seed: seeds=N says how many")
+            for word in (word for word in overrides if word.lstrip("+").startswith("checkpoint.resume=")):
+                raise UserError(f"{word} has no effect, since the same command continues a sweep: leave it out")
             for word in (word for word in overrides if word.lstrip("+").startswith("output_dir=")):
                 raise UserError(f"{word} has no effect, since each run has a folder of its own in that of the sweep")
             config = compose_config([*overrides])

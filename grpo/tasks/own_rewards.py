@@ -45,7 +45,9 @@ VERL = {"solution_str", "ground_truth"}
 GROUP, BATCH = "completions", "groups"
 _TRL_NAMES = {"completion_ids": "tokens"}
 _OURS = ("completion", "answer", "metadata")
-_FOREIGN = {"data_source", "solution_str", "prompt", "prompts", "queries", "response"}
+_FOREIGN = {"data_source", "solution_str", "prompt", "prompts", "queries", "response", "question"} | {
+    *("gold", "ground_truth", "label", "labels", "target", "expected", "reference")
+}
 """A first parameter with one of these names shows that a function was written for other arguments than ours."""
 
 
@@ -387,6 +389,6 @@ def _imported(path: str) -> Function:
         with _deadline():
             return imported(path)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-        raise UserError(
-            f"task.reward.parts: cannot import {path!r}: {type(error).__name__}: {first_line(error)}{place_of(error)}."
-        ) from error
+        of_class = "; a method has no name here: write a function" if "." in path.rpartition(":")[2] else ""
+        reason = f"{type(error).__name__}: {first_line(error)}{place_of(error)}{of_class}"
+        raise UserError(f"task.reward.parts: cannot import {path!r}: {reason}.") from error

@@ -55,6 +55,10 @@ def read_solve_rates(path: Path, column: str = "") -> PassRates:
     for rate in rates:
         if not isinstance(rate, int | float | str) or not _is_share(rate):
             raise UserError(f"the column {column} holds {rate}, which is not a pass rate between 0 and 1")
+    require(
+        not any(isinstance(rate, bool) for rate in rates),
+        f"the column {column} holds true and false, one answer each: a pass rate takes several, so give their share",
+    )
     samples = [int(tried) for tried in _positive(rows, column + SAMPLES_ENDING)]
     lengths = {name: _positive(rows, name) for name in (PROMPT_LENGTH, MEASURED_LENGTH)}
     return PassRates(

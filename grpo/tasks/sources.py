@@ -46,7 +46,8 @@ class SourceReport:
     """This report lists the rows of a source that did not become problems.
 
     `unusable` holds the ids of rows without a usable question or answer; `repeated` holds the ids of a
-    generator's repeated questions. `first` shows the question and answer of the first row that cannot be used.
+    generator's repeated questions. `first` shows the question and answer of the first row that cannot be used, and
+    `lacking` names a column that it lacks, in a file whose rows have different ones.
     `no_answers` says why the problems have no answers, if they have none.
     """
 
@@ -54,6 +55,7 @@ class SourceReport:
     unusable: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     first: str = ""
+    lacking: str = ""
     no_answers: str = ""
 
     def __str__(self) -> str:
@@ -62,7 +64,7 @@ class SourceReport:
             parts.append(f"{len(self.unusable)} without a usable question or answer ({listed(self.unusable)})")
         if self.repeated:
             parts.append(f"{len(self.repeated)} repeated questions ({listed(self.repeated)})")
-        return parts[0] + (": " if parts[1:] else "") + " and ".join(parts[1:])
+        return parts[0] + (": " if parts[1:] else "") + " and ".join(parts[1:]) + self.lacking
 
 
 def load_problems(data: DataConfig, reward: RewardConfig | None = None) -> tuple[list[Problem], SourceReport]:
@@ -228,7 +230,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
     answers = [None if no_answers else cell(row, data.answer_column) for row in rows]
     with_choices = zip(answers, (cell(row, data.choices_column) for row in rows), strict=True)
     kind = kind_of(with_choices) if data.choices_column and not data.answer_pattern else ""
-    problems, unusable, first = [], [], ""
+    problems, unusable, first, lacking = [], [], "", ""
     for index, (row, own_answer) in enumerate(zip(rows, answers, strict=True)):
         # A column without a name, such as the index that pandas writes, is not the ids' when none is named.
         row_id = (text_of(cell(row, data.id_column)) if data.id_column else "") or f"{stem}-{index}"
@@ -243,7 +245,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
         texts = (question, answer, *(message["content"] for message in messages))
         if not question or not (answer or no_answers) or not all(map(whole, texts)) or _picture(row, question):
             unusable.append(row_id)
-            first = first or _shown(row, own_answer, data)
+            first, lacking = first or _shown(row, own_answer, data), lacking or _lacking_cell(row, data)
             continue
         used = {data.question_column, data.answer_column, data.id_column}
         metadata = {name: value for name, value in row.items() if name not in used}
@@ -254,7 +256,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
             f"task.data.source_column={data.source_column!r} has {len(sources)} values, and each would get numbers of "
             f"its own; name a column with at most {MAX_SOURCES}."
         )
-    return problems, SourceReport(len(rows), unusable=tuple(unusable), first=first, no_answers=no_answers)
+    return problems, SourceReport(len(rows), tuple(unusable), first=first, lacking=lacking, no_answers=no_answers)
 
 
 def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
@@ -263,9 +265,18 @@ def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
     hint = foreign_format(columns, data.question_column) or likely(columns, key)
     outer, _, inner = (name or "").partition(".")
     if inner and outer in columns:
-        hint = f", and nothing within {outer} is {inner}: a table of text, such as CSV, has no nested columns"
+        nested = [name for name in columns if name.startswith(f"{outer}.")]
+        holds = f"it has {', '.join(nested)}" if nested else "its cells have no columns of their own, as text has none"
+        hint = f", and nothing within {outer} is {inner}: {holds}"
     lack = f"{data.path} has no column {name!r} (task.data.{key})" if name else f"task.data.{key} names no column"
     return f"{lack}; {data.path if not name else 'it'} has {', '.join(columns)}{hint}"
+
+
+def _lacking_cell(row: Row, data: DataConfig) -> str:
+    """Names the column that a row lacks and others of its file have, or returns ""."""
+    names = {key: (getattr(data, key) or "").partition(".")[0] for key in ("question_column", "answer_column")}
+    lacks = [f"{name!r} (task.data.{key})" for key, name in names.items() if name and name not in row]
+    return f"; the first has {', '.join(row)} and no column {lacks[0]}: name columns alike in all rows" if lacks else ""
 
 
 def _picture(row: Row, question: str) -> str:
@@ -276,6 +287,9 @@ def _picture(row: Row, question: str) -> str:
 
 def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     """Returns a message with the question and answer of an unusable row, and the forms that can be used."""
+    question = cell(row, data.question_column)
+    if isinstance(question, list) and question and not {"role", "content"} <= {*question[0]}:
+        return f" The first has a message with {' and '.join(map(str, question[0]))}: messages have role and content."
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     if mark := _picture(row, conversation(cell(row, data.question_column))[1]):

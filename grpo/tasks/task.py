@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MOST_READ = 100
 # Fewer problems than this may well have the same answer.
 FEW = 9
+# Python's and pandas's texts for a missing value.
+MISSING = {"None", "nan", "NaN", "null", "<NA>", "NaT"}
 
 
 class VerifiableTask:
@@ -314,6 +316,7 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         return
     answers, sources = {problem.answer for problem in usable}, {problem.source for problem in usable}
     asked = {(problem.question, str(problem.messages)) for problem in usable}
+    missing = [problem.problem_id for problem in usable if problem.answer in MISSING]
     broken = [problem.problem_id for problem in usable if "\ufffd" in problem.question]
     odd = {
         f"the answer of all {len(usable)} problems is {listed(tuple(answers))}: check task.data.answer_column": (
@@ -322,6 +325,8 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         "most answers are numbers in words or with a decimal comma, and a model's 7 or 2.5 does not count as them: "
         "write them in digits, with a point": bool(EXTRACTING & {*config.reward.weights})
         and 2 * sum(map(spelled, answers)) > len(answers),
+        f"{len(missing)} answers are texts such as None, by which Python and pandas write that there is none: leave "
+        f"these rows out ({listed(tuple(missing))})": bool(missing) and len(missing) < len(usable),
         "every question is a number alone: check task.data.question_column": (
             all(problem.question.isdecimal() for problem in usable)
         ),

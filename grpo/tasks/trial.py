@@ -127,8 +127,8 @@ def wrong_in(config: TaskConfig, scored: Sequence[ScoredGroup]) -> str:
         return "every episode failed: correct task.episode"
     if name := reward_not_returned(scored):
         return (
-            f"no episode returned the part {name} of task.reward.parts: an environment needs reward or get_reward, a "
-            "function returns it, and tools alone have none, so that another part has to grade them"
+            f"no episode returned the part {name} of task.reward.parts: an environment's reward or get_reward gives "
+            "a number, a function returns it, and tools alone have none, so that another part has to grade them"
         )
     return misjudged(scored) or ("" if tells_apart(scored) else SAME) or _untaken(config, scored)
 

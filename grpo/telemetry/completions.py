@@ -189,9 +189,6 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
     if not files and not (output / SAMPLES_FILE).exists():
         refuse_several(output)
         raise UserError(f"{output} has no {SAMPLES_FILE}: give the folder of a run that has finished a round")
-    import pyarrow.parquet as pq
-    from pyarrow import ArrowInvalid
-
     samples: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in read_metrics(output / SAMPLES_FILE) if (output / SAMPLES_FILE).exists() else ():
         samples[row["step"]].append(row)
@@ -199,6 +196,10 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
         if step not in files:
             yield from samples[step]
         for path in files.get(step, ()):
+            # Without such files the run is read where pyarrow is not installed.
+            import pyarrow.parquet as pq
+            from pyarrow import ArrowInvalid
+
             try:
                 rows = pq.read_table(path).to_pylist()
             except (OSError, ArrowInvalid) as error:

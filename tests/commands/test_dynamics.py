@@ -32,6 +32,7 @@ def test_a_plan_for_a_folder_of_runs_names_them(runs):
         ([0.0] * 9, "no problem is ever solved, so no group of any size teaches anything"),
         ([1.0] * 9, "all problems are always solved, so no group"),
         ([], "rates.jsonl has no rows"),
+        ([True, False] * 5, "the column solve_rate holds true and false, one answer each: a pass rate takes several"),
     ],
 )
 def test_a_plan_without_anything_to_learn_is_refused(rates, message, tmp_path):

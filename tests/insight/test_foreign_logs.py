@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import re
 import threading
@@ -111,6 +112,16 @@ def test_a_column_that_is_known_as_something_else_is_not_taken_for_the_pass_rate
     path = write_lines(tmp_path / "log.jsonl", rows)
     with pytest.raises(UserError, match="column=learning_rate is no pass rate by its name, but: how far a step goes"):
         read_log(path, "learning_rate")
+    rows = [{"step": step, "reward": rate, "train/loss": 0.1} for step, rate in enumerate(RISING)]
+    with pytest.raises(UserError, match="column=train/loss is a loss by its name: choose another one"):
+        read_log(write_lines(tmp_path / "log.jsonl", rows), "train/loss")
+
+
+def test_pass_rates_that_end_in_nan_end_the_curve_and_are_named(tmp_path):
+    rows = [{"step": step, "pass_rate": rate if step < 30 else math.nan} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows), "pass_rate")
+    assert log["pass_rate"].steps[-1] == 29
+    assert "the last 10 values of the pass rate are no numbers, so its curve ends at step 29" in log.notes
 
 
 def test_the_largest_checkpoint_of_a_copied_folder_is_read(tmp_path):

@@ -11,7 +11,7 @@ from grpo.host.network import LOOPBACK
 from grpo.host.ports import ReservedPort
 from grpo.launch.machines import Machine, machines_of
 from grpo.launch.seats import SERVER_PORTS, seat_table, seats_of
-from grpo.launch.shells import with_reserved_ports
+from grpo.launch.shells import LAST_PORT, with_reserved_ports
 from tests.forks import Forked
 
 NAMES = {"a": "127.0.1.1", "b": "10.0.0.2", "c": "10.0.0.3"}
@@ -197,6 +197,13 @@ def test_ranks_of_one_machine_need_no_port_that_others_know():
 def test_with_other_machines_it_is_one_line(config):
     with socket.create_server((LOOPBACK, 14000)), pytest.raises(UserError, match="14000 .* change hardware.first_port"):
         with_reserved_ports(config, [HERE, HERE, THERE])
+
+
+def test_a_first_port_among_those_of_outgoing_connections_is_replaced_by_lower_ones():
+    config = compose_config([*WORDS, "hardware.first_port=40000"])
+    with socket.create_server((LOOPBACK, 40000)):
+        chosen, reserved = with_reserved_ports(config, [HERE] * 3)
+    assert LAST_PORT // 2 <= chosen.hardware.first_port < LAST_PORT and len(reserved) == 3
 
 
 def test_ports_of_other_machines_are_not_checked_here(config):

@@ -81,6 +81,7 @@ def test_the_first_machine_may_be_named_where_no_launcher_names_it():
             "has started 2 machines, and this one has the number 2, though they are counted from 0: correct RANK",
         ),
         ({"RANK": "one"}, "the environment variable RANK='one' is no whole number: correct it"),
+        ({"MASTER_PORT": "99999"}, "the environment variable MASTER_PORT=99999 is no port: give one from 1 to 65535"),
         ({"LOCAL_RANK": "1"}, "starts it several times here (LOCAL_RANK=1): ask for one process a machine"),
     ],
 )

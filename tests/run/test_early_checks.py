@@ -46,6 +46,10 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
         (["train", "task.name=../x"], "task.name=../x is no plain name, by which a folder may be called: leave out"),
         (["train", "task.reward.memory_gib=0.001"], "task.reward.memory_gib=0.001 must be at least 0.25"),
         (["train", "task.episode=a.py:f", "task.limits.memory_gib=0.01"], "memory_gib=0.01 must be at least 0.25"),
+        (
+            ["train", "experiment=tiny", "rollout=vllm_server", "rollout.servers.urls=['http://127.0.0.1:1']"],
+            "servers answer only those who have their key: set GRPO_SERVER_KEY to what it was where `grpo serve`",
+        ),
         (["eval", "dry_run=true"], "dry_run=True has no effect here: only grpo train reads it"),
         (["eval", "checkpoint.resume=true"], "checkpoint.resume=True has no effect here: only grpo train reads it"),
         (
@@ -57,6 +61,7 @@ def test_importing_all_that_is_checked_early_imports_nothing_heavy():
 def test_words_that_are_missing_or_wrong_are_reported_without_torch(words, message, capsys, monkeypatch):
     # `tests/commands/test_quick_words.py` starts a process for such words. Here what would import torch is refused.
     monkeypatch.setattr("grpo.cli.working", None)
+    monkeypatch.delenv("GRPO_SERVER_KEY", raising=False)
     assert main(words) == 2
     assert message in capsys.readouterr().err
 

@@ -196,6 +196,10 @@ def test_every_command_finds_its_model_here():
             {"rope_scaling": {"rope_type": "stretch", "factor": 8.0}},
             ": its config.json scales positions by rope_type=stretch, which transformers does not know: choose one of",
         ),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            ": its config.json says LlamaForSequenceClassification, which scores texts and continues none: give a",
+        ),
         ({"is_encoder_decoder": True}, " is a llama model, whose encoder reads what its decoder then answers"),
     ],
 )

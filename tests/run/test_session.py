@@ -1,5 +1,6 @@
 """These tests check how long a run's ranks wait for one another, and what a run that was stopped says."""
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,10 @@ def test_a_stopped_run_points_at_its_report_only_after_it_has_finished_a_round()
     stopped = "stopped at step {} of 9; continue with checkpoint.resume=true output_dir=runs/x"
     assert way_on(Path("runs/x"), 0, 9) == stopped.format(0)
     assert way_on(Path("runs/x"), 3, 9) == stopped.format(3) + "\ngrpo report runs/x shows how far it came"
+    # Both can be typed as they stand, in a folder with a blank in its name.
+    resume, report = way_on(Path("my run"), 3, 9).split("; continue with ")[1].splitlines()
+    assert shlex.split(resume) == ["checkpoint.resume=true", 'output_dir="my run"']
+    assert shlex.split(report)[:3] == ["grpo", "report", "my run"]
 
 
 @pytest.mark.parametrize(

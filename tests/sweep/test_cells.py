@@ -112,6 +112,11 @@ def test_a_run_of_smaller_groups_has_the_steps_for_its_samples():
         ({"variants": TWO, "seeds": 10**6}, [], "this sweep has 2,000,000 runs, and 10,000 are the most: lower seeds"),
         ({"variants": TWO}, ["learner.learning_rate=glob(*)"], r"learning_rate=glob\(\*\): name the values or choices"),
         ({"variants": {"a": ["seed=1"]}}, [], "the variant a: seed=1 has no effect, since a sweep gives each run its"),
+        (
+            {"variants": TWO},
+            ["checkpoint.resume=true"],
+            "has no effect, since the same command continues a sweep: leave",
+        ),
         ({"variants": TWO}, ["seed=1,2"], "seed=1 has no effect, since a sweep gives each run its seed: seeds=N says"),
         ({"variants": {"a": ["num_steps=0"]}}, [], "the variant a: num_steps=0 must be above 0"),
         (

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -71,9 +72,36 @@ def test_a_nested_column_that_a_table_of_text_cannot_hold_is_reported(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('prompt,reward_model\n7 + 5?,{"ground_truth": "12"}\n')
     with pytest.raises(
-        UserError, match=r"it has prompt, reward_model, and nothing within reward_model is ground_truth: a"
+        UserError,
+        match=r"it has prompt, reward_model, and nothing within reward_model is ground_truth: its cells have no",
     ):
         load_problems(compose_config(["task=verl", f"task.data.path={path}"]).task.data)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "message"),
+    [
+        (
+            [{"problem": "1?", "answer": "1"}, {"question": "2?", "answer": "2"}],
+            ["task.data.bad_rows=refuse"],
+            "the first has question, answer and no column 'problem' (task.data.question_column): name columns alike in",
+        ),
+        (
+            [{"problem": [{"from": "human", "value": "1?"}], "answer": "1"}],
+            [],
+            "The first has a message with from and value: messages have role and content",
+        ),
+        (
+            [{"problem": "1?", "gold": {"value": "1", "kind": "n"}}],
+            ["task.data.answer_column=gold.vale"],
+            "nothing within gold is vale: it has gold.value, gold.kind",
+        ),
+    ],
+)
+def test_rows_of_other_columns_or_messages_are_named(rows, words, message, write_rows):
+    config = compose_config(["task=file", f"task.data.path={write_rows(rows)}", *words])
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_problems(config.task.data, config.task.reward)
 
 
 def test_messages_as_python_prints_them_are_no_question(tmp_path):

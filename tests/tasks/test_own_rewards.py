@@ -38,6 +38,7 @@ def unscored(completion, answer, metadata): return {"reward": 1}
 def nan_of_group(completions): return [float("nan")] * len(completions)
 def huge(completion, answer, metadata): return -1e30
 def two(completion, label): return 1.0
+def swapped(gold, text, row): return 1.0
 def first_number(completion, answer, metadata): return float([][0])
 def foreign(prompt, response, label): return 1.0
 class Method:
@@ -286,6 +287,8 @@ def test_a_file_beside_that_of_a_reward_is_not_searched_and_the_way_out_is_named
         ("Uncallable", "Uncallable' is a class without a method __call__: give it one, or name a function"),
         ("Needy", r"Needy' is a class, .* without arguments .*: make one in the file, as in reward = Needy\(…\), and"),
         ("nowhere", "AttributeError: module 'rewards' has no attribute 'nowhere'"),
+        ("Needy.method", "has no attribute 'Needy.method'; a method has no name here: write a function"),
+        ("swapped", r"takes \(gold, text, row\); write it as f\(completion, answer, metadata\)"),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_before_any_worker_starts(rewards, name, message):

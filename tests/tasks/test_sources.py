@@ -81,7 +81,10 @@ def test_rows_without_question_or_answer_are_listed_and_do_not_shift_ids(write_r
     problems, report = load_problems(data)
     assert [(problem.problem_id, problem.answer) for problem in problems] == [("sums-4", "4")]
     assert report.unusable == ("sums-0", "sums-1", "sums-2", "sums-3", "sums-5", "sums-6")
-    assert str(report) == ("7 rows: 6 without a usable question or answer (sums-0, sums-1, sums-2, sums-3, sums-5, …)")
+    assert str(report) == (
+        "7 rows: 6 without a usable question or answer (sums-0, sums-1, sums-2, sums-3, sums-5, …); the first has "
+        "problem and no column 'answer' (task.data.answer_column): name columns alike in all rows"
+    )
     data.bad_rows = "refuse"
     with pytest.raises(UserError, match="6 without a usable question or answer .* set task.data.bad_rows=skip"):
         load_problems(data)

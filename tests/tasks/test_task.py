@@ -266,7 +266,8 @@ def test_rows_and_prompts_left_out_are_counted_and_never_asked(tokenizer, write_
     assert asked == {f"sums-{index}" for index in range(5)}
     logged = [record.getMessage() for record in caplog.records]
     assert logged == [
-        "task task: left out of 7 rows: 1 without a usable question or answer (sums-6)",
+        "task task: left out of 7 rows: 1 without a usable question or answer (sums-6); the first has problem and no "
+        "column 'answer' (task.data.answer_column): name columns alike in all rows",
         "task task: left out 1 prompts of more than 100 tokens (sums-5)",
     ]
 
@@ -370,6 +371,17 @@ def test_rows_that_hardly_mean_well_are_reported(asked, answer, line, tokenizer,
     loaded_task(task_config, tokenizer)
     logged = [record.getMessage() for record in caplog.records]
     assert logged == ([f"task task: {line}"] if line else [])
+
+
+def test_answers_that_are_texts_of_a_missing_value_are_reported(tokenizer, write_rows, caplog):
+    rows = [{"problem": f"{index} + 1", "answer": "None" if index % 3 else str(index)} for index in range(9)]
+    task_config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    loaded_task(task_config, tokenizer)
+    [logged] = [record.getMessage() for record in caplog.records]
+    assert logged.startswith("task task: 6 answers are texts such as None, by which Python and pandas write that there")
 
 
 def test_questions_that_come_twice_and_sources_of_one_problem_are_reported(tokenizer, write_rows, caplog):

@@ -89,7 +89,17 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
         notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong, own_series)]
-        + [line for line in (several, note) if line],
+        + [line for line in (several, note, _ends_early(steps, own_columns.get(rate_name), rates)) if line],
+    )
+
+
+def _ends_early(steps: NDArray[np.float64], column: Column | None, rates: Series) -> str:
+    """Says that the last cells of the pass rate's column hold no number, or returns ""."""
+    if column is None or not len(rates):
+        return ""
+    later = int((steps[column.rows] > rates.steps[-1]).sum())
+    return f"the last {later} values of the pass rate are no numbers, so its curve ends at step {rates.steps[-1]:g}" * (
+        later > 0
     )
 
 
@@ -147,6 +157,7 @@ def _named(
             "Choose the one with the pass rate by column=NAME"
         )
     known = m.TABLE.get(our_name(name))
+    require("loss" not in re.split("[^a-z]+", name.lower()), f"column={name} is a loss by its name: choose another one")
     require(
         known is None or known.name in (m.PASS_RATE, m.REWARD),
         f"column={name} is no pass rate by its name, but: {known.meaning if known else ''}; choose another column, or "
