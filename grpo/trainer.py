@@ -132,7 +132,7 @@ class Trainer:
         flags = [word for word in words if word.startswith("-")]
         require(not flags, f"{''.join(flags[:1])} is a flag of the command line: print `config` of a trainer instead")
         _require_callback(after_round)
-        replaced = ["task.reward.parts="] if reward != () else []
+        replaced = ["task.reward.parts=", "task.reward.by_source"] if reward != () else []
         replaced += ["task.data.path=", "task.data.source="] if dataset is not None else []
         named = [word for word in words if word.startswith(tuple(replaced))]
         empty = isinstance(reward, list) and not reward

@@ -256,6 +256,7 @@ def test_rows_of_other_kinds_are_read_and_a_generator_is_read_once(tmp_path):
 def test_words_that_reward_or_dataset_replace_are_refused():
     for words, named in (
         (["task.reward.parts=[{name: math}]"], {"reward": max}),
+        (["task.reward.by_source={a: {parts: [{name: math}]}}"], {"reward": max}),
         (["task.data.path=x.jsonl"], {"dataset": [{"problem": "1 + 1 =", "answer": 2}]}),
     ):
         with pytest.raises(UserError, match=r"reward= or dataset= say the same: leave one of both out"):

@@ -21,6 +21,10 @@ NOT_GRADED = (
     "a reward server did not answer, a reward function failed, a group or an episode took too long, or their own "
     "answers cannot be read"
 )
+# A score is none where more than this share of the problems could not be graded.
+MOST_UNGRADED = 0.5
+# The settings under which an evaluation asks.
+CONDITIONS = ("samples_per_problem", "temperature", "top_p", "top_k", "max_tokens")
 # The keys of an evaluation's rows of problems: those that were graded, and the others.
 ROWS = ("per_problem", "ungraded_problems")
 
@@ -169,14 +173,27 @@ def score(result: Mapping[str, Any]) -> float | None:
     """Returns the score by which the best checkpoint is chosen.
 
     It is the mean pass@1 of the suite's sets. When there is no suite, it is the pass@1 of the held-out problems, or
-    their mean reward where nothing but rewards was measured. It is None
-    when a set of the suite could not be graded, since a mean over other sets cannot be compared.
+    their mean reward where nothing but rewards was measured. It is None when a set of the suite, or most of the
+    problems, could not be graded, since a mean over others cannot be compared.
     """
-    if result.get("ungraded_sets"):
+    if result.get("ungraded_sets") or result.get("ungraded", 0) > MOST_UNGRADED * result.get("problems", 0):
         return None
     sets = [evaluation["pass@1"]["value"] for evaluation in result.get("suite", {}).values()]
     own = result["mean_reward"] if is_unjudged(result) else result["pass@1"]["value"]
     return sum(sets) / len(sets) if sets else own
+
+
+def scores(results: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Returns the `score` of each step whose evaluation can be compared with the last of `results`, which are those of
+    the same problems and sets under the same settings. A run that is resumed may have changed them."""
+    last = [_terms(result) for result in results.values()][-1:]
+    alike = {step: score(result) for step, result in results.items() if [_terms(result)] == last}
+    return {step: value for step, value in alike.items() if value is not None}
+
+
+def _terms(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    asked = sorted(str(row["problem_id"]) for rows in ROWS for row in result.get(rows, ()))
+    return [result.get(name) for name in CONDITIONS], asked, sorted(result.get("suite", {}))
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:

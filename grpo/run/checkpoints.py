@@ -60,12 +60,14 @@ class CheckpointStore:
         state: Mapping[str, Any],
         score: float | None = None,
         good_step: int = -1,
+        scores: Mapping[int, float] | None = None,
     ) -> Path:
         """Saves a checkpoint of `step`: whatever `write(folder)` writes, and `state` as JSON. Returns its folder.
 
-        With a `score` (held-out pass rate) the checkpoint may be kept as the best one. The newest checkpoint that is
-        not later than `good_step` is kept too; −1 keeps none. Raises UserError when the checkpoint cannot be written;
-        earlier checkpoints stay.
+        With a `score` (held-out pass rate) the checkpoint may be kept as the best one. Where `scores` has some, by
+        steps, they count in place of those that checkpoints were saved with. The newest checkpoint that is not later
+        than `good_step` is kept too; −1 keeps none. Raises UserError when the checkpoint cannot be written; earlier
+        checkpoints stay.
         """
         final = self._directory / step_name(step)
         writing = self._directory / f".writing-{step:08d}"
@@ -87,7 +89,7 @@ class CheckpointStore:
             if first:
                 self._set_aside(final)
                 os.rename(writing, final)
-                self._prune(step, good_step)
+                self._prune(step, good_step, scores or {})
 
         try:
             for part in (begin, fill, lambda: write_checksums(writing, self._collective), finish):
@@ -149,11 +151,11 @@ class CheckpointStore:
             )
         return None
 
-    def _prune(self, step: int, good_step: int) -> None:
+    def _prune(self, step: int, good_step: int, known_scores: Mapping[int, float]) -> None:
         """Removes old checkpoints. Keeps the newest `keep_last`, the best, the good step's, those of `keep_every`."""
         # A checkpoint newer than this one was damaged when the run was resumed, so it is not one of the last few.
         checkpoints = [path for path in checkpoints_in(self._directory) if step_of(path) <= step]
-        scores = {path: _score(path) for path in checkpoints}
+        scores = {path: known_scores.get(step_of(path)) if known_scores else _score(path) for path in checkpoints}
         scored = [path for path in checkpoints if scores[path] is not None]
         best = max(scored, key=lambda path: scores[path]) if scored else None
         for path in checkpoints[: -self._keep_last]:

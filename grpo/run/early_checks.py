@@ -112,7 +112,7 @@ def finished(config: TrainConfig) -> str:
         return ""
     if ending.step < config.num_steps:
         before = from_dict(read_object(output / CONFIG_FILE))
-        if any(getattr(before, name) != getattr(config, name) for name in ("num_steps", "limits", "dynamics")):
+        if any(getattr(before, name) != getattr(config, name) for name in ("num_steps", "limits", "dynamics", "gates")):
             return ""
     why = f" ({ending.why})" if ending.why else ""
     return f"the run in {output} is finished at step {ending.step} of {config.num_steps}{why}: nothing is left to do"

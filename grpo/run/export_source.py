@@ -7,13 +7,14 @@ from pathlib import Path
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import require
-from grpo.config.folder import CHECKPOINTS, STATE_FILE, checkpoints_in, refuse_several
+from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, STATE_FILE, checkpoints_in, refuse_several, step_of
 from grpo.config.pass_through import check_model_settings
 from grpo.config.plain_json import read_object
 from grpo.config.saved import read_config, read_score, read_state
 from grpo.host.disk import require_writable
 from grpo.models.resolve import CONFIG, check_early
 from grpo.run.gates import require_within
+from grpo.telemetry.json_lines import read_metrics
 
 
 def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool = True) -> tuple[Path, TrainConfig]:
@@ -45,7 +46,8 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
 
 
 def best_checkpoint(run: Path) -> Path:
-    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest if none was evaluated.
+    """Returns the checkpoint of a run with the highest held-out pass rate, or the newest if none was evaluated. Rates
+    count that can be compared with the last one.
 
     Raises UserError when the run has no checkpoint.
     """
@@ -55,6 +57,13 @@ def best_checkpoint(run: Path) -> Path:
         is_model = (run / CONFIG).exists() and "model_type" in read_object(run / CONFIG)
         what = "is a model already, which needs no export" if is_model else f"has no checkpoint in {CHECKPOINTS}/"
         raise UserError(f"{run} {what}: give a run's folder, or one of its checkpoints")
-    scores = {path: read_score(path) for path in checkpoints}
+    # It imports NumPy.
+    from grpo.evaluation.held_out import scores as scores_of
+
+    file = run / EVALUATIONS_FILE
+    known_scores = scores_of({row["step"]: row for row in read_metrics(file)} if file.exists() else {})
+    scores = {path: known_scores.get(step_of(path)) for path in checkpoints}
+    if not any(score is not None for score in scores.values()):
+        scores = {path: read_score(path) for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]

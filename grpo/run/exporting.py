@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TrainConfig, UserError
+from grpo.config.directory import chat_template_in
 from grpo.config.folder import MANIFEST_FILE, MODELS_FOLDER, step_name, step_of
 from grpo.host.alive import working
 from grpo.host.disk import size_of
+from grpo.host.terminal import say
 from grpo.host.together import on_first
 from grpo.interfaces import Collective
 from grpo.learner.collective import TorchCollective
@@ -52,7 +55,7 @@ class ModelWriter:
     def _write(self, step: int, directory: Path, adapter: bool = False) -> None:
         config, collective = self._config, self._parts.collective
         texts = on_first(collective, lambda: _texts(Path(config.output_dir), config, step, adapter))
-        folder = Folder(directory, self._tokenizer, texts or {})
+        folder = Folder(directory, as_asked(self._tokenizer, config), texts or {})
         _write_into(folder, self._policy, config.learner.precision, collective, adapter)
 
 
@@ -103,9 +106,23 @@ def export_checkpoint(
     learner = config.learner
     policy = load_policy(files, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
     run, step = checkpoint.parent.parent, step_of(checkpoint)
-    folder = Folder(directory, files.tokenizer, _texts(run, config, step, adapter))
+    folder = Folder(directory, as_asked(files.tokenizer, config), _texts(run, config, step, adapter))
     _write_into(folder, policy, dtype or learner.precision, alone, adapter)
     return checkpoint
+
+
+def as_asked(tokenizer: PreTrainedTokenizerBase, config: TrainConfig) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer with the chat template by which the run has asked the model, so that others ask it alike.
+    Says where the file of that template is gone. A mixture's sets may have several templates, so none is taken."""
+    template = config.task.prompt.chat_template
+    if not template or config.task.sets:
+        return tokenizer
+    own = copy.copy(tokenizer)
+    try:
+        own.chat_template = chat_template_in(template)
+    except UserError as error:
+        say(f"grpo: the model is written with the chat template of the model that it was trained from: {error}")
+    return own
 
 
 def _texts(run: Path, config: TrainConfig, step: int, adapter: bool) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo.config import CheckpointConfig, EvaluationConfig
-from grpo.evaluation.held_out import is_graded, score
+from grpo.evaluation.held_out import is_graded, score, scores
 from grpo.host.disk import size_of
 from grpo.host.together import on_all
 from grpo.insight.diagnosis.findings import Finding
@@ -72,10 +72,9 @@ class Evaluator:
         result = self.results.get(step)
         return score(result) if result else None
 
-    def best_before(self, step: int) -> float:
-        """Returns the highest score of the steps before `step`, or −∞ if there is none."""
-        scores = (self.score(earlier) for earlier in self.results if earlier < step)
-        return max((score for score in scores if score is not None), default=float("-inf"))
+    def scores(self, step: int) -> dict[int, float]:
+        """Returns the scores up to `step` that can be compared with the newest of them, by step."""
+        return scores({earlier: self.results[earlier] for earlier in sorted(self.results) if earlier <= step})
 
 
 # The next diagnosis comes after at least this share of the rounds so far. A diagnosis reads the whole log, so with a
@@ -166,7 +165,8 @@ class Checkpointer:
     def after_round(self, finished: FinishedRound) -> None:
         progress, verdict = finished.progress, finished.verdict
         score = self._evaluator.score(progress.step)
-        improved = score is not None and score > self._evaluator.best_before(progress.step)
+        before = [value for step, value in self._evaluator.scores(progress.step).items() if step < progress.step]
+        improved = score is not None and score > max(before, default=float("-inf"))
         due = bool(self._config.every_rounds) and progress.round_index % self._config.every_rounds == 0
         if due or verdict.go_back or (improved and self._config.every_rounds):
             self.save(progress, verdict)
@@ -180,7 +180,8 @@ class Checkpointer:
             return
         score = self._evaluator.score(progress.step)
         state = {"progress": asdict(progress), **self._facts}
-        folder = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step)
+        scores = self._evaluator.scores(progress.step)
+        folder = self._store.save(progress.step, self._learner.save, state, score, verdict.good_step, scores)
         if not self._reported:
             self._reported = True
             retention = f"the newest {self._config.keep_last} are kept, and the best one"

@@ -110,7 +110,7 @@ def _refuse_trained_on(own: LoadedTask, suite: Sequence[LoadedTask]) -> None:
         question_hash(problem.question)
         for name, of_set in own.config.all_sets.items()
         for problem in split(own.problems[name], of_set.data.held_out_fraction)[0]
-        if len(problem.messages) < 2
+        if sum(message["role"] != "system" for message in problem.messages) < 2
     }
     for task in suite:
         asked = [question_hash(problem.question) for problem in chain.from_iterable(task.problems.values())]

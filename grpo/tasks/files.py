@@ -196,7 +196,8 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
         start, header = 0, lines.readline()
         while header and not header.strip():
             start, header = lines.tell(), lines.readline()
-        separator = next((mark for mark in SEPARATORS if mark in header), ",")
+        named = "\t" if path.suffix == ".tsv" else ""
+        separator = named or next((mark for mark in SEPARATORS if mark in header), ",")
         lines.seek(start)
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
         names = [name.strip() for name in reader.fieldnames or ()]

@@ -34,6 +34,7 @@ _KINDS = {
     "equation": r"[^<>]*[^<>\\]=[^<>]*",
     "text": r"(?![^ ]*[\\^_])[A-Za-z][A-Za-z' -]{2,}",
 }
+_LATEX_SPACES = re.compile(r"\\[,;:! ]|~")
 _ANSWER_KINDS = {name: re.compile(pattern, re.DOTALL) for name, pattern in _KINDS.items()}
 OTHER = "expression"
 
@@ -52,12 +53,13 @@ def answer_type(answer: str) -> str:
 
 
 def normalized(text: str) -> str:
-    """Returns a question's words in lower case, with single spaces, without punctuation and LaTeX's spacing.
+    """Returns a question's words and signs in lower case, with single spaces, without punctuation of sentences, braces
+    and LaTeX's spacing.
 
     Two copies of a question have the same normalized text.
     """
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(re.findall(r"\w+|[-+*/^=<>]", folded))
+    folded = _LATEX_SPACES.sub(" ", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(re.findall(r"\w+|[^\w\s.,;:?'\"`“”‘’«»{}$\\]", folded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ def solve_rate(problem: Problem, column: str) -> float | None:
     Raises `UserError` for a value that is not between 0 and 1.
     """
     value = problem.metadata.get(column)
-    if value is None or value == "":
+    # pandas writes NaN for a missing number.
+    if value is None or value == "" or value != value:
         return None
     try:
         rate = float(value)

@@ -111,6 +111,12 @@ def bare(text: str) -> str:
     return text
 
 
+def _is_word(text: str) -> bool:
+    """Tells whether letters are surely a word, which sympy would multiply, so that "tea" would be "eat". The factors of
+    a product are usually written in order, such as xyz."""
+    return len(text) > 2 and text.isalpha() and [*text.casefold()] != sorted(text.casefold())
+
+
 def mathematics(prose: bool = False) -> Callable[[str, str], float]:
     """Returns a function (extracted, answer) → 1.0 when both are the same number, word or formula, else 0.0.
 
@@ -147,6 +153,8 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
         words = _WORDS.fullmatch(right), _WORDS.fullmatch(attempt)
         if words[0] and words[1] and words[0][1].casefold() == words[1][1].casefold():
             return 1.0
+        if words[0] and words[1] and _is_word(words[0][1]) and _is_word(words[1][1]):
+            return 0.0
         numbers = value(right), value(attempt)
         if None not in numbers:
             return float(numbers[0] == numbers[1])

@@ -23,7 +23,7 @@ _JUDGED = ("right", "wrong", "by_pass_rate")
 
 def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> dict[str, float]:
     """Returns all numbers of one round under stable names. Values that are not finite (the mean of nothing) are left
-    out.
+    out, and so are pass rates of a round that nothing judged.
 
     Throughput is the round's completion tokens (the sum behind ``"completions/length_mean"``) ÷ the phase's
     seconds. Means over optimizer steps, like `learner/…`, include the applied steps only. ``"throughput/mfu"``
@@ -43,7 +43,8 @@ def flatten(statistics: RoundStatistics, peak_tflops: float | None = None) -> di
         values[m.TFLOPS] = sum(report.flops for report in statistics.reports) / seconds / 1e12
         if peak_tflops:
             values[m.MFU] = values[m.TFLOPS] / peak_tflops
-    return {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    return finite if statistics.judged else without_pass_rates(finite)
 
 
 def energy(by_rank: Sequence[Mapping[str, float]], metrics: Mapping[str, float]) -> dict[str, float]:

@@ -42,7 +42,9 @@ def _of_metrics(row: Mapping[str, Any]) -> Iterator[str]:
     if not 0 <= row["step"] <= MOST_STEPS or row["step"] % 1:
         yield _not("step", f"a whole number from 0 to {MOST_STEPS:,}", row["step"])
     for name, value in row.items():
-        if (name == m.PASS_RATE or name.endswith("_fraction")) and not _is_share(value):
+        # Numbers that a reward names are anything.
+        ours = name in m.TABLE or name.startswith(m.SOURCE)
+        if ours and (name == m.PASS_RATE or name.endswith("_fraction")) and not _is_share(value):
             yield _not(name, "a share from 0 to 1", value)
     for name in PLAN if m.COUNTS in row else ():
         if row.get(name, 1) < 1:

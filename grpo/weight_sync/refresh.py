@@ -136,6 +136,8 @@ class CheckedSync:
         for bucket in learner.weight_buckets(sampler.begin_refresh()):
             sampler.load_weights(bucket)
             sent_checksums.update(checksums(bucket))
+            # The engine takes memory for its cache next.
+            del bucket
         sampler.finish_weights(learner.num_steps)
         for sampler_checksums in sampler.checksums():
             different_names = differing(sent_checksums, sampler_checksums)

@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
@@ -12,6 +13,9 @@ from safetensors.numpy import save_file
 
 from grpo.cli import main
 from grpo.config import ModelConfig, TrainConfig
+from grpo.config.folder import step_of
+from grpo.run.export_source import best_checkpoint
+from grpo.run.exporting import as_asked
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,33 @@ def test_a_folder_that_cannot_be_exported_is_one_line(words, message, tmp_path, 
     monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)  # nothing heavy is imported before
     assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation_which_may_have_come_later(tmp_path):
+    def evaluated(step, value, temperature):
+        rate = {"value": value, "low": 0.0, "high": 1.0}
+        numbers = {"samples_per_problem": 1, "mean_length": 1.0, "truncated_fraction": 0.0}
+        return {"step": step, "temperature": temperature, "per_problem": [], "pass@1": rate, **numbers}
+
+    for step, score in ((2, 0.9), (4, None), (6, 0.5)):
+        (folder := tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"score": score}))
+    assert step_of(best_checkpoint(tmp_path)) == 2
+    # The first was measured at another temperature, the second once the run had been resumed.
+    rows = [evaluated(2, 0.9, 0.1), evaluated(4, 0.7, 1.0), evaluated(6, 0.5, 1.0)]
+    (tmp_path / "evaluations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert step_of(best_checkpoint(tmp_path)) == 4
+
+
+def test_the_template_by_which_a_run_asks_is_exported(tmp_path, capsys):
+    config, tokenizer = TrainConfig(), SimpleNamespace(chat_template="own")
+    assert as_asked(tokenizer, config) is tokenizer
+    (tmp_path / "mine.jinja").write_text("mine")
+    config.task.prompt.chat_template = str(tmp_path / "mine.jinja")
+    assert as_asked(tokenizer, config).chat_template == "mine" and tokenizer.chat_template == "own"
+    (tmp_path / "mine.jinja").unlink()
+    assert as_asked(tokenizer, config).chat_template == "own"
+    assert "written with the chat template of the model that it was trained from" in capsys.readouterr().err
 
 
 def test_a_model_that_is_gone_is_reported_before_anything_heavy_is_imported(tmp_path, monkeypatch, capsys):

@@ -236,6 +236,7 @@ def test_problems_that_could_not_be_graded_are_left_out_and_counted():
     result = evaluated_in_an_outage(["p1", "p4"], greedy=True)
     assert (result["problems"], result["ungraded"]) == (9, 2)
     assert result["pass@1"]["value"] == result["greedy"]["value"] == score(result) == 1.0
+    assert score(result | {"ungraded": 5}) is None
     assert len(result["per_problem"]) == 7
     assert [(row["problem_id"], row["outcome"]) for row in result["ungraded_problems"]] == [
         ("p1", "unanswered"),

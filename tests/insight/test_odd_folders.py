@@ -112,6 +112,7 @@ ODD_ROWS = [
     ("metrics", ROUND, {"plan/next_reason": 7}, "plan/next_reason must be a text, not 7"),
     ("metrics", ROUND, {"step": 10**9}, "step must be a whole number from 0 to 10,000,000, not 1000000000"),
     ("metrics", ROUND, {"step": 4.5}, "step must be a whole number from 0 to 10,000,000, not 4.5"),
+    ("metrics", ROUND, {"groups/silent_fraction": 1.5}, "groups/silent_fraction must be a share from 0 to 1, not 1.5"),
     ("metrics", ROUND, {"pass_rate": 35.0}, "pass_rate must be a share from 0 to 1, not 35.0"),
     ("metrics", ROUND, {"plan/group_size": 0}, "plan/group_size must be at least 1, not 0"),
     (

@@ -50,6 +50,19 @@ def test_the_best_evaluated_checkpoint_is_kept_besides(store, tmp_path):
     assert names(tmp_path) == ["step-00000010", "step-00000020", "step-00000025"]
 
 
+def test_the_best_is_chosen_by_scores_that_are_known_later_and_can_be_compared(store, tmp_path):
+    # The first was measured under easier settings; the second when the run had been resumed after its checkpoint.
+    for step, score, scores in (
+        (5, 0.9, {5: 0.9}),
+        (10, None, {5: 0.9}),
+        (15, 0.5, {10: 0.7, 15: 0.5}),
+        (20, 0.6, {10: 0.7, 15: 0.5, 20: 0.6}),
+        (25, 0.4, {10: 0.7, 15: 0.5, 20: 0.6, 25: 0.4}),
+    ):
+        store.save(step, write("x"), {}, score, scores=scores)
+    assert names(tmp_path) == ["step-00000010", "step-00000020", "step-00000025"]
+
+
 def test_the_newest_up_to_the_good_step_is_kept_besides(store, tmp_path):
     for step, good in ((0, 0), (5, 3), (10, 3), (15, 3), (20, 12)):
         store.save(step, write("x"), {}, good_step=good)

@@ -87,6 +87,8 @@ def test_a_run_that_is_finished_ends_a_restart_at_once_unless_more_is_asked_of_i
     assert said("finished", 60, "", "num_steps=61") == "" == said("interrupted", 60, "")
     assert said("finished", 9, "limits.samples") == done.replace("60 of 60", "9 of 60 (limits.samples)")
     assert said("finished", 9, "limits.samples", "limits.samples=9999") == ""
+    gate = "gates=[{metric: reward/mean, below: 0.1}]"
+    assert said("finished", 9, "a gate is broken", gate) == ""
     assert said("finished", 60, "", "dry_run=true") == said("finished", 60, "", "checkpoint.resume=true") == ""
 
 

@@ -101,13 +101,13 @@ def test_a_model_is_judged_by_the_numbers_of_its_own_policy(run):
 
 
 def test_an_export_of_a_model_beyond_its_gates_is_refused_unless_it_is_asked_for(run, tmp_path, capsys):
-    output, _ = run
-    assert main(["export", str(output), str(tmp_path / "out")]) == 2
+    checkpoint = run[0] / "checkpoints" / "step-00000004"
+    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 2
     assert "the model of step 4" in (said := capsys.readouterr().err) and "despite_gates=true" in said
     # The next reason is another one: this model was never there.
-    assert main(["export", str(output), str(tmp_path / "out"), "despite_gates=true"]) == 2
+    assert main(["export", str(checkpoint), str(tmp_path / "out"), "despite_gates=true"]) == 2
     assert "gates" not in capsys.readouterr().err
-    assert main(["export", str(output / "checkpoints" / "step-00000002"), str(tmp_path / "out")]) == 2
+    assert main(["export", str(checkpoint.with_name("step-00000002")), str(tmp_path / "out")]) == 2
     assert "gates" not in capsys.readouterr().err
 
 

@@ -233,6 +233,17 @@ def test_an_evaluation_that_could_not_be_graded_is_reported_and_neither_kept_nor
     assert [read_state(path)["score"] for path in checkpoints_in(tmp_path)] == [0.25, 0.5]
 
 
+def test_scores_are_compared_with_those_of_the_same_problems_and_settings():
+    def result(step, value, temperature=1.0, problems="ab"):
+        rows = [{"problem_id": name} for name in problems]
+        return {"step": step, "pass@1": {"value": value}, "temperature": temperature, "per_problem": rows}
+
+    earlier = [result(2, 0.9, temperature=0.1), result(4, 0.3), result(6, 0.5), result(8, 0.4), result(10, 0.8, "abc")]
+    evaluator = Evaluator(EvaluationConfig(), dict, lambda result: None, earlier)
+    assert evaluator.scores(2) == {2: 0.9} and evaluator.scores(8) == {4: 0.3, 6: 0.5, 8: 0.4}
+    assert evaluator.scores(10) == {10: 0.8} and evaluator.scores(1) == {}
+
+
 def test_the_checkpoint_that_a_run_went_on_from_is_not_written_again(tmp_path):
     store, written, reported = CheckpointStore(tmp_path, 1, SingleRank()), [], []
     config, learner = CheckpointConfig(every_rounds=1), SimpleNamespace(save=written.append)

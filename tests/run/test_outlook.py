@@ -93,6 +93,7 @@ def test_a_reward_that_judges_nothing_has_no_forecast_and_breaks_no_gate_of_pass
     for number in range(7):
         values = numbers(round_of(number))
     assert {m.PASS_RATE, m.EXPECTED_GAIN} <= values.keys()
+    assert m.PASS_RATE in flatten(round_of(7)) and m.PASS_RATE not in flatten(replace(round_of(7), judged=False))
     pass_rates = {m.PASS_RATE, m.EXPECTED_GAIN, m.GAIN_PER_HOUR}
     assert not pass_rates & numbers(replace(round_of(7), judged=False)).keys()
     assert not pass_rates & numbers(round_of(8)).keys()

@@ -175,6 +175,15 @@ def test_a_set_of_the_suite_that_is_trained_on_is_refused(capsys):
         _refuse_trained_on(own, [own])
     with pytest.raises(UserError, match="of the 150 problems of more in evaluation.suite are trained on"):
         _refuse_trained_on(own, [loaded("more", range(150))])
+    # A system message is no question.
+    own.problems[""] = [
+        replace(
+            problem, messages=({"role": "system", "content": "Add."}, {"role": "user", "content": problem.question})
+        )
+        for problem in own.problems[""]
+    ]
+    with pytest.raises(UserError, match="78 of the 100 problems of sums in evaluation.suite are trained on, so"):
+        _refuse_trained_on(own, [own])
     _refuse_trained_on(own, [loaded("others", range(100, 200))])
     assert capsys.readouterr().err == ""
 

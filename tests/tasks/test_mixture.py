@@ -91,6 +91,15 @@ def graded(task, prompt, *texts):
     return scored.rewards
 
 
+def test_a_problem_that_one_set_holds_out_is_not_trained_on_through_another_set(tokenizer):
+    sets = {"half": sums(operators=["+"]), "tenth": sums(operators=["+"])}
+    sets["half"].data.held_out_fraction, sets["tenth"].data.held_out_fraction = 0.5, 0.1
+    with build(TaskConfig(name="mixed", sets=sets), tokenizer) as task:
+        held_out = {prompt.problem.question for prompt in task.held_out_prompts(10_000)}
+        trained = {problem.question for problem in task._stream._problems}
+    assert len(held_out) > 20 and not held_out & trained
+
+
 def test_every_set_has_its_own_prompt_and_reward(two_sets, tokenizer):
     with build(two_sets, tokenizer) as task:
         prompts = task.next_prompts(BLOCK)

@@ -1,13 +1,14 @@
 """These tests check which problems are selected or held out, and what is reported of the others."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from grpo.config import CurriculumConfig, SelectionConfig, UserError
 from grpo.tasks.curriculum import check_rates
-from grpo.tasks.problem_selection import answer_type, normalized, question_hash, select, split
+from grpo.tasks.problem_selection import answer_type, normalized, question_hash, select, solve_rate, split
 from grpo.types import Problem
 
 
@@ -127,6 +128,9 @@ def test_a_question_is_asked_once_whatever_its_case_and_spacing():
     assert kept == ["p-0", "p-2"]
     assert left_out.reasons == {"with a repeated question": ("p-1",)}
     assert normalized("What is  $2+2$?") == "what is 2 + 2"
+    assert normalized(r"how\ much: 2\,+ 2.") == "how much 2 + 2"
+    different = ["12 × 3", "12 − 3", "12 ÷ 3", "(1 + 2) * 3", "1 + 2 * 3", "A ∪ B", "A ∩ B", "|x|", "x", "5!%", "x ≤ 1"]
+    assert len({*map(normalized, different)}) == len(different)
 
 
 def test_problems_of_an_evaluation_are_left_out_and_reported(tmp_path):
@@ -189,6 +193,7 @@ def test_an_unknown_source_names_those_there_are():
 
 
 def test_a_pass_rate_that_is_none_is_named():
+    assert solve_rate(problem(0, "1?", llama8b_solve_rate=math.nan), "llama8b_solve_rate") is None
     with pytest.raises(UserError, match="p-0: llama8b_solve_rate is 64, which is not a pass rate between 0 and 1"):
         taken([problem(0, llama8b_solve_rate=64)], solve_rate=[0.1, 0.9])
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from grpo.config import UserError
-from grpo.evaluation.held_out import both_unjudged
+from grpo.evaluation.held_out import CONDITIONS, both_unjudged
 from grpo.evaluation.pass_rates import Interval, paired_change, pass_at_k
 from grpo.insight.pages.glossary import signed
 from grpo.insight.pages.page import Block, Kind
@@ -24,7 +24,7 @@ _HEAD, _TAIL = 240, 160
 # Completions of this many problems are shown.
 NUM_SAMPLES = 4
 # Two evaluations can be compared only when they have the same values of these.
-_CONDITIONS = ("problems", "samples_per_problem", "temperature", "top_p", "top_k", "max_tokens")
+_CONDITIONS = ("problems", *CONDITIONS)
 
 
 def before_and_after(evaluations: Sequence[Evaluation]) -> list[Block]:
