@@ -46,6 +46,13 @@ fi
 wanted=$(cat "$requirements" launch/setup.sh pyproject.toml | sha256sum | cut -d' ' -f1)
 if [[ -f $venv/.installed && $(cat "$venv/.installed") == "$wanted" ]]; then exit 0; fi
 
+# pip takes a build for CPUs for one with CUDA, and a folder that several machines share would change back and forth.
+made=$kind
+for built in "$venv"/lib/python*/site-packages/torch-[0-9]*.dist-info; do
+  if [[ -e $built ]]; then made=$([[ $built == *+cpu.dist-info ]] && echo cpu || echo gpu); fi
+done
+[[ $made == "$kind" ]] || stop "$venv has builds for ${made^^}s, and this machine needs those for ${kind^^}s: remove $venv, or set GRPO_VENV to another folder here, or set GRPO_KIND=$made"
+
 needed="Python 3.11 or newer with venv and Python.h"
 if [[ $kind == gpu ]]; then
   newest=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -V | tail -n 1) || newest=

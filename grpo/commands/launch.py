@@ -27,7 +27,7 @@ from grpo.host.imports import safe_path
 from grpo.host.output import outlasting
 from grpo.host.ports import RESERVED_VARIABLE
 from grpo.host.signals import StopRequest
-from grpo.host.terminal import facts_table
+from grpo.host.terminal import facts_table, say
 from grpo.launch.machines import machines_of
 from grpo.launch.meeting import FarSeat, follow, join, lead
 from grpo.launch.membership import place_of
@@ -64,6 +64,11 @@ def run(words: Sequence[str]) -> int:
     config, reserved = (config, []) if config.dry_run else with_reserved_ports(config, machines)
     seats = seats_of(config, words, machines)
     _show(config, seats)
+    if hardware.shell == "here" and len(machines) > 1:
+        say(
+            f"grpo: all {len(machines)} machines are this one, and share its devices, since hardware.shell=here: "
+            "hardware.shell=ssh 'hardware.hosts=[A,B]' reaches others"
+        )
     if config.dry_run:
         return 0
     refuse_locked(Path(config.output_dir))

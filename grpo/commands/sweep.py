@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -44,6 +45,12 @@ def run(words: Sequence[str]) -> int:
     if len(preset) != 1:
         raise UserError("grpo sweep needs one sweep=NAME (grpo sweep help)")
     of_sweep = [word for word in words if word.partition("=")[0] in OWN_KEYS]
+    odd = [word for word in of_sweep if word.startswith("output_dir=") and re.search(r"\$\{|^[^'\"]*,", word)]
+    require(
+        not odd,
+        f"{''.join(odd[:1])}: a sweep has one folder, whose name stays the same, so that the same command goes on: "
+        "name it without commas and ${…}",
+    )
     config = compose_sweep(preset[0], of_sweep)
     of_runs = [word for word in words if word not in (*of_sweep, f"sweep={preset[0]}")]
     refuse_misspelt(of_runs, OWN_KEYS)

@@ -69,6 +69,8 @@ WRONG = [
     ("dynamics fit {} now", "grpo dynamics fit reads one path, and 'now' is no KEY=VALUE"),
     ("dynamics fitt x", "grpo dynamics has no 'fitt'"),
     ("sweep sweep=nope", "there is no sweep 'nope'"),
+    ("sweep sweep=seeds output_dir=a,b", "output_dir=a,b: a sweep has one folder, whose name stays the same"),
+    ("sweep sweep=seeds output_dir=a/${start:}", "output_dir=a/${start:}: a sweep has one folder, whose name stays"),
     ("prove part=atention", "part=atention is unknown: choose among attention, learner"),
     ("prove size=70b", "size=70b is unknown: choose one of tiny, 1.5b, 7b"),
     ("prove part=attention ways=ZeRO-3", "ways= are those of the part learner, which part= leaves out"),

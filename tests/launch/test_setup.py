@@ -136,6 +136,14 @@ def test_a_full_disk_is_reported_before_anything_is_installed(free, kind, needed
     )
 
 
+@pytest.mark.parametrize(("built", "drivers", "made", "needed"), [("+cpu", H100, "CPU", "GPU"), ("", (), "GPU", "CPU")])
+def test_an_environment_with_builds_of_the_other_kind_is_left_as_it_is(built, drivers, made, needed, machine, tmp_path):
+    (tmp_path / "made" / "lib" / "python3.12" / "site-packages" / f"torch-2.13.0{built}.dist-info").mkdir(parents=True)
+    done, calls = machine(*drivers)
+    said = f"setup: {tmp_path}/made has builds for {made}s, and this machine needs those for {needed}s: remove"
+    assert (done.returncode, calls) == (2, []) and done.stderr.startswith(said)
+
+
 def test_a_python_that_is_named_wins_and_is_refused_if_it_is_none(machine):
     done, calls = machine(scripts={"python3.11": FITS, "other": FITS}, GRPO_PYTHON="other")
     assert done.returncode == 7 and calls[0].startswith("other -m venv")
