@@ -144,7 +144,7 @@ RULES = (
         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
     ),
     Rule(
-        under("rollout.servers", "replicas port first_gpu gpu_memory_fraction start_seconds"),
+        under("rollout.servers", "replicas port first_gpu gpu_memory_fraction"),
         # grpo launch gives learners the addresses of the servers that it starts.
         lambda c: not c.rollout.servers.urls or c.hardware.server_nodes,
         "leave out rollout.servers.urls, whose servers have been started already",

@@ -102,7 +102,8 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
     except Exception as error:  # whatever a config's own code says of such settings
         reason = OWN_CODE if "trust_remote_code" in str(error) else f"correct it ({' '.join(str(error).split())[:200]})"
         raise UserError(f"{name}: transformers cannot read its {CONFIG}: {reason}") from error
-    named = str((settings.get("architectures") or [""])[0])
+    classes = settings.get("architectures")
+    named = str(classes[0]) if classes and isinstance(classes, list) else ""
     require(
         not named.endswith(OTHER_HEADS),
         f"{name}: its {CONFIG} says {named}, which scores texts and continues none: give a causal language model",

@@ -101,6 +101,8 @@ def test_a_word_without_effect_is_refused(words, message):
         ["rollout=vllm_server", "rollout.servers.replicas=2", "pipeline=continuous", "rollout.max_staleness=5"],
         ["tracking=wandb_offline", "tracking.tags=[a]", "tracking.entity=me"],
         ["task.data.options.min_digits=2", "model.config.hidden_size=9"],
+        # The run waits so long for them.
+        ["rollout=vllm_server", "rollout.servers.urls=['http://a:80']", "rollout.servers.start_seconds=9"],
         ["task.reward.parts=[{name: math}, {name: format}]", "task.reward.format_pattern=x"],
         ["objective=kl_cov", "objective.selection.penalty=0.5", "objective.selection.share=0.001"],
         ["task.data.selection.solve_rate_column=rate", "task.data.selection.without_solve_rate=drop"],
