@@ -59,6 +59,11 @@ def test_a_file_that_cannot_be_read_says_why(name, content, message, tmp_path):
     assert message in refusal(tmp_path / name)
 
 
+def test_a_comma_in_the_header_of_a_table_with_tabs_is_no_separator(tmp_path):
+    (tmp_path / "a.tsv").write_text("problem, in words\tanswer\nOne, and two\t3\n")
+    assert read_rows(tmp_path / "a.tsv", "task.data.path") == [{"problem, in words": "One, and two", "answer": "3"}]
+
+
 def test_a_long_cell_of_a_table_is_read(tmp_path):
     (tmp_path / "long.csv").write_text(f"problem,answer\n{'x' * 200_000},1\n")
     [row] = read_rows(tmp_path / "long.csv", "task.data.path")
