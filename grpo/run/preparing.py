@@ -33,7 +33,7 @@ from grpo.run.scripted_episodes import ScriptedEpisodes
 from grpo.run.tables import gpu_gib, model_shape, print_price, print_tables
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.early_checks import oddities
-from grpo.tasks.problem_selection import question_hash, split
+from grpo.tasks.problem_selection import question_hash, split_sets
 from grpo.tasks.task import LoadedTask, loaded_task
 from grpo.tasks.trial import trial, wrong_in
 from grpo.types import MachineConstants
@@ -108,8 +108,8 @@ def _refuse_trained_on(own: LoadedTask, suite: Sequence[LoadedTask]) -> None:
     """Raises UserError for a set of `evaluation.suite` most of whose questions are trained on. Tells of fewer."""
     trained = {
         question_hash(problem.question)
-        for name, of_set in own.config.all_sets.items()
-        for problem in split(own.problems[name], of_set.data.held_out_fraction)[0]
+        for trained_on, _ in split_sets(own.config, own.problems).values()
+        for problem in trained_on
         if sum(message["role"] != "system" for message in problem.messages) < 2
     }
     for task in suite:

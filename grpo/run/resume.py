@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import count, takewhile
 from pathlib import Path
@@ -45,17 +45,6 @@ from grpo.types.plain import rebuilt
 OF_ONE_START = ("output_dir", "checkpoint.resume")
 PROBLEMS = "problems"
 """A checkpoint's state holds under this name the identity of the problems that the run was trained on."""
-INPUTS = (
-    (
-        "the problems of rank {} differ from those of rank 0, or come in another order",
-        "give every machine the same data, in the same order",
-    ),
-    (
-        "the files of the model of rank {} differ from those of rank 0",
-        "give every machine the same files, or a commit as model.revision if they are those of a branch that has moved",
-    ),
-)
-"""Ranks may differ in these inputs, each with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +253,26 @@ def require_same_inputs(task: LoadedTask, model: ModelFiles, collective: Collect
     Each rank takes its positions of one stream of prompts. Of different streams, some prompts would come twice and
     others never. A branch on the hub may move between the downloads of two machines.
     """
-    by_rank = collective.gather((task.identity, model.identity))
+    tasks, models = zip(*collective.gather((task.identity, model.identity)), strict=True)
 
     def compare() -> None:
-        for place, (what, remedy) in enumerate(INPUTS):
-            differing = [str(rank) for rank, own in enumerate(by_rank) if own[place] != by_rank[0][place]]
-            require(not differing, f"{what.format(', '.join(differing))}: {remedy}")
+        require(
+            not (ranks := _differing(tasks)),
+            f"the problems of rank {ranks} differ from those of rank 0, or come in another order: give every machine "
+            "the same data, in the same order",
+        )
+        require(
+            not (ranks := _differing(models)),
+            f"the files of the model of rank {ranks} differ from those of rank 0: give every machine the same files, "
+            "or a commit as model.revision if they are those of a branch that has moved",
+        )
 
     on_first(collective, compare)
+
+
+def _differing(by_rank: Sequence[object]) -> str:
+    """Returns the ranks that have something else than rank 0, or ""."""
+    return ", ".join(str(rank) for rank, own in enumerate(by_rank) if own != by_rank[0])
 
 
 def check_start(config: TrainConfig, path: Path, collective: Collective) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from grpo.config import SelectionConfig, UserError
+from grpo.config import SelectionConfig, TaskConfig, UserError
+from grpo.config.errors import require
 from grpo.tasks.columns import cell, conversation
 from grpo.tasks.solve_rates import LLAMA_COLUMN, MEASURED_COLUMN
 from grpo.types import Problem
@@ -308,3 +309,20 @@ def split(problems: Sequence[Problem], held_out_fraction: float) -> tuple[list[P
             f"{len(held_out)} held out, of {len(problems)}{equal}: set it to 0, change it, or use more problems"
         )
     return train, sorted(held_out, key=lambda problem: (hashes[problem.problem_id], problem.problem_id))
+
+
+def split_sets(config: TaskConfig, problems: Mapping[str, Sequence[Problem]]) -> dict[str, tuple[list[Problem], ...]]:
+    """Returns (train, held out) of each set of a task by its name, as `split` does. No set trains on a question that
+    another one holds out, although their shares may differ.
+
+    Raises `UserError` as `split`, and when nothing of a set is left for training.
+    """
+    splits = {name: split(problems[name], of_set.data.held_out_fraction) for name, of_set in config.all_sets.items()}
+    if len(splits) == 1:
+        return splits
+    held_out_anywhere = {question_hash(problem.question) for _, held_out in splits.values() for problem in held_out}
+    for name, (train, held_out) in splits.items():
+        kept = [problem for problem in train if question_hash(problem.question) not in held_out_anywhere]
+        require(bool(kept), f"the set {name} has no problem but those that other sets hold out: give it others")
+        splits[name] = kept, held_out
+    return splits

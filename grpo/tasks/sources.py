@@ -6,7 +6,7 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -288,8 +288,9 @@ def _picture(row: Row, question: str) -> str:
 def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     """Returns a message with the question and answer of an unusable row, and the forms that can be used."""
     question = cell(row, data.question_column)
-    if isinstance(question, list) and question and not {"role", "content"} <= {*question[0]}:
-        return f" The first has a message with {' and '.join(map(str, question[0]))}: messages have role and content."
+    first = question[0] if isinstance(question, list) and question else None
+    if isinstance(first, Mapping) and not {"role", "content"} <= first.keys():
+        return f" The first has a message with {' and '.join(map(str, first))}: messages have role and content."
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     if mark := _picture(row, conversation(cell(row, data.question_column))[1]):

@@ -12,13 +12,12 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig, UserError
-from grpo.config.errors import require
 from grpo.config.validate_task import naming_set
 from grpo.tasks.columns import columns_of
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
 from grpo.tasks.grading import Grading, unparsable
-from grpo.tasks.problem_selection import question_hash, select, split
+from grpo.tasks.problem_selection import select, split_sets
 from grpo.tasks.prompt_encoding import PromptEncoder, filled, unfilled
 from grpo.tasks.prompt_stream import Mixture, PromptStream
 from grpo.tasks.rewards import EXTRACTING, readable
@@ -190,15 +189,8 @@ def build_task(
     """
     config = loaded.config
     encoders = {name: PromptEncoder(tokenizer, of_set.prompt) for name, of_set in config.all_sets.items()}
-    splits = {name: split(_fitting(loaded, name, encoders[name]), of_set.data.held_out_fraction)
-               for name, of_set in config.all_sets.items()}  # fmt: skip
-    # Sets may share questions, and hold out other shares of them.
-    asked_apart = {question_hash(problem.question) for _, held_out in splits.values() for problem in held_out}
-    train = [
-        [problem for problem in problems if question_hash(problem.question) not in asked_apart]
-        for problems, _ in splits.values()
-    ]
-    require(all(train), "a set of the task has no problem but those that another one holds out: give it others")
+    splits = split_sets(config, {name: _fitting(loaded, name, encoders[name]) for name in config.all_sets})
+    train = [problems for problems, _ in splits.values()]
     orders = [build_order(problems, config.curriculum, grouping, seed) for problems in train]
     weights = [of_set.weight for of_set in config.all_sets.values()]
     order = Mixture(orders, [*map(len, train)], weights, seed) if config.sets else orders[0]

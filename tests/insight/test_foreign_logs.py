@@ -121,7 +121,7 @@ def test_pass_rates_that_end_in_nan_end_the_curve_and_are_named(tmp_path):
     rows = [{"step": step, "pass_rate": rate if step < 30 else math.nan} for step, rate in enumerate(RISING)]
     log = read_log(write_lines(tmp_path / "log.jsonl", rows), "pass_rate")
     assert log["pass_rate"].steps[-1] == 29
-    assert "the last 10 values of the pass rate are no numbers, so its curve ends at step 29" in log.notes
+    assert "the last 10 values of the pass rate are no numbers: its curve ends at step 29" in log.notes
 
 
 def test_the_largest_checkpoint_of_a_copied_folder_is_read(tmp_path):

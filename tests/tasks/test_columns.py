@@ -91,6 +91,7 @@ def test_a_nested_column_that_a_table_of_text_cannot_hold_is_reported(tmp_path):
             [],
             "The first has a message with from and value: messages have role and content",
         ),
+        ([{"problem": [5], "answer": None}], [], "The first has the question [5] and the answer None"),
         (
             [{"problem": "1?", "gold": {"value": "1", "kind": "n"}}],
             ["task.data.answer_column=gold.vale"],

@@ -24,7 +24,8 @@ NUMBERED = "the log names no steps, so its rows are numbered from 1, as with log
 def console_rows(file: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
     """Returns the rows that a console's output holds, with a note where they had to be numbered."""
     rows = [row for line in _lines(file) if (row := _row(line))]
-    with_step, without = ([row for row in rows if ("step" in row) == named] for named in (True, False))
+    with_step = [row for row in rows if "step" in row]
+    without = [row for row in rows if "step" not in row]
     # Other programs print beside the trainer, such as one that saves its checkpoints.
     if len(with_step) > sum(map(_is_of_training, without)):
         return with_step, ()

@@ -97,10 +97,8 @@ def _ends_early(steps: NDArray[np.float64], column: Column | None, rates: Series
     """Says that the last cells of the pass rate's column hold no number, or returns ""."""
     if column is None or not len(rates):
         return ""
-    later = int((steps[column.rows] > rates.steps[-1]).sum())
-    return f"the last {later} values of the pass rate are no numbers, so its curve ends at step {rates.steps[-1]:g}" * (
-        later > 0
-    )
+    later, last = int((steps[column.rows] > rates.steps[-1]).sum()), rates.steps[-1]
+    return f"the last {later} values of the pass rate are no numbers: its curve ends at step {last:g}" if later else ""
 
 
 def _refuse_other_training(path: Path, columns: Iterable[str]) -> None:
