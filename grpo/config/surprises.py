@@ -65,12 +65,12 @@ def surprises(config: TrainConfig) -> Iterator[str]:
                 "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
                 "task.prompt.system asks"
             )
-    yield from _too_long(config)
+    yield from _odd_bounds(config)
     yield from _odd_numbers(config)
     yield from _odd_texts(config)
 
 
-def _too_long(config: TrainConfig) -> Iterator[str]:
+def _odd_bounds(config: TrainConfig) -> Iterator[str]:
     """Yields lines about bounds that the run does not reach, or reaches at once."""
     batch, curriculum = config.dynamics, config.task.curriculum
     asked = config.num_steps * batch.prompts_per_step
@@ -79,10 +79,10 @@ def _too_long(config: TrainConfig) -> Iterator[str]:
             f"the run asks {asked:,} prompts, and task.curriculum.anneal_prompts={curriculum.anneal_prompts} leads "
             f"from easy to hard: it ends {asked / curriculum.anneal_prompts:.1%} of the way, and {asked} goes all of it"
         )
-    a_round = batch.prompts_per_step * batch.group_size * batch.refresh_interval
-    if 0 < config.limits.samples < a_round:
+    per_round = batch.prompts_per_step * batch.group_size * batch.refresh_interval
+    if 0 < config.limits.samples < per_round:
         yield (
-            f"limits.samples={config.limits.samples} ends the run after its first round, which samples {a_round:,} "
+            f"limits.samples={config.limits.samples} ends the run after its first round, which samples {per_round:,} "
             "completions"
         )
     for of_set in config.task.all_sets.values():

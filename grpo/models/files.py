@@ -23,6 +23,7 @@ from grpo.config.plain_json import read_object
 from grpo.models.resolve import CONFIG, OWN_CODE
 
 GENERATION = "generation_config.json"
+# Files with these names and config.json tell a model and its tokenizer from others.
 IDENTIFYING = ("*.safetensors", "tokenizer*.json", "*.jinja")
 # Kinds of layers, as transformers' configs call them, that carry a state from token to token.
 STATES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}

@@ -14,7 +14,7 @@ from grpo.rollout.replica import Replica, ReplicaLost, ServerState, restart_lost
 from grpo.weight_sync.server_link import Post, ServerLink
 
 # A cache that is not emptied at once is asked so often, after so many seconds each.
-TIMES, AGAIN_SECONDS = 20, 0.5
+CACHE_TRIES, AGAIN_SECONDS = 20, 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +115,7 @@ class Member:
 async def empty_cache(post: Post) -> None:
     """Makes a server forget what its older weights have computed of prompts, wherever it keeps that. Prompts that begin
     alike would otherwise go on from it. Raises ReplicaLost where the server does not."""
-    for _ in range(TIMES):
+    for _ in range(CACHE_TRIES):
         # A request that was given up, or a transfer to main memory, may still hold a part of the cache.
         if (await post("/reset_prefix_cache?reset_external=true", {})).get("success", True):
             return

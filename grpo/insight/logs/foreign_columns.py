@@ -31,7 +31,7 @@ FAR_BACK = 3
 OFTENER = 2
 
 
-WITHIN = (
+TWO_COUNTS = (
     "the log counts rollouts and optimizer steps apart: a row of training has the number of its rollout as its step"
 )
 
@@ -149,7 +149,7 @@ class LastRun:
     def notes(self) -> tuple[str, ...]:
         """Says in sentences what was left out."""
         notes = [f"{self._step_name} is taken for the step"] if self._step_name else []
-        notes += [WITHIN] if self._trained_within else []
+        notes += [TWO_COUNTS] if self._trained_within else []
         notes += [f"{self._negative} rows with a negative step are left out"] if self._negative else []
         if self._runs > 1:
             notes.append(
