@@ -27,7 +27,7 @@ from grpo.algorithm.packing import ONE_A_ROW
 from grpo.config import ModelConfig
 from grpo.config.errors import UserError, require
 from grpo.config.saved import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from grpo.learner.policy import DTYPES, Policy, base_model
+from grpo.learner.policy import DTYPES, Policy, base_model, decoder_of
 from grpo.learner.proof import Build, Proof, prove
 from grpo.learner.resharding import SHARDS, WHOLE_WEIGHTS, only_plain_data
 from grpo.learner.sequence_parallel import SequenceGroup
@@ -75,11 +75,22 @@ def load_policy(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(lora_seed)
             language_model = with_lora(language_model, model)
+    elif lora_seed is not None:
+        _freeze_towers(language_model)
     rule = logit_rule(config, float32=model.head_precision == "float32")
     policy = Policy(language_model, chunk, rule, proof.in_trees, together)
     if model.start:
         take_start(policy, Path(model.start))
     return policy
+
+
+def _freeze_towers(language_model: PreTrainedModel) -> None:
+    """Excludes from training what no text goes through, such as a vision tower. It never gets a gradient, but
+    `learner.weight_decay` would shrink it, and an optimizer would keep 12 bytes for each of its parameters."""
+    layers = (decoder_of(language_model), language_model.get_output_embeddings())
+    trained = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for parameter in language_model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
 
 
 @cache

@@ -217,6 +217,25 @@ def test_nothing_random_is_left_in_a_model_that_learns(tmp_path):
     assert all(module.p == 0 for module in policy.modules() if isinstance(module, nn.Dropout))
 
 
+def test_a_vision_tower_is_not_trained(tmp_path):
+    """A weight without a gradient would still shrink by learner.weight_decay."""
+    torch.manual_seed(0)
+    text = {**SMALL, "sliding_window": 8, "query_pre_attn_scalar": 16}
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=SMALL | {"image_size": 28})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    files, model = files_of(tmp_path), ModelConfig(max_length=64)
+    policy = loading.load_policy(files, model, "float32", 64, lora_seed=0).train()
+    micro, _ = proof.example_row()
+    policy(micro, 1.0)[0].sum().backward()
+    reached = {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert reached == trained and "language_model.lm_head.weight" not in trained
+    left = {name.split(".")[2] for name, parameter in policy.named_parameters() if not parameter.requires_grad}
+    assert left == {"vision_tower", "multi_modal_projector"}
+    text_alone = {name for name, _ in policy.named_parameters() if ".language_model." in name}
+    assert trained == text_alone
+
+
 def test_adapters_on_fused_experts_are_refused(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Qwen3-MoE")).save_pretrained(tmp_path)
     model = ModelConfig(max_length=64)
