@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,11 +148,16 @@ class LoadedTask:
 
     @property
     def identity(self) -> str:
-        """Returns a text that differs between tasks whose questions or answers differ, or come in another order."""
+        """Returns a text that differs between tasks whose problems differ in the text or the number of a cell, or come
+        in another order."""
         digest = hashlib.sha256()
         for name, of_set in self.problems.items():
             for problem in of_set:
-                digest.update(repr((name, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
+                # Of other objects than text and numbers only the kind is taken, since their texts may hold addresses.
+                texts = problem.messages, problem.metadata
+                others = json.dumps(texts, default=lambda value: type(value).__name__, skipkeys=True)
+                facts = name, problem.question, problem.answer, others
+                digest.update(repr(facts).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
 

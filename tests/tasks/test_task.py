@@ -350,6 +350,17 @@ def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
     assert identity(("1?", "1"), ("2?", "2")) not in [identity(*other) for other in others]
 
 
+def test_a_task_is_another_with_other_tests_or_other_earlier_messages():
+    def identity(metadata, *messages):
+        problem = Problem("one", "Add.", "", metadata, messages)
+        return LoadedTask(TaskConfig(), {"": [problem]}, {}).identity
+
+    own = identity({"tests": ["f(1) == 2"], "made": object()})
+    assert own == identity({"tests": ["f(1) == 2"], "made": object()})
+    message = {"role": "system", "content": "Be brief."}
+    assert len({own, identity({"tests": ["f(1) == 3"]}), identity({}), identity({}, message)}) == 4
+
+
 @pytest.mark.parametrize(
     ("asked", "answer", "line"),
     [
