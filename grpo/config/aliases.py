@@ -185,13 +185,14 @@ NAMES = {
         "save_strategy saves_per_epoch"
     ),
     "checkpoint.keep_last": "checkpoint.keep max_actor_ckpt_to_keep max_ckpt_num save_total_limit",
+    "checkpoint.upload": "default_hdfs_dir",
     "checkpoint.resume": "auto_resume auto_resume_from_checkpoints load_checkpoint resume resume_mode",
     "tracking.wandb": "logger report_to use_wandb wandb",
     "tracking.tensorboard": "tensorboard_dir",
     "tracking.project": "project_name wandb.project wandb_project mlflow_experiment_name",
     "tracking.entity": "wandb_entity wandb_org",
     "tracking.group": "wandb_group",
-    "tracking.completions": "log_completions rollout_data_dir validation_data_dir",
+    "tracking.completions": "log_completions rollout_data_dir",
     "tracking.samples_per_round": "log_val_generations num_completions_to_print num_examine",
     "tracking.profile_rounds": "profile profiler global_profiler global_profiler.tool",
     "num_steps": (
@@ -215,7 +216,7 @@ NAMES = {
     "evaluation.max_tokens": "eval_max_new_tokens",
     "task.data.held_out_fraction": "val_set_size",
     "objective.name": "loss_mode policy_loss_type",
-    "objective.correction.mode": "vllm_importance_sampling_mode",
+    "objective.correction.mode": "off_policy_mask_threshold vllm_importance_sampling_mode",
     "learner.hpz_partition_size": "zpg",
     "learner.logit_chunk_tokens": "entropy_from_logits_with_chunking unsloth_logit_chunk_multiplier unsloth_num_chunks",
     "learner.deadline_seconds": "ddp_timeout",
@@ -367,14 +368,13 @@ INSTEAD = {
         "finetune_language_layers finetune_vision_layers freezing_actor_steps full_finetuning unfrozen_parameters"
     ),
     "the tokenizer is that of the model's folder": (
-        "disable_fast_tokenizer fix_tokenizer model_type special_tokens special_tokens.pad_token tokenizer_type"
+        "disable_fast_tokenizer fix_tokenizer model_type processing_class special_tokens special_tokens.pad_token "
+        "tokenizer_type"
     ),
     "runs use NVIDIA GPUs or CPUs": "tpu_env tpu_num_cores tpu_use_cluster tpu_use_sudo use_ms",
     "objective.kl.coefficient stays as it is, and no controller changes it": "horizon kl_horizon kl_target",
     "no average of the weights is kept: objective.kl.refresh_rate moves the reference slowly": "ema_beta enable_ema",
-    "weights travel by NCCL between GPUs and by gloo between CPUs, at hardware.first_port": (
-        "vllm_group_port vllm_sync_backend"
-    ),
+    "weights travel by NCCL or gloo, at hardware.first_port": "vllm_group_port vllm_sync_backend",
     "gradients are exact sums over all ranks, which get equal work": (
         "average_tokens_across_devices balance_batch ddp_bucket_cap_mb ddp_find_unused_parameters "
         "eval_accumulation_steps eval_use_gather_object"
@@ -387,7 +387,7 @@ INSTEAD = {
         "del_local_ckpt_after_load ignore_data_skip max_ckpt_mem restore_callback_states_from_checkpoint "
         "save_on_each_node"
     ),
-    "a run writes to a folder of this machine, which may be mounted storage": "default_hdfs_dir",
+    "evaluations.jsonl in the run's folder keeps a completion of every problem evaluated": "validation_data_dir",
     "the sampler draws from the whole policy, since the learner could not follow a grammar": (
         "guided_decoding vllm_guided_decoding_regex vllm_structured_outputs_regex"
     ),

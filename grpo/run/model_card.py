@@ -177,6 +177,11 @@ def _use(config: TrainConfig, library: str, example: Mapping[str, Any]) -> str:
     lines += [f"output = model.generate(**inputs, {settings})"]
     lines += ['print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))']
     notes = [f"In training {len(prompt.examples)} solved examples came before the question."] if prompt.examples else []
+    if prompt.chat and prompt.system == "":
+        notes += ["In training a system text that the chat template writes by itself was left out."]
+    # An argument of a LaTeX command follows the command or another argument.
+    if columns := [name for name in re.findall(r"(?<![\\\w}])\{\w+\}", prompt.template) if name != "{question}"]:
+        notes += [f"In training the text of a problem's column replaced {' and '.join(columns)}."]
     code = "\n".join(lines)
     introduction = (
         "This asks the model as it was asked in training. `folder` is where these files are, or their name on the hub."

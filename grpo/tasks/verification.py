@@ -81,6 +81,9 @@ _FONT = r"\\(?:text|math)(?:bf|rm|it|normal)?\s*\{"
 _WORDS = re.compile(rf"(?:{_FONT})?[\s(]*(?:(?:[Tt]he|[Aa]n?) +(?=[A-Za-z]))?([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
 # sympy opens an interval at infinity, so the wrong "[0, ∞]" would equal the right "[0, ∞)".
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*(?:\\right)?\]|\[\s*-\s*\\infty")
+# math_verify takes a set such as {0, 1} for the pair or interval (0, 1).
+_SET = re.compile(r"(?:\\left *)?\\\{.*\}", re.DOTALL)
+_PAIR = re.compile(r"(?:\\left *)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 _TYPESETTING = tuple(
     (re.compile(old), new)
     for old, new in (
@@ -154,6 +157,8 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
         if words[0] and words[1] and words[0][1].casefold() == words[1][1].casefold():
             return 1.0
         if words[0] and words[1] and _is_word(words[0][1]) and _is_word(words[1][1]):
+            return 0.0
+        if any(_SET.fullmatch(one) and _PAIR.fullmatch(other) for one, other in ((right, attempt), (attempt, right))):
             return 0.0
         numbers = value(right), value(attempt)
         if None not in numbers:

@@ -171,9 +171,8 @@ full_finetuning unfrozen_parameters → all weights are trained, or adapters wit
 ray_kwargs.ray_init.num_cpus hybrid_engine → there is no Ray here
 kl_target algorithm.kl_ctrl.horizon → objective.kl.coefficient stays as it is
 enable_ema → no average of the weights is kept
-special_tokens.pad_token disable_fast_tokenizer → the tokenizer is that of the model's folder
+special_tokens.pad_token disable_fast_tokenizer processing_class → the tokenizer is that of the model's folder
 cut_cross_entropy liger_rope → there is no such kernel here
-trainer.default_hdfs_dir → a run writes to a folder of this machine
 vllm_structured_outputs_regex → the sampler draws from the whole policy
 device_map → `dry_run=true` shows the memory
 train_on_inputs router_aux_loss_coef → GRPO has no such thing here
@@ -182,7 +181,9 @@ rollout.temperature sampling.temperature → rollout.sampling.temperature
 evaluation.max_new_tokens → evaluation.max_tokens
 task.prompt.system_prompt → task.prompt.system
 task.data.answer → task.data.answer_column
-correction.mode → objective.correction.mode
+correction.mode off_policy_mask_threshold → objective.correction.mode
+trainer.default_hdfs_dir → checkpoint.upload
+trainer.validation_data_dir → evaluations.jsonl in the run's folder
 adaptive.cost → dynamics.adaptive.cost
 """
 

@@ -87,6 +87,19 @@ def test_the_card_asks_with_the_messages_that_come_before_the_question_in_the_da
     assert f"messages = {asked}" in card(compose_config(words), 4, [evaluation(4, 0.5, per_problem=rows)], {})
 
 
+@pytest.mark.parametrize(
+    ("word", "note"),
+    [
+        ("task.prompt.system=''", "a system text that the chat template writes by itself was left out."),
+        (r"task.prompt.template='{c} {question} \\frac{a}{b}'", "the text of a problem's column replaced {c}."),
+        (r"task.prompt.template='{question} \\boxed{}'", ""),
+    ],
+)
+def test_the_card_says_how_the_code_asks_otherwise_than_training_did(word, note):
+    text = card(compose_config([word]), 4, [], {})
+    assert re.findall(r"^In training (.*)", text, re.MULTILINE) == [note] * bool(note)
+
+
 def test_the_card_names_the_file_the_base_and_its_license_and_asks_a_problem_of_the_data(tmp_path):
     words = ["model=smollm2_135m", "task=file", f"task.data.path={tmp_path}/sums.jsonl"]
     problems = [{"question": "x" * 1001}, {"question": 'How "many"?'}]
