@@ -57,13 +57,18 @@ def best_checkpoint(run: Path) -> Path:
         is_model = (run / CONFIG).exists() and "model_type" in read_object(run / CONFIG)
         what = "is a model already, which needs no export" if is_model else f"has no checkpoint in {CHECKPOINTS}/"
         raise UserError(f"{run} {what}: give a run's folder, or one of its checkpoints")
-    # It imports NumPy.
-    from grpo.evaluation.held_out import scores as scores_of
-
-    file = run / EVALUATIONS_FILE
-    known_scores = scores_of({row["step"]: row for row in read_metrics(file)} if file.exists() else {})
+    known_scores = scores_in(run)
     scores = {path: known_scores.get(step_of(path)) for path in checkpoints}
     if not any(score is not None for score in scores.values()):
         scores = {path: read_score(path) for path in checkpoints}
     scored = [path for path in checkpoints if scores[path] is not None]
     return max(scored, key=lambda path: scores[path]) if scored else checkpoints[-1]
+
+
+def scores_in(run: Path) -> dict[int, float]:
+    """Returns the held-out pass rate of each step of a run that can be compared with the last one, by its records."""
+    # It imports NumPy.
+    from grpo.evaluation.held_out import scores
+
+    file = run / EVALUATIONS_FILE
+    return scores({row["step"]: row for row in read_metrics(file)} if file.exists() else {})

@@ -19,12 +19,22 @@ from fsspec.implementations.local import LocalFileSystem
 
 from grpo.config import CheckpointConfig
 from grpo.config.errors import UserError, first_line, require
-from grpo.config.folder import CHECKPOINTS, CHECKSUMS_FILE, LAUNCHER_FILE, LOCK_FILE, MODEL_FOLDER, checkpoints_in
+from grpo.config.folder import (
+    CHECKPOINTS,
+    CHECKSUMS_FILE,
+    LAUNCHER_FILE,
+    LOCK_FILE,
+    MODEL_FOLDER,
+    checkpoints_in,
+    step_of,
+)
 from grpo.host.alive import working
 from grpo.host.terminal import say
+from grpo.run.export_source import scores_in
 from grpo.types import FinishedRound
 
 PROBE = ".grpo-can-write"
+FETCHING = ".fetching-"
 OF_THIS_MACHINE = (LOCK_FILE, LAUNCHER_FILE)
 WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://", "az://")
 """The packages for these stores make a bucket where there is none, even for a misspelt name."""
@@ -61,7 +71,7 @@ class Upload:
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
 
     def fetch(self) -> None:
-        """Fetches the newest checkpoint and the run's records, if the run has no checkpoint here and one is there."""
+        """Fetches the run's records, its newest checkpoint and its best one, if the run has none here and one is there."""
         if checkpoints_in(self._run / CHECKPOINTS):
             return
         with _one_line(self._address, "no checkpoint could be fetched", f"try again, or copy the run to {self._run}"):
@@ -69,16 +79,25 @@ class Upload:
             whole = [name for name, checksums in lists if self._store.exists(checksums)]
             if not whole:
                 return
-            say(f"grpo: fetching {whole[-1]} from {self._address}")
-            folder = self._run / CHECKPOINTS / f".fetching-{whole[-1]}"
-            source = self._there(CHECKPOINTS, whole[-1])
-            for file in self._store.find(source):
-                self._get(file, folder, PurePosixPath(file).relative_to(source))
             for entry in self._store.ls(self._root, detail=True):
                 name = PurePosixPath(entry["name"]).name
                 if entry["type"] == "file" and name not in OF_THIS_MACHINE:
                     self._get(entry["name"], self._run, PurePosixPath(name))
-            folder.rename(self._run / CHECKPOINTS / whole[-1])
+            scores = scores_in(self._run)
+            scored = [name for name in whole if step_of(Path(name)) in scores]
+            best = max(scored, key=lambda name: scores[step_of(Path(name))], default=whole[-1])
+            folders = [self._fetched(name) for name in dict.fromkeys((whole[-1], best))]
+            # The newest comes first, since the run would go on from the best if an interrupted fetch left it alone.
+            for folder in folders:
+                folder.rename(folder.with_name(folder.name.removeprefix(FETCHING)))
+
+    def _fetched(self, name: str) -> Path:
+        """Fetches a checkpoint into a folder of another name."""
+        say(f"grpo: fetching {name} from {self._address}")
+        folder, source = self._run / CHECKPOINTS / f"{FETCHING}{name}", self._there(CHECKPOINTS, name)
+        for file in self._store.find(source):
+            self._get(file, folder, PurePosixPath(file).relative_to(source))
+        return folder
 
     def require_unused(self) -> None:
         """Raises UserError where another run's checkpoints are, for a run that begins."""

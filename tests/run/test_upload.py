@@ -64,6 +64,20 @@ def test_a_store_gets_what_the_run_keeps_and_a_new_machine_gets_the_newest_check
         opened(CheckpointConfig(upload=address), tmp_path / "other")
 
 
+def test_a_new_machine_gets_the_best_checkpoint_too_which_the_run_may_export(run, tmp_path):
+    with Upload(f"file://{tmp_path}/store", run(4)).copying():
+        pass
+    rate = {"low": 0.0, "high": 1.0}
+    rows = [{"step": step, "problems": 8, "pass@1": {"value": value, **rate}} for step, value in ((4, 0.5), (8, 0.25))]
+    (tmp_path / "run/evaluations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run(8)
+    with Upload(f"file://{tmp_path}/store", run(12)).copying():
+        pass
+    Upload(f"file://{tmp_path}/store", tmp_path / "new").fetch()
+    names = sorted(path.name for path in (tmp_path / "new/checkpoints").iterdir())
+    assert names == ["step-00000004", "step-00000012"]
+
+
 def test_a_store_whose_names_lead_out_of_the_run_is_refused(tmp_path):
     store, folder = fsspec.filesystem("memory"), f"{tmp_path}/store/checkpoints/step-00000004"
     store.store[f"{folder}/SHA256SUMS"] = store.store[f"{folder}/../../out"] = store.open("/x", "wb")
