@@ -71,7 +71,7 @@ class Upload:
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
 
     def fetch(self) -> None:
-        """Fetches the run's records, its newest checkpoint and its best one, if the run has none here and one is there."""
+        """Fetches the run's records, newest and best checkpoint, if the run has none here and one is there."""
         if checkpoints_in(self._run / CHECKPOINTS):
             return
         with _one_line(self._address, "no checkpoint could be fetched", f"try again, or copy the run to {self._run}"):

@@ -118,7 +118,7 @@ def _of_folder(folder: Path, key: str) -> list[dict[str, Any]]:
         import datasets
 
         try:
-            return datasets.load_from_disk(str(folder)).to_list()
+            return rows_of(datasets.load_from_disk(str(folder)).with_format("arrow")[:])
         except Exception as error:  # the package raises many kinds, all of which mean that the set cannot be loaded
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(f"{key}: {folder} is a damaged data set ({reason}): {_SAVE_AGAIN}") from error
@@ -231,7 +231,20 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
     _refuse_repeated(pyarrow.parquet.read_schema(path).names)
-    return pyarrow.parquet.read_table(path).to_pylist()
+    return rows_of(pyarrow.parquet.read_table(path))
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Returns the rows of a table of pyarrow. A number of a float32 column is the shortest decimal that rounds to it:
+    3.3, which somebody wrote, and not 3.299999952316284."""
+    import numpy
+    import pyarrow
+
+    rows = table.to_pylist()
+    for name in (field.name for field in table.schema if field.type == pyarrow.float32()):
+        for row in rows:
+            row[name] = None if row[name] is None else float(str(numpy.float32(row[name])))
+    return rows
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

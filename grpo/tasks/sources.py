@@ -28,7 +28,7 @@ from grpo.tasks.columns import (
     text_of,
     whole,
 )
-from grpo.tasks.files import read_rows
+from grpo.tasks.files import read_rows, rows_of
 from grpo.tasks.procedural import procedural_problems
 from grpo.tasks.rewards import EXTRACTING, needing_answers
 from grpo.types import Problem
@@ -167,7 +167,7 @@ def _from_hub(data: DataConfig) -> tuple[list[Problem], SourceReport]:
     except Exception as error:  # several packages raise a dozen kinds, all of which mean that the set cannot be loaded
         raise UserError(f"data set {data.path!r} {_hub_failure(error)}") from error
     dataset = dataset.select(range(min(data.limit or len(dataset), len(dataset))))
-    return _problems_of_rows(dataset.to_list(), Path(data.path).name, data)
+    return _problems_of_rows(rows_of(dataset.with_format("arrow")[:]), Path(data.path).name, data)
 
 
 def _hub_failure(error: Exception) -> str:

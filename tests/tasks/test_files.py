@@ -5,6 +5,7 @@ import sys
 from datetime import date
 from decimal import Decimal
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -122,6 +123,15 @@ def test_answers_are_numbers_of_any_size_and_kind_but_not_dates(tmp_path, write_
     assert [problem.answer for problem in problems] == ["0.50", "12.00"]
     with pytest.raises(UserError, match="the answer datetime.date"):
         load_problems(DataConfig(path=f"{tmp_path}/decimals.parquet", answer_column="day"))
+
+
+def test_numbers_of_single_precision_are_read_as_they_were_written(tmp_path):
+    columns = {"problem": ["a", "b", "c"], "answer": pyarrow.array([3.3, None, 1e-7], pyarrow.float32())}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "single.parquet")
+    datasets.Dataset.from_parquet(f"{tmp_path}/single.parquet").save_to_disk(tmp_path / "saved")
+    for name in ("single.parquet", "saved"):
+        problems, _ = load_problems(DataConfig(path=f"{tmp_path}/{name}"))
+        assert [problem.answer for problem in problems] == ["3.3", "1e-07"]
 
 
 def test_a_column_without_a_name_is_not_the_ids(tmp_path):
