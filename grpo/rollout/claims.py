@@ -133,31 +133,37 @@ async def _give_back(replicas: Sequence[Replica]) -> None:
 
 
 class Claims:
-    """Keeps a run's claims alive in a thread of the first rank, and releases them when the process ends."""
+    """Keeps a run's claims alive, and releases them when the process ends. Each server has a thread of the first rank,
+    so that slow ones do not outlast the claims on others."""
 
     def __init__(self, replicas: Sequence[Replica]):
         self._replicas, self._over = replicas, threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="claims on servers", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._beat, args=(replica,), daemon=True) for replica in replicas]
+        for thread in self._threads:
+            thread.start()
         atexit.register(self.close)
 
     def close(self) -> None:
         """Releases the servers that still answer."""
         atexit.unregister(self.close)
         self._over.set()
-        self._thread.join(2 * HEALTH_SECONDS)
-        self._ask(RELEASE_ROUTE, "POST")
+        for thread in self._threads:
+            thread.join(ANSWER_SECONDS)
+        # Python starts no more threads when it ends.
+        for replica in self._replicas:
+            _ask(replica, RELEASE_ROUTE, "POST")
 
-    def _beat(self) -> None:
+    def _beat(self, replica: Replica) -> None:
         while not self._over.wait(BEAT_SECONDS):
-            self._ask(READ_ROUTE, "GET")
+            _ask(replica, READ_ROUTE, "GET")
 
-    def _ask(self, route: str, method: str) -> None:
-        """Asks all living servers, whatever they answer. Needs no event loop: none looks up names when Python ends."""
-        for replica in [replica for replica in self._replicas if replica.alive]:
-            request = Request(f"{replica.url}{route}", headers=dict(replica.headers), method=method)
-            with suppress(OSError, HTTPException), DIRECT.open(request, timeout=ANSWER_SECONDS):
-                pass
+
+def _ask(replica: Replica, route: str, method: str) -> None:
+    """Asks a server if it lives, whatever it answers. Needs no event loop: none looks up names when Python ends."""
+    request = Request(f"{replica.url}{route}", headers=dict(replica.headers), method=method)
+    if replica.alive:
+        with suppress(OSError, HTTPException), DIRECT.open(request, timeout=ANSWER_SECONDS):
+            pass
 
 
 def served(settings: SamplerSettings, model_path: str | Path) -> dict[str, Any]:

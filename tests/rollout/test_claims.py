@@ -263,6 +263,25 @@ def test_a_server_that_knows_no_claims_was_started_otherwise(described):
         asyncio.run(claim(Claiming(404), described()))
 
 
+def test_a_server_that_does_not_answer_delays_no_claim_on_another(monkeypatch):
+    asked, released, twice = [], threading.Event(), threading.Event()
+
+    def ask(replica, route, method):
+        asked.append((replica.url, method))
+        if replica.url == "slow" and method == "GET":
+            released.wait(10)
+        if asked.count(("quick", "GET")) == 2:
+            twice.set()
+
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(claims, "_ask", ask)
+    kept = Claims([Replica("slow", "", 5.0), Replica("quick", "", 5.0)])
+    beaten = twice.wait(5)
+    released.set()
+    kept.close()
+    assert beaten and asked[-2:] == [("slow", "POST"), ("quick", "POST")]
+
+
 def test_claims_are_kept_alive_and_released_at_the_end(monkeypatch):
     asked, beaten = [], threading.Event()
 
