@@ -1,7 +1,5 @@
 """This module is the command line: `grpo COMMAND` calls `run` of `grpo/commands/COMMAND.py`."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import sys

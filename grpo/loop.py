@@ -1,7 +1,5 @@
 """This module runs the rounds of a training run. `one_round` shows the whole algorithm, one line for each stage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

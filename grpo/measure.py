@@ -1,7 +1,5 @@
 """This module computes the statistics of a round, summed over all ranks. The scheduler judges them, not this module."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

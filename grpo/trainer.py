@@ -5,8 +5,6 @@ result = trainer.train()
 result.metrics.plot(y="reward/mean")
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 import json

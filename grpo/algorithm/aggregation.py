@@ -5,8 +5,6 @@ group, and on totals of the whole step. It never depends on how the step is cut 
 rows, so the gradient does not either.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

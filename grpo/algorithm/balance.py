@@ -10,8 +10,6 @@ Then it lays the trees of all ranks out in packed rows: equally many on every ra
 computes at the same time. Rows that only share a limit of tokens would differ in work by a third.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar

@@ -5,8 +5,6 @@ exponential, product and sum. Compiled, all but the product with the output embe
 backward. Each function is an operator of its own, so that `grpo.prove.roofline` counts what it reads and writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple

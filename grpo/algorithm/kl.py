@@ -5,8 +5,6 @@ of k1 is zero on average, and that of k3 is the gradient of the reversed diverge
 unbiased.
 """
 
-from __future__ import annotations
-
 from grpo.algorithm.ratio import LOG_RATIO_LIMIT
 from grpo.algorithm.shapes import Targets
 

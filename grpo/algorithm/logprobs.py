@@ -6,8 +6,6 @@ one chunk holds all targets, its probabilities are kept for the backward pass in
 by compiled functions (`grpo.algorithm.fused`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """This module looks up the functions of the loss by their names in the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -6,8 +6,6 @@ for all its completions, with exactly the log-probabilities and gradients that e
 same way a row computes once the beginning that all its prompts share, such as instructions and examples.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """This module computes probability ratios between the current and the old policy."""
 
-from __future__ import annotations
-
 from grpo.algorithm.shapes import Targets
 
 # Log ratios are cut at ±20. A larger ratio says nothing more than "far away" and could overflow later products.

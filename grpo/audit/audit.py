@@ -1,8 +1,6 @@
 """This module audits a run: it compares all that the run left with its manifest, with other records, and with what
 data, graders and the specification of a step give now."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -1,8 +1,6 @@
 """These checks compare the completions that a run has kept with its metrics, prompts and samples, and their texts with
 their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """These checks compare a run's held-out evaluations with their rows of problems, with the rounds, and with the data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

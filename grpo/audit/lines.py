@@ -1,7 +1,5 @@
 """This module has the lines of an audit: what was compared, and what came of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 

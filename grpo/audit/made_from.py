@@ -1,7 +1,5 @@
 """These checks compare what a run was made from, as its manifest says, with what is there now."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path

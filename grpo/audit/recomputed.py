@@ -4,8 +4,6 @@ They need all completions of a round, with their tokens (tracking.completions=al
 run's first model, or a checkpoint.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """These checks compare a run's records with its manifest, and with one another."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """These checks take a run's prompts and grades again: the stream of prompts is replayed, and completions are graded."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """This module reads from a manifest how a run was started, the first time and at every resumption."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

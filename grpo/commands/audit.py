@@ -1,7 +1,5 @@
 """This module implements `grpo audit`, which says whether a run did what its configuration says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.text import Text

@@ -1,7 +1,5 @@
 """This module implements `grpo check-reward`, which shows the reward of made-up completions before any training."""
 
-from __future__ import annotations
-
 from grpo.config import TrainConfig
 from grpo.config.surprises import surprises
 from grpo.host.terminal import Terminal

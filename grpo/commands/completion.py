@@ -1,7 +1,5 @@
 """This module implements `grpo completion`, which completes commands, groups and keys in a shell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from grpo.config import UserError

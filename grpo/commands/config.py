@@ -1,7 +1,5 @@
 """This module implements `grpo config`, which prints keys with their values, defaults and meanings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table

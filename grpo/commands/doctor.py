@@ -1,7 +1,5 @@
 """This module implements `grpo doctor`, which checks whether this machine can run grpo."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """This module implements `grpo eval`, which measures pass@1, pass@k and maj@k of a model on a task or a suite."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """This module implements `grpo export`, which turns a checkpoint into a folder that transformers and vLLM load."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from grpo.commands.words import one_of, paths_and_settings, truth, typed

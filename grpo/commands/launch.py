@@ -1,7 +1,5 @@
 """This module implements `grpo launch`, which starts each machine's part of a run and ends all of them together."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

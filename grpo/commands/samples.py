@@ -1,7 +1,5 @@
 """This module implements `grpo samples`, which shows completions of a run in the terminal, group by group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any

@@ -1,7 +1,5 @@
 """This module implements `grpo solve-rates`, which adds to a data set how often a model solves each problem."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Set
 from dataclasses import asdict, replace

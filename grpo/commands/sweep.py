@@ -1,7 +1,5 @@
 """This module implements `grpo sweep`, which runs the cells (variant × seed) that are not done yet."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """This module implements `grpo train`, which runs one training run, or this rank's part of it."""
 
-from __future__ import annotations
-
 import signal
 
 from grpo.config import TrainConfig

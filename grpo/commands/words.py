@@ -1,7 +1,5 @@
 """This module reads `key=value` words of the command line."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence

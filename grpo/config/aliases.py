@@ -4,8 +4,6 @@ The words are those of TRL, Hugging Face's Trainer and Accelerate, verl, OpenRLH
 with a dot is taken before one without: evaluation.n before n.
 """
 
-from __future__ import annotations
-
 # A key here → its names elsewhere.
 NAMES = {
     "model.path": (

@@ -1,7 +1,5 @@
 """This module turns errors of Hydra and OmegaConf into one plain line: which key is wrong, and what it takes."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence

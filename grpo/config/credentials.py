@@ -4,8 +4,6 @@ The configuration ends up in config.json, checkpoints, HTML pages, model cards a
 environment variable.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """This module finds the YAML groups and chat templates that come with grpo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from grpo.config.errors import UserError, first_line

@@ -1,7 +1,5 @@
 """This module separates the words of a command: Hydra's flags, a user's configuration file, and overrides."""
 
-from __future__ import annotations
-
 import os
 import re
 import unicodedata

@@ -3,8 +3,6 @@
 Messages name the runs that a folder of runs, such as runs/tiny, holds.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """This module says what an unknown key may mean: a key here, a choice, a command, or nothing that there is."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Hydra composes the configuration from the YAML files and checks it against the dataclasses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

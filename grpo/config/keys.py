@@ -6,8 +6,6 @@ files, so nothing is written down twice.
 The help of a command lists the groups, and every key with the value that would run.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """This module walks through a configuration, given as dataclasses or as nested mappings, as JSON holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any

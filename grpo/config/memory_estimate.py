@@ -1,7 +1,5 @@
 """The batch table and the memory estimate are computed from a configuration before anything starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from grpo.config.placement import starts_servers

@@ -6,8 +6,6 @@ exact there. Those with Adam's keys and two moments for each weight also fit the
 The schedule of the learning rate follows from its configuration.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

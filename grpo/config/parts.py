@@ -1,7 +1,5 @@
 """This module takes out of a run's configuration what its learner and its sampler need. Neither sees the rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

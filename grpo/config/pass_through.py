@@ -3,8 +3,6 @@
 A setting that the run itself controls is refused, and the error names the key to use instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The placement says which GPUs of a node learn and which serve."""
 
-from __future__ import annotations
-
 from grpo.config.engines import ModelConfig, RolloutConfig, ServersConfig
 from grpo.config.errors import UserError, require
 from grpo.config.run import TrainConfig

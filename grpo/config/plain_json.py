@@ -1,7 +1,5 @@
 """This module parses JSON that may come from a stranger."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

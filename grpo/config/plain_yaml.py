@@ -1,7 +1,5 @@
 """This module reads YAML that may come from a stranger: a few lines of it can stand for more values than fit memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

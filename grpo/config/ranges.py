@@ -3,8 +3,6 @@
 Its tables say which values a key may have; `grpo.config.validate` refuses all others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass

@@ -4,8 +4,6 @@ Entries of a key that takes names of one's own need no + before them, and whole 
 tools of one file, tools.py:search,calculator, are one value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass

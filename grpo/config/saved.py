@@ -4,8 +4,6 @@ A resumed run is compared with its saved configuration: what has changed, and wh
 from another one finds the model that an earlier run, a checkpoint or an adapter holds.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ launch/slurm.sh sets it to the number of the job, which stays the same when Slur
 `${now:%H}` is another moment in each process, whatever that variable says.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from datetime import datetime

@@ -1,7 +1,5 @@
 """This module finds settings that are possible and rarely meant. A run prints a line about each, and goes on."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """This module completes words on the command line, as `grpo completion` installs it in a shell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A key counts as typed if it stands in a word and its value is not the default on
 whatever a group's choice or a recipe sets, so one word may change a recipe, such as model.lora.rank=0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

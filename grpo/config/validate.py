@@ -1,7 +1,5 @@
 """Validation refuses what cannot work before anything starts; each error is one line that says how to mend it."""
 
-from __future__ import annotations
-
 import os
 import re
 from contextlib import suppress

@@ -2,8 +2,6 @@
 and learning can overlap as configured.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from urllib.parse import urlsplit

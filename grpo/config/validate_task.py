@@ -1,7 +1,5 @@
 """This part of `grpo.config.validate` checks a task: its sets, its data and its reward."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """This module holds what `dynamics=adaptive` remembers from round to round, as plain frozen data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

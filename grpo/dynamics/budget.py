@@ -10,8 +10,6 @@ the best odds first. A prompt that is surely silent gets none. A prompt that alr
 since more completions make its gradient less noisy but hardly larger. benchmarks/budget.py measures gain and noise.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush

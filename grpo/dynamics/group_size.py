@@ -9,8 +9,6 @@ Where the learning rate may change too, it makes up for any aim: a step gains ai
 is chosen at which the square of the aim costs least, and the rate that suits it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 

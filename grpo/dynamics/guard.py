@@ -10,8 +10,6 @@ importance weights have collapsed. After an action the run gets some rounds to r
 the action was to go back.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

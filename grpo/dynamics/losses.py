@@ -4,8 +4,6 @@ A pass rate alone cannot tell a loss from rounds whose prompts are harder. The g
 they help, a fall of the pass rate is due to the prompts. Where they harm, a small fall is the beginning of a loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ A longer interval shares the fixed time of a round, such as a dear refresh, amon
 older samples, of which importance weights keep a smaller share. That share is measured at the present interval.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

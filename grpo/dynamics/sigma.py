@@ -12,8 +12,6 @@ A second dial divides by the group's mean reward k/G to the power β. The gradie
 over them. Group sizes are integers of at least 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats

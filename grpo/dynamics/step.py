@@ -4,8 +4,6 @@ Adam divides a common factor of the gradient away. So where noise is most of the
 proportional to its gradient's signal-to-noise ratio. With B groups this is √B times the ratio of one group.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -8,8 +8,6 @@ Mathematical Statistics 41, 1970), and over the steps at which S begins, is one 
 1/α at any time of a run with probability α at most. So a run may be asked after each round, and harm may begin late.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

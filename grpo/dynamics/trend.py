@@ -18,8 +18,6 @@ A rise and a fall are not alike. Most runs keep what they have learned, so a cur
 step is drawn for this step less often than one above it (`fall_probability`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 

@@ -1,7 +1,5 @@
 """This module compares conversations as the texts that a chat template writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

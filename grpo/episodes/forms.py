@@ -5,8 +5,6 @@ The first three talk to the model through a chat, which gives the next message o
 address with OpenAI's interface.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

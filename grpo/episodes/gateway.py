@@ -7,8 +7,6 @@ ID is a secret that nobody can guess, so a program reaches its own episode alone
 sampled, whatever temperature a request names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """This module makes up the messages with which a chat template is proven and cut."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

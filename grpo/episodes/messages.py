@@ -1,7 +1,5 @@
 """This module brings messages and tools, as programs write them for OpenAI's chat interface, into one form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

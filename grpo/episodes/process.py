@@ -18,8 +18,6 @@ the trainer over that socket by JSON lines, never by pickles, since what a model
 All processes of an episode are killed with it, and all episodes end when the trainer does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import hashlib

@@ -1,7 +1,5 @@
 """These tools come with grpo. `task.episode` names them without a file."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

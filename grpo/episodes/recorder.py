@@ -5,8 +5,6 @@ the bridge to its next turn. A request that continues none, as after an agent ha
 further branch. The tokens of all branches belong to one completion, with one advantage.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ that the template writes after the end of an assistant's turn, such as a tool's 
 turn. `prove` shows before a run that both together are what the template writes for the whole conversation (`proof`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence, Set

@@ -1,7 +1,5 @@
 """This module describes functions, and the methods of environments, as tools that a model calls."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping

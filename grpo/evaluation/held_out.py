@@ -1,7 +1,5 @@
 """This module measures pass@1 and unbiased pass@k on held-out problems, for the policy that the sampler holds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

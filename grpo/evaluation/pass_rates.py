@@ -4,8 +4,6 @@ Samples of one problem are correlated (an easy problem is solved every time), so
 each carry far less information than n·m independent observations. All intervals here resample or count problems.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """This module says what a command is doing while it takes long, so that nobody believes it hangs. It also finds in a
 process's log why the process ended, and ends one that the user's own threads hold."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

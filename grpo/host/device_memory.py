@@ -1,7 +1,5 @@
 """This module reads how much memory a rank's device has, and how much of it is free."""
 
-from __future__ import annotations
-
 import torch
 
 from grpo.host import main_memory, ranks

@@ -1,8 +1,6 @@
 """This module writes files whole and never through links. It says how much space a folder takes, and how much is
 left."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -4,8 +4,6 @@ The command line and the tests call `prepare` before they import anything heavy.
 has set.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -1,7 +1,5 @@
 """This module runs coroutines from code that is not asynchronous, also where an event loop runs already."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ It uses a record lock of the operating system. The lock ends with the process th
 and child processes do not inherit it. Programs that only read the folder ignore the lock.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

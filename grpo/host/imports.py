@@ -1,8 +1,6 @@
 """This module sets where Python finds modules, says which extra installs a package that is missing, and pauses garbage
 collection while heavy packages are imported."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -4,8 +4,6 @@ A container, and a job of a batch system such as Slurm, is a control group (cgro
 The kernel ends processes when a group exceeds its limit. psutil knows the machine's memory only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass

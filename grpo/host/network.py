@@ -1,7 +1,5 @@
 """This module finds ports, addresses and interfaces of this machine."""
 
-from __future__ import annotations
-
 import socket
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """This module keeps a run going when its output cannot be written: nobody reads it any more, or a disk is full."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

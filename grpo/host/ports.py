@@ -4,8 +4,6 @@ A reserved port is given neither to another process that holds ports, of whateve
 any free one. The server itself can listen there. A hold ends with the process that has it, even if that is killed.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

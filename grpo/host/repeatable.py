@@ -1,7 +1,5 @@
 """This module asks torch and vLLM for kernels that give the same bits each time (`deterministic`)."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,8 +1,6 @@
 """This module handles requests to stop: Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 from a scheduler, a launcher or a person,
 and SIGHUP from a terminal that is closed."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

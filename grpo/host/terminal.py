@@ -1,7 +1,5 @@
 """This module cleans text before it is printed, so that a model's completion cannot control the user's terminal."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """This module ends all ranks when one of them fails. Otherwise the others would wait for it until a deadline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """This module finds the machines of a run: their names and their addresses."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

@@ -10,8 +10,6 @@ Lines that come from another machine are numbers, names and addresses only. A st
 a run, as by torchrun's own port, but cannot make a machine run other words than its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json

@@ -6,8 +6,6 @@ jobs", dstack "Distributed tasks", Kubeflow Trainer (torchrun's own PET_*), PyTo
 variables" (RANK and WORLD_SIZE count machines), Kubernetes "Indexed Job", srun "Output environment variables".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

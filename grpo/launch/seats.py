@@ -1,7 +1,5 @@
 """This module decides which command runs on which machine."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 It also holds the run's ports: from `hardware.first_port` on, or other ones if some of these are taken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """This module waits for the parts of a launched run and ends them together, whatever ends one of them."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ A sliding window is counted by position: a completion's token sees the last toke
 the window reaches, of the prompt, however many siblings lie between them in the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

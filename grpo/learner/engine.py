@@ -1,7 +1,5 @@
 """This module configures and starts DeepSpeed, which itself checks the settings that `learner.deepspeed` passes on."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """The trained model is exported as a Hugging Face directory that transformers and vLLM load."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping

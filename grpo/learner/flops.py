@@ -1,7 +1,5 @@
 """This module counts the floating-point operations that a model needs, however it is computed: MFU's numerator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """This module has compiled functions read the logits on a GPU, if they compute there what single steps compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

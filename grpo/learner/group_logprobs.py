@@ -4,8 +4,6 @@ From them it chooses tokens among all tokens of an optimizer step before the ste
 micro-batches reach the device without making the host wait.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace

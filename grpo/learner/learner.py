@@ -1,7 +1,5 @@
 """The learner takes gradient steps on batches and computes log-probabilities of groups."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 It also gives a policy the weights that a run starts from: another run's checkpoint, or a peft adapter.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

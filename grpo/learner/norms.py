@@ -7,8 +7,6 @@ so numbers are rounded where the model and vLLM round them. With the weight, tor
 and learner and sampler would differ by more. On a CPU torch takes the same steps as the model does.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from inspect import signature
 from types import MethodType

@@ -5,8 +5,6 @@ stage's views by other code. Here the bytes of a tensor's storage are copied to 
 as FSDP frees its weights. Every view of a storage stays valid, so all ZeRO stages come back bit by bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from itertools import chain

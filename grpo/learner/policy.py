@@ -1,7 +1,5 @@
 """This module makes of a transformers model a policy that maps packed tokens to log-probabilities of targets."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ default attention, then with eager attention. If neither is exact, the model is 
 No list of model names decides.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """A reference is the policy that a KL term measures the distance to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -10,8 +10,6 @@ A rank that cannot write still takes part in the collective save. A rank that le
 keep the others waiting until their deadline.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

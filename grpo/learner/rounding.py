@@ -7,8 +7,6 @@ bfloat16 has, so that a small change carries the right share of them over to the
 weights then averages over many such errors.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import torch

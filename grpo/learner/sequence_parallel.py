@@ -5,8 +5,6 @@ there each rank holds all tokens of its share of the heads. Activations of a row
 what long completions need. The ranks of a group pool what they have sampled and learn from the same rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """This module makes configs of small models of the same architecture: few layers, but each kind, and short windows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -16,8 +16,6 @@ The optimizer calls `StepProducts` just before it takes a step. Its moments are 
 gradients and moments. A product is the sum over all shards.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ shares. So the kernel's causal mask and window are right for a tree, whatever th
 call for each run would cost the host more time than a GPU needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

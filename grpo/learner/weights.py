@@ -1,7 +1,5 @@
 """This module gathers weights as whole tensors under their Hugging Face names, bucket by bucket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

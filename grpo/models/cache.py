@@ -1,7 +1,5 @@
 """This cache holds directories that are built once per machine and checked each time they are used."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

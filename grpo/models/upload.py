@@ -3,8 +3,6 @@
 It also identifies a model's weights, to check that adapters meet the base that they were trained on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

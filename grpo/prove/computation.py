@@ -1,7 +1,5 @@
 """This part compares attention and gradients on the device with float64 on the CPU."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import torch

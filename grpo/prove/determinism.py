@@ -1,7 +1,5 @@
 """This part takes the same few rounds twice, and says whether they have the same bits, and what that costs."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Sequence

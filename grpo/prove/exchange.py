@@ -1,7 +1,5 @@
 """This part checks that the sampler runs the learner's policy, by refreshes, checksums and a whole run."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from statistics import fmean, median

@@ -6,8 +6,6 @@ TOLD is a JSON list of two objects: where the ends meet (`Meeting`), and what a 
 end is `grpo.prove.link`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

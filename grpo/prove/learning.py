@@ -1,7 +1,5 @@
 """This module measures the speed and memory of optimizer steps, with each way to save memory (ZeRO, offloading, …)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """This part checks that the servers' weight channel delivers weights unchanged, and how near its speed is to a copy."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

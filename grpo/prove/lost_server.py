@@ -1,8 +1,6 @@
 """This part kills a vLLM server in the middle of a weight transfer, and measures whether the run goes on and how soon
 the server is back."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 DeepSpeed keeps process groups for good, and PyTorch keeps a GPU's memory, so every kind of learner has its own process.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """This module keeps what a proof has measured in `prove.json`, and reads the machine's constants from it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ times: its arithmetic at `ATTAINED` of the GPU's peak, its bytes at the GPU's ba
 kernel. A GPU does not reach them everywhere, so their sum is a lower bound.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """This module measures the sampler's speed at the bench's size, and the memory that its sleep frees."""
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import replace

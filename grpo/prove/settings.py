@@ -16,8 +16,6 @@ Many   On a GPU in turns, as many completions run at once (rollout.max_concurren
        to `MOST_AT_ONCE`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 # Light: imported before torch, or without it.
 """This module holds what a proof can measure: sizes of model and round, the learner's ways, and the runs' overrides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

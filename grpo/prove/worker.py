@@ -5,8 +5,6 @@
 Under torchrun all ranks measure together. The first rank writes the joined report to FILE.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

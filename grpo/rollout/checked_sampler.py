@@ -1,8 +1,6 @@
 """A wrapped sampler changes single calls of another sampler. A checked one checks its completions before they are
 graded, measured or learned from. A returning one goes on after the loss of its engine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 what the run needs. The servers' side is `server_middleware`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import json

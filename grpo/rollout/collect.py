@@ -3,8 +3,6 @@
 A collector samples each prompt once, replaces silent groups, or gives more completions to prompts that teach more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise

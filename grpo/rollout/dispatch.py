@@ -5,8 +5,6 @@ All samples of one prompt go to one server, whose prefix cache then holds the pr
 answered go to other servers; every sample is kept once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import threading

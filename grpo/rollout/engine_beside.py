@@ -5,8 +5,6 @@ that learner and engine do not wait for each other's Python. Weights reach it th
 On a GPU the engine sleeps while the learner works. An engine that dies is started again, and the run goes on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

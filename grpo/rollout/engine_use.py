@@ -10,8 +10,6 @@ A server is asked for its counters (vLLM: `/metrics`) and its peak (`grpo.rollou
 It also says before the first round where an engine's KV cache is so small that sampling is slow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from math import ceil

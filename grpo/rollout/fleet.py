@@ -4,8 +4,6 @@ A server serves until some rank loses it. Then all ranks give it up, and it is r
 next refresh a server that answers again joins: it is given the weights, and gets no requests before it has them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence

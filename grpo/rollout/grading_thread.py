@@ -5,8 +5,6 @@ that it got there, which the thread completes with the graded group or with the 
 caller then waits for the grades of all other ranks, too.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque

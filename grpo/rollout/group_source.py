@@ -12,8 +12,6 @@ No weights are replaced while `OnDemandSource` or an `AheadCollector` samples. A
 completion may hold tokens of several policies.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ An engine would refuse an unknown name only after the learner has loaded its mod
 and a learner with servers does without it. So the names are read from vLLM's source.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 from collections.abc import Iterator

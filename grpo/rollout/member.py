@@ -1,7 +1,5 @@
 """A member is one vLLM server of a run, as the rank that brings it weights talks to it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ class for the whole process into a class that vLLM compiles and that wants vLLM'
 of the same class, and could not be called any more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

@@ -6,8 +6,6 @@ A run restarts a server that it started, once it has lost it. `grpo serve` has n
 asks each of them every second, and restarts one that ended, hangs or has lost its engine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

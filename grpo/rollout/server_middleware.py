@@ -15,8 +15,6 @@ since the run last asked.
 vLLM imports this module in the server's process, by --middleware, so it imports little.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

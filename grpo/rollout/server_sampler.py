@@ -4,8 +4,6 @@ Every learner rank has all servers sample its own prompts. `fleet` knows the ser
 `dispatch` hands requests out to them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass

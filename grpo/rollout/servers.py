@@ -1,7 +1,5 @@
 """This module starts vLLM servers on this machine, with their settings, devices and key."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """This module reads calls of tools by vLLM's parsers: one for each way in which families of models write them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 It is slow. Its log-probabilities are those of the distribution that is sampled from, as vLLM's are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """This module queues the turns that episodes want from an engine in this process, while the engine samples others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field

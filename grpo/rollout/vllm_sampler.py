@@ -3,8 +3,6 @@
 Token ids go in, token ids and log-probabilities come out. `engine_beside` gives the engine a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Transformers gives some models' weights other names than their files have, and p
 tensor: `mlp.experts.gate_up_proj` is what Mixtral's files have as `block_sparse_moe.experts.0.w1` and so on.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import Linear
 from transformers.conversion_mapping import get_model_conversion_mapping

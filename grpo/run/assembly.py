@@ -17,8 +17,6 @@ sampler's, and the learner's states are in main memory. The learner's weights le
 the sampler. Only then does the sampler allocate its cache. Weights below adapters leave with the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

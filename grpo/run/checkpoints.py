@@ -5,8 +5,6 @@ of them. A checkpoint is written under another name and renamed once it is compl
 never taken for a checkpoint. Damage that happens later is found by the checksums before anything is loaded.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ The checksums have the format that `sha256sum --check` reads. The last line seal
 the checksum of the lines above it, so that a list that was cut or changed is noticed too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

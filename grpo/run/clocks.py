@@ -3,8 +3,6 @@
 It also tells a person what to change when a GPU has no memory left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager

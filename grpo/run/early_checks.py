@@ -1,8 +1,6 @@
 # Light: imported before torch, or without it.
 """This module checks a configuration for a command in a second or two, before torch and the engines are imported."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

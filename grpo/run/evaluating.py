@@ -1,7 +1,5 @@
 """This module evaluates a run's policy on held-out problems, and on the sets of `evaluation.suite`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,8 +1,6 @@
 # Light: imported before torch, or without it.
 """This module chooses the checkpoint to export, and checks what needs neither torch nor the weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from grpo.config import TrainConfig, UserError

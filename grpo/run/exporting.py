@@ -1,7 +1,5 @@
 """This module writes models as folders that transformers, vLLM and peft load, during a run or from a checkpoint."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

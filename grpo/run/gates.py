@@ -1,7 +1,5 @@
 """This module gives gates their numbers: those of each round to the scheduler, and a whole run's records to exports."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

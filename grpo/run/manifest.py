@@ -4,8 +4,6 @@ Each start of a run, the first and every resumption, adds an entry under `starts
 of every record. `grpo audit` compares both with what is there now.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex

@@ -1,7 +1,5 @@
 """This module loads a model that is only sampled from, not trained. `grpo eval` and `grpo solve-rates` use it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """This module writes model cards: what a model was trained from, on which problems, how, and with what result."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

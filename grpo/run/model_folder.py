@@ -1,7 +1,5 @@
 """This module finds a run's model and refuses a folder that would be loaded as another model, before anything long."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """This module holds observers, which evaluate, save checkpoints and diagnose the run after each round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any

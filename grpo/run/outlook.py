@@ -5,8 +5,6 @@ the steps that are left, at the pace of the last rounds. A gate of these numbers
 price.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ several lengths in each of the sampler's ways. Its log-probabilities have to be 
 row alone, without padding and without a cache.
 """
 
-from __future__ import annotations
-
 from math import inf, isfinite
 
 import torch

@@ -1,7 +1,5 @@
 """This module builds the parts that training and evaluation share, from a run's configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """This module checks, before anything starts, that engine, model and functions of the loss fit together."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ A dry run ends here, and shows its price, a prompt and example rewards. Lengths 
 the configuration leaves open are fitted to the data, and number formats to the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

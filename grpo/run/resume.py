@@ -4,8 +4,6 @@ It also prepares a run's start. It keeps what an earlier run left in the folder,
 same problems, and checks a checkpoint to start from: its files, and the base of its adapters.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

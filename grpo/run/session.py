@@ -1,7 +1,5 @@
 """This module runs one training run, a session, from the start of its engines to its report."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress

@@ -4,8 +4,6 @@ The price counts the tokens to sample and to learn from, and the time and money 
 from its config alone, without its weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

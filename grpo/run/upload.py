@@ -6,8 +6,6 @@ A checkpoint's list of checksums is copied last, so that half a checkpoint is ne
 of each copy is compared. Contents are compared by the checksums when a run goes on from a copy.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

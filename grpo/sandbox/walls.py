@@ -4,8 +4,6 @@
 not need to compute. Both call the kernel by ctypes, since Python 3.11 has no functions for it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,8 +1,6 @@
 # Light: imported before torch, or without it.
 """This module runs the cells of a sweep, each in a process of its own, several of them side by side."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """This module turns a preset and the arguments of the command line into the runs of a sweep."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ FOLDER/cells/NAME/state.json    the run's state, and why it failed; a run withou
 FOLDER/cells/NAME/log.txt       the output of the run
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import time

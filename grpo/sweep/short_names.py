@@ -1,7 +1,5 @@
 """This module leaves out of variants' names what all of them share, so that a narrow table can tell them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

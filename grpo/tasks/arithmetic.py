@@ -1,7 +1,5 @@
 """This module generates sums and products of small integers: a data set that needs neither files nor a network."""
 
-from __future__ import annotations
-
 import random
 import sys
 from dataclasses import dataclass, fields

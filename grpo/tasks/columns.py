@@ -1,7 +1,5 @@
 """This module reads the cells of a row: nested columns, chat messages, and the choices of a question."""
 
-from __future__ import annotations
-
 import math
 import re
 import string

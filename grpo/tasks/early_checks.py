@@ -1,8 +1,6 @@
 # Light: imported before torch, or without it.
 """This module checks data and rewards in a second or so, before torch and the engines are imported."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """These functions find the answer in a completion. Each takes time linear in the length of the text."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable

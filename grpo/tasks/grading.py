@@ -3,8 +3,6 @@
 DAPO's soft overlong penalty (arXiv:2503.14476, section 3.4) is one of their parts.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Processes that a reward has started, such as a program to test, are ended once the worker has ended.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

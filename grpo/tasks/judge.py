@@ -1,7 +1,5 @@
 """This module asks a language model to judge completions: the request, and the score in the reply."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

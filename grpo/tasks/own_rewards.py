@@ -5,8 +5,6 @@ A function's parameters decide how it is called: for each completion, once for e
 may be async.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import signal

@@ -4,8 +4,6 @@ It can also drop repeated questions, and questions that an evaluation set contai
 whether a problem is held out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """This module draws problems from reasoning_gym's generators and scores answers by the generators' own functions."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

@@ -1,7 +1,5 @@
 """This module encodes problems as token ids."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -3,8 +3,6 @@
 A separate thread of the trainer's process makes many requests at once. A model's text is sent, but never run here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Each built-in part is a pure function of (completion, answer, metadata).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """This module reads pass rates from a file of problems: those of `grpo solve-rates`, or Big-Math's of Llama-3.1-8B."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean

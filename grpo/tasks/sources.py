@@ -1,7 +1,5 @@
 """This module loads problems from a file, the hub, a reasoning_gym generator, or plain arithmetic."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import logging

@@ -1,7 +1,5 @@
 """This module grades made-up completions, so that a reward can be tried before any model is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from grpo.config import TaskConfig

@@ -4,8 +4,6 @@ Tests are read in the forms of the known sets of programming problems. They beco
 program's functions, or pairs of an input and the output that is wanted. The program sees neither.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

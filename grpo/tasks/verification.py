@@ -5,8 +5,6 @@ mathematics (`mathematics`: numbers exactly, words as words, all else by math_ve
 benchmarks/verification.py measures how often they misjudge rewritten answers and nearly right ones.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """This module says how much text one token can spell, which shows without tokenizing that a huge text is too long."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping

@@ -13,8 +13,6 @@ Right and wrong completions, and pass rates, are those of groups that could be g
 rate in the same round. A truncated completion is hardly ever right, so truncation itself moves a prompt towards `none`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

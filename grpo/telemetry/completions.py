@@ -1,7 +1,5 @@
 """A run writes its completions as rows: some of them to samples.jsonl, and all of them to Parquet files if asked."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 A legend says once what each number of a line means, above the first line that has it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta

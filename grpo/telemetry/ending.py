@@ -3,8 +3,6 @@
 The beginning names the code (package versions, the commit, uncommitted changes) and who began it.
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import math

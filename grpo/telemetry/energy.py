@@ -4,8 +4,6 @@ GPUs count it themselves (NVML's total energy consumption, Volta and later), and
 packages (RAPL), which on many machines only root may read. Main memory, fans and network are in neither.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

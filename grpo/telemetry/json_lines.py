@@ -3,8 +3,6 @@
 They can be read while the run goes on, and after it was killed at any time.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

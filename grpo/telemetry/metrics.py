@@ -4,8 +4,6 @@ Percentiles and what depends on the kind of completion are added by `grpo.teleme
 sampler (`grpo.rollout.engine_use`). A round of which no group could be graded logs no rewards and pass rates.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """This module shows a run below a notebook's cell: a bar, and one table to which each round adds a row."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """This module measures the seconds of each phase and round, and ends a process whose phase exceeds its deadline."""
 
-from __future__ import annotations
-
 import faulthandler
 import functools
 import os

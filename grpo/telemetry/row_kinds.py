@@ -1,7 +1,5 @@
 """This module checks the rows of a run's own files, which an editor or another program may have changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """This module imports users' own functions by the paths that the configuration gives."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """This module holds the measured speeds of a machine, from which a run is planned and priced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

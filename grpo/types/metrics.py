@@ -21,8 +21,6 @@ The Trainer of transformers, OpenRLHF and slime put `train/` before these names 
 & Biases.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

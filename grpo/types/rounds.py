@@ -1,7 +1,5 @@
 """This module holds the types of a run: a round's plan, groups and statistics, the verdict on the run, its progress."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain

@@ -1,7 +1,5 @@
 """This module names the forms in which weights travel to a sampler, and the parts of an adapted weight."""
 
-from __future__ import annotations
-
 MERGED, BASE, ADAPTERS = "merged", "base", "adapters"
 """These are the forms in which a refresh sends weights. `MERGED` means all weights, with LoRA adapters added in. `BASE`
 means the frozen weights and, beside them, their adapters. A sampler that holds the frozen weights is sent only

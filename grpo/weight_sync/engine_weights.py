@@ -1,8 +1,6 @@
 """This module knows how vLLM keeps weights: where each is stored, which parameters no learner sends, what attention
 computes from weights beforehand, and in which order experts lie."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 

@@ -5,8 +5,6 @@ finish. A bucket's tensors go through the `Channel` while the update request wai
 device needs no channel: the update request says where in shared memory the bucket lies.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict

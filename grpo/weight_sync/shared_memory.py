@@ -7,8 +7,6 @@ by a handle of CUDA's (IPC). A `Place` is plain data, so that nothing from anoth
 Every engine compares checksums of what it holds afterwards, so a bit that changes in the memory is noticed.
 """
 
-from __future__ import annotations
-
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ from files only; here they come as tensors, and take the place of the one adapte
 layers stand around the model's own layers, which a refresh and checksums want to find under their own names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

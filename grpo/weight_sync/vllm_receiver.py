@@ -10,8 +10,6 @@ switches below, weights stay where they are and plain loading is exact, at 15–
 LoRA's adapters stay adapters, beside the frozen weights (`grpo.weight_sync.vllm_adapters`).
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping

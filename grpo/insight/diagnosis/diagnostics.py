@@ -14,8 +14,6 @@ A remedy leaves out what the run's configuration shows to be set already. It is 
 far as the advice goes, going further is advised.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A run of single turns has none of their metrics, and none of these findings.
 """
 
-from __future__ import annotations
-
 from grpo.insight.diagnosis.evidence import change, level
 from grpo.insight.diagnosis.findings import NOTE, WARNING, DiagnosisRule, Finding
 from grpo.insight.diagnosis.symptoms import throughout

@@ -6,8 +6,6 @@ AR(1) series of correlation r. Few rounds say little about r. So the half-width 
 weighted by their likelihood in the whole series (`windows`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """This module defines the findings of a diagnosis, and the thresholds by which they are made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 NOTE, WARNING, CRITICAL = "note", "warning", "critical"

@@ -3,8 +3,6 @@
 The other checks of a diagnosis need many rounds; one round's numbers are enough here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

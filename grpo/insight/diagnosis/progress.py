@@ -1,7 +1,5 @@
 """This module holds the checks of a diagnosis that look at rewards and pass rates. Each returns a finding or None."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

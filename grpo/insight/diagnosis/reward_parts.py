@@ -3,8 +3,6 @@
 Each returns a finding or None.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

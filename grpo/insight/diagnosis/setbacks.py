@@ -4,8 +4,6 @@ Some look at rewards, others at the policy: its entropy, and its distance to the
 None.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from grpo.dynamics.history import SMOOTHED_ROUNDS

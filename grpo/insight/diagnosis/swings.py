@@ -4,8 +4,6 @@ One short fall is hard to tell from luck. Two in a row of the same length are ea
 less noise. This check knows no law of the curve, so it also sees swings that grow.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ other checks of a diagnosis need 10 or 20 rounds to tell a trend from luck. Here
 completions or groups has to be near 1 in every single one of the last rounds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.ndimage import median_filter
 

@@ -5,8 +5,6 @@ unknown correlation, which all windows of the series share, and of the window's 
 about the correlation. So the half-width of an interval is the mean over all correlations, weighted by their posterior.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

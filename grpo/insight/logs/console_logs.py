@@ -7,8 +7,6 @@ verl               step:3 - actor/entropy:0.31 - critic/score/mean:0.25 …
 Each may stand behind whatever Ray or a logger puts before it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """This module loads finished runs for a comparison, with their cost so far and pass rates at each evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

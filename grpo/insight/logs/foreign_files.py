@@ -1,7 +1,5 @@
 """This module reads rows of metrics from binary files: TensorBoard's event files, and Parquet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ known name and values in [0, 1], or a part of the reward whose name says that it
 scores and no reward, the scores are the pass rate. A log without any pass rate keeps its rewards and other metrics.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

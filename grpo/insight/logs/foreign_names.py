@@ -5,8 +5,6 @@ become the keys of TRL's GRPOConfig (1.10) or verl's trainer (0.8) that do the s
 logs of others, get plain words.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

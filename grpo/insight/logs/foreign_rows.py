@@ -9,8 +9,6 @@ other JSON Lines, JSON or CSV               a row for each step; also what Weigh
 what TRL, Unsloth and verl print            the console's output, in a file of any other name (`console_logs`)
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os

@@ -1,7 +1,5 @@
 """This module reads the log of a run of this framework, or of another one, into a `RunLog`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise

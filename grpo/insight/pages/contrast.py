@@ -3,8 +3,6 @@
 Differences are paired by seed and held-out problem. Their intervals include the chance variation of seeds and problems.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

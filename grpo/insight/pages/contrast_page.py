@@ -1,7 +1,5 @@
 """This module makes the page of a comparison of variants."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path

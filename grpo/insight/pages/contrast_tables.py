@@ -1,7 +1,5 @@
 """This module makes the tables of a comparison of variants, as rows of text below a header row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from grpo.insight.logs.finished_runs import differing_keys

@@ -1,7 +1,5 @@
 """This module shows an episode as a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple

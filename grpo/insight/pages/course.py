@@ -1,7 +1,5 @@
 """This module says how a run ended or still goes on, where it was resumed, and how it had ended before that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """This module makes what `grpo dynamics fit|forecast|diagnose|replay` shows."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """This module describes the dynamics of a run in words and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

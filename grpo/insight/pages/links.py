@@ -4,8 +4,6 @@ A page names only files that exist when it is written. So each page that is writ
 it is linked with.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 A page is computed once. A web page is a single HTML file that needs no other file and no network.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

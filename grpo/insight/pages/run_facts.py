@@ -1,7 +1,5 @@
 """This module tells how a run was started: its command, seed, machine and versions, and when and by whom."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

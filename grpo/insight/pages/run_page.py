@@ -1,7 +1,5 @@
 """This module makes the page of one run, which may be finished, interrupted, failed or still going on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict

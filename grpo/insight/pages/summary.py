@@ -3,8 +3,6 @@
 An evaluation is one row of evaluations.jsonl: its step, and the result of `grpo.evaluation.held_out.evaluate`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice

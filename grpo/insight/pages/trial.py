@@ -1,7 +1,5 @@
 """This module makes the table of `grpo check-reward`: made-up completions with their rewards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 

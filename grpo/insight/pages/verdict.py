@@ -2,8 +2,6 @@
 says which checks of the diagnosis a log allows.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

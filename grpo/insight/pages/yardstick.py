@@ -1,7 +1,5 @@
 """This module holds the two yardsticks of a comparison: pass@1, and the mean reward where nothing else was measured."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ parameters are compared by AICc = χ² + 2k + 2k(k+1)/(n−k−1), where noise t
 counted (Burnham & Anderson, Model Selection, 2002).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

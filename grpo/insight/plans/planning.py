@@ -11,8 +11,6 @@ The refresh interval is proposed only for a measured machine: the shortest at wh
 the refresh of the sampler, take little of its time. Only the run shows how off-policy a longer interval would be.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

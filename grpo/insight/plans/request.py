@@ -1,7 +1,5 @@
 """A request is what a person asks of `grpo dynamics plan` or `whatif`. It loads nothing that takes time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from grpo.config.run import AdaptiveConfig

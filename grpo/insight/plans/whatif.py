@@ -20,8 +20,6 @@ own, smoothed, and continued by its trend (`trend`). benchmarks/results/dynamics
 on runs that were made afterwards.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
