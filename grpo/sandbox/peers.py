@@ -17,6 +17,8 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, BinaryIO
 
+Channel = tuple[int, int]
+"""A channel is what a peer reads from, and what it writes to."""
 SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 VALUES = {
     "builtins": ("range",),
@@ -34,6 +36,7 @@ class Far:
         self.__dict__.update(_peer=peer, _number=number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self._peer.calls += 1
         value, after = self._peer.ask("call", self, list(arguments), named)
         for own, changed in zip(arguments, after, strict=True):
             if isinstance(own, list | deque) and isinstance(changed, list | deque):
@@ -53,7 +56,7 @@ class Far:
         self._peer.ask("setattr", self, name, value)
 
     def __iter__(self) -> Any:
-        return iter(self._peer.ask("list", self))
+        return self._peer.ask("iter", self)
 
     def __next__(self) -> Any:
         return self._peer.ask("next", self)
@@ -67,8 +70,23 @@ class Far:
     def __getitem__(self, key: Any) -> Any:
         return self._peer.ask("getitem", self, key)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._peer.ask("setitem", self, key, value)
+
     def __str__(self) -> str:
         return self._peer.ask("str", self)
+
+    def __repr__(self) -> str:
+        return self._peer.ask("repr", self)
+
+    def __add__(self, other: Any) -> Any:
+        return self._peer.ask("add", self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._peer.ask("sub", self, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._peer.ask("mul", self, other)
 
 
 def call(function: Callable[..., Any], arguments: list[Any], named: Mapping[str, Any]) -> tuple[Any, list[Any]]:
@@ -77,9 +95,9 @@ def call(function: Callable[..., Any], arguments: list[Any], named: Mapping[str,
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{"call": call, "getattr": getattr, "setattr": setattr, "list": list, "next": next, "len": len, "str": str},
-    "bool": bool,
-    "getitem": operator.getitem,
+    **{"call": call, "getattr": getattr, "setattr": setattr, "iter": iter, "next": next, "len": len, "bool": bool},
+    **{"str": str, "repr": repr, "getitem": operator.getitem, "setitem": operator.setitem},
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul},
 }
 """The tests may do this to the program's objects. The program may only call functions that the tests have passed."""
 
@@ -90,6 +108,8 @@ class Peer:
     def __init__(self, reader: BinaryIO, writer: BinaryIO, operations: Mapping[str, Callable[..., Any]]):
         self._reader, self._writer, self._operations = reader, writer, operations
         self._own: list[Any] = []
+        # This is how often this side has called the other side's functions.
+        self.calls = 0
         self._far: dict[int, Far] = {}
 
     def ask(self, operation: str, *arguments: Any) -> Any:

@@ -5,7 +5,7 @@
 It reads requests as JSON lines and answers each by a line:
 
     {"run": program, "given": text, "last_value": bool}   {"out": …, "error_out": …, "ended": …}
-    {"load": program}                                      {"error": …}, or "" once the program's functions are there
+    {"load": [prelude, program]}                           {"error": …}, or "" once the program's functions are there
     {"test": source}                                       {"error": …, "unreadable": bool}; "" if they have passed
 
 `ended` is "", "seconds", "output" or an exit status. The process of a program never has the tests in its memory: it is
@@ -21,20 +21,16 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grpo.sandbox.peers import OPERATIONS, Peer, call
+from grpo.sandbox.peers import OPERATIONS, Channel, Peer
+from grpo.sandbox.row_tests import examine
 from grpo.sandbox.walls import confine, enclose, end_first, end_with_parent
-
-if TYPE_CHECKING:
-    import ast
 
 # Every sandbox pays for what is imported here. Only some programs need the rest.
 Action = Callable[[], None]
-Channel = tuple[int, int]
-"""A channel is what a peer reads from, and what it writes to."""
 CHUNK, FLOOD = 2**16, 2**20
 
 
@@ -114,13 +110,13 @@ class Supervisor:
         _say({"out": texts[0], "error_out": texts[1], "ended": ended})
         return None
 
-    def _load(self, program: str) -> Action | None:
+    def _load(self, texts: Sequence[str]) -> Action | None:
         (questions, to_program), (answers, from_program) = os.pipe(), os.pipe()
         child = os.fork()
         if not child:
             null = os.open("/dev/null", os.O_RDWR)
             self._become(null, null, null, keep=(questions, from_program))
-            return lambda: serve_functions(program, (questions, from_program))
+            return lambda: serve_functions(texts, (questions, from_program))
         os.close(questions)
         os.close(from_program)
         self._program = answers, to_program
@@ -227,13 +223,14 @@ def _without_last(program: str, name: str) -> tuple[CodeType, CodeType | None]:
     return compile(tree, name, "exec"), value
 
 
-def serve_functions(program: str, channel: Channel) -> None:
-    """Runs a program, and then lets the tests call its functions."""
+def serve_functions(texts: Sequence[str], channel: Channel) -> None:
+    """Runs a program, whose texts share their names, and then lets the tests call its functions."""
     module = ModuleType("program")
     sys.modules["program"] = module
     error = ""
     try:
-        exec(compile(program, "<program>", "exec"), module.__dict__)
+        for text in texts:
+            exec(compile(text, "<program>", "exec"), module.__dict__)
     except BaseException as raised:
         error = f"{type(raised).__name__}: {raised}"
     operations = {
@@ -243,58 +240,6 @@ def serve_functions(program: str, channel: Channel) -> None:
     }
     Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), operations).serve()
     os._exit(0)
-
-
-def examine(source: str, channel: Channel, verdict: int) -> None:
-    """Runs tests, and writes to `verdict` why they have failed. Functions test_… are called."""
-    import ast
-
-    peer = Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), {"call": call})
-    error, tree = "", None
-    try:
-        tree = ast.parse(source, "<tests>")
-        tree.body = [node for node in tree.body if not (isinstance(node, ast.ImportFrom) and node.module == "solution")]
-        names = peer.ask("loaded")
-        if isinstance(names, str):
-            error = f"the program ended in {names}"
-        else:
-            space = _namespace(tree, peer, names)
-            exec(compile(tree, "<tests>", "exec"), space)
-            for node in tree.body:
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                    space[node.name]()
-    except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"[:1000]
-    os.write(verdict, json.dumps({"error": error, "unreadable": tree is None}).encode() + b"\n")
-    os._exit(0)
-
-
-OTHER_MODULES = {"np": "numpy", "pd": "pandas"}
-
-
-def _namespace(tree: ast.Module, peer: Peer, names: list[str]) -> dict[str, Any]:
-    """Returns the names that tests use and do not make themselves, as the program has them.
-
-    A program cannot put its own function in the place of one of Python's, such as `set`, unless the tests are of
-    nothing else. Nor can it stand for a module of Python's library, or for numpy.
-    """
-    import ast
-    import importlib
-
-    nodes = list(ast.walk(tree))
-    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    made |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
-    bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    own = dir(builtins)
-    wanted = loaded - made
-    space: dict[str, Any] = {"__name__": "tests"}
-    for name in (wanted & bases & {*sys.stdlib_module_names, *OTHER_MODULES}) - {*own}:
-        space[name] = importlib.import_module(OTHER_MODULES.get(name, name))
-    theirs = (wanted - {*own} - space.keys()) & {*names} or wanted & {*own} & {*names}
-    return space | {name: peer.ask("global", name) for name in theirs}
 
 
 if __name__ == "__main__":

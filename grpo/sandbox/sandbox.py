@@ -52,7 +52,7 @@ class Broken(Exception):
 
 
 class UnreadableTests(ValueError):
-    """This error says that tests are no Python."""
+    """This error says that tests cannot judge any program here."""
 
 
 class Sandbox:
@@ -90,12 +90,13 @@ class Sandbox:
         except Broken as error:
             return Run("", str(error), "sandbox")
 
-    def test(self, program: str, source: str) -> str:
-        """Returns why a program fails tests that call its functions, or "" if it passes them.
+    def test(self, program: str, source: str, prelude: str = "") -> str:
+        """Returns why a program fails tests that call its functions, or "" if it passes them. The program may use the
+        names of `prelude`.
 
-        Raises UnreadableTests if the tests are no Python."""
+        Raises UnreadableTests if the tests are no Python, import what is not here, or run nothing."""
         try:
-            self._asked({"load": program})
+            self._asked({"load": [prelude, program]})
             verdict = self._asked({"test": source})
         except Broken as error:
             return str(error)

@@ -65,7 +65,7 @@ def code(config: RewardConfig) -> CompletionReward:
             if not isinstance(tests, str):
                 return float(all(_prints(sandbox, program, *pair) for pair in tests))
             try:
-                return float(not sandbox.test(PRELUDE + program, tests))
+                return float(not sandbox.test(program, tests, PRELUDE))
             except UnreadableTests as error:
                 raise UnparsableAnswer(str(error)) from error
 
@@ -136,7 +136,7 @@ def row_tests(answer: str, metadata: Mapping[str, Any]) -> Tests:
     """Returns the tests of a row. Raises UnparsableAnswer if it has none that can be read.
 
     test_list                                     MBPP
-    test, entry_point                             HumanEval; without entry_point, functions test_…
+    test, entry_point                             HumanEval, BigCodeBench; without `check`, functions test_… and unittest
     input_output                                  APPS, TACO
     verification_info                             Prime Intellect
     tests                                         DeepCoder
@@ -148,7 +148,7 @@ def row_tests(answer: str, metadata: Mapping[str, Any]) -> Tests:
         return "\n".join([*more, *asserts])
     if isinstance(source := metadata.get("test"), str):
         name = metadata.get("entry_point")
-        return f"{source}\ncheck({name})" if name else source
+        return f"{source}\ncheck({name})" if name and re.search(r"^def check\b", source, re.MULTILINE) else source
     columns = ("input_output", "verification_info", "tests", "public_test_cases", "private_test_cases")
     found = [_read(metadata[name]) for name in columns if metadata.get(name)] or [_read(answer)]
     if len(found) == 1 and isinstance(found[0], str):

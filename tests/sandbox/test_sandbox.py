@@ -147,6 +147,45 @@ def test_a_program_that_does_not_end_is_stopped(program):
 TESTS = "assert f(1) == 2\nassert f(2) == 3"
 
 
+CASE = "import unittest\nclass Sums(unittest.TestCase):\n    def test_one(self): self.assertEqual(f(1), 2)\n"
+FORMS = [
+    CASE,
+    f"{CASE}unittest.main()",
+    f"{CASE}if __name__ == '__main__': unittest.main()",
+    "class TestSums:\n    def setup_method(self): self.one = 1\n    def test_one(self): assert f(self.one) == 2",
+    "async def test_one(): assert f(1) == 2",
+    "if True:\n    def test_one(): assert f(1) == 2",
+    "from solution import f as candidate\nassert candidate(1) == 2",
+    "def test_one():\n    from solution import f\n    assert f(1) == 2",
+    "try:\n    from solution import f\nexcept ImportError: pass\nassert f(1) == 2",
+    "import solution\nassert solution.f(1) == 2",
+    "from solution import *\nassert f(1) == 2",
+    "for x in (1, 2):\n    if f(x) != x + 1: raise AssertionError",
+]
+"""These tests of f(x) = x + 1 are written in forms of several sets."""
+
+
+@pytest.mark.parametrize("tests", FORMS)
+def test_a_wrong_program_fails_tests_of_every_form(tests):
+    with Sandbox(Limits(60.0, 1.0, 1000)) as sandbox:
+        assert sandbox.test("def f(x): return 0", tests).startswith("AssertionError")
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("def check(candidate):\n    assert candidate(1) == 2", "nothing in them is run"),
+        ("x = 1", "nothing in them is run"),
+        ("def test_one(two): assert f(1) == two", "test_one needs arguments, which nothing gives it"),
+        ("import nosuchpackage\nassert f(1) == 2", "they import nosuchpackage, which is not installed"),
+        ("from main import f\nassert f(1) == 2", "they import main, which is not installed"),
+    ],
+)
+def test_tests_that_judge_nothing_are_not_passed(tests, reason):
+    with Sandbox(Limits(60.0, 1.0, 1000)) as sandbox, pytest.raises(UnreadableTests, match=reason):
+        sandbox.test("def f(x): return x + 1", tests)
+
+
 @pytest.mark.parametrize(
     ("program", "tests"),
     [
@@ -178,6 +217,12 @@ TESTS = "assert f(1) == 2\nassert f(2) == 3"
          "from collections import deque\nqueue = deque([1, 2])\nassert f(queue) == queue == deque([2])"),
         ("from collections import namedtuple\ndef f(): return namedtuple('Point', 'x y')(1, 2)",
          "assert f() == (1, 2) and f().y == 2"),
+        ("def f():\n    n = 0\n    while True:\n        n += 1\n        yield n",
+         "from itertools import islice\nassert list(islice(f(), 3)) == [1, 2, 3]"),
+        ("class V:\n    def __init__(self, x): self.x = x\n    def __add__(self, other): return V(self.x + other.x)\n"
+         "    def __repr__(self): return f'V({self.x})'",
+         "assert (V(1) + V(2)).x == 3 and repr(V(1)) == 'V(1)'"),
+        *(("def f(x): return x + 1", tests) for tests in FORMS),
         ("class Odd(ValueError): pass\ndef f(): raise Odd('no')",
          "try:\n    f()\nexcept ValueError as e:\n    assert str(e) == 'no'"),
     ],

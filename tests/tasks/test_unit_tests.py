@@ -41,6 +41,9 @@ def stdin(*pairs):
           "metadata": json.dumps({"func_name": "add"})}, ""),
         (ADDS, "import time", {}, json.dumps({"inputs": [["1 2"]], "outputs": [["3"]]})),
         (ADD, "x = 1", {}, "assert add(1, 2) == 3"),
+        (f"from __future__ import annotations\n{ADD}", "def check(f): pass\ndef add(a, b): return a",
+         {"entry_point": "add", "test": "import unittest\nclass TestCases(unittest.TestCase):\n"
+          "    def test_sum(self): self.assertEqual(add(1, 2), 3)"}, ""),
     ],
 )  # fmt: skip
 def test_a_program_is_graded_by_the_row_tests_its_row(code, right, wrong, columns, answer):

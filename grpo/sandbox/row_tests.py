@@ -1,0 +1,172 @@
+"""This module runs the tests of a row in a process of their own, against the program in another one.
+
+Names that tests use without making them are the program's, and so is what they import from `solution`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from grpo.sandbox.peers import Channel, Peer, call
+
+if TYPE_CHECKING:
+    import ast
+
+# Every sandbox pays for what is imported here. Only some programs need the rest.
+
+
+class Unreadable(Exception):
+    """This error says that tests cannot judge any program here."""
+
+
+def examine(source: str, channel: Channel, verdict: int) -> None:
+    """Runs tests, and writes to `verdict` why they have failed, or why they say nothing of any program."""
+    peer = Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), {"call": call})
+    error, unreadable = "", False
+    try:
+        tree = _readable(source)
+        names = peer.ask("loaded")
+        if isinstance(names, str):
+            error = f"the program ended in {names}"
+        else:
+            _run_tests(tree, peer, names)
+    except Unreadable as reason:
+        error, unreadable = str(reason), True
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"[:1000]
+    os.write(verdict, json.dumps({"error": error, "unreadable": unreadable}).encode() + b"\n")
+    os._exit(0)
+
+
+def _readable(source: str) -> ast.Module:
+    """Parses tests, and leaves out the line that would start them. Raises Unreadable for what is no Python, and for
+    tests that import what is not installed."""
+    import ast
+    import importlib
+
+    try:
+        tree = ast.parse(source, "<tests>")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.Expr) and ast.unparse(node).startswith(("unittest.main(", "pytest.main(")))
+    ]
+    for node in tree.body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            try:
+                importlib.import_module(name if name != SOLUTION else "builtins")
+            except ImportError as error:
+                raise Unreadable(f"they import {name}, which is not installed: {error}") from error
+    return tree
+
+
+SOLUTION = "solution"
+"""Tests may import the program by this name."""
+
+
+def _run_tests(tree: ast.Module, peer: Peer, names: list[str]) -> None:
+    """Runs the tests, and then each that they only define: functions test_…, in classes Test… too, and unittest's.
+
+    Raises what fails first, and Unreadable for tests that need arguments, and where nothing is tested.
+    """
+    import ast
+
+    def of_program(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"the program has no {name}")
+        return peer.ask("global", name)
+
+    program = ModuleType(SOLUTION)
+    program.__dict__.update(__all__=names, __getattr__=of_program)
+    sys.modules[SOLUTION] = program
+    space = _namespace(tree, peer, names)
+    before = {*space}
+    exec(compile(tree, "<tests>", "exec"), space)
+    ran = sum(_ran(name, value) for name, value in [*space.items()] if name not in before)
+    asserts = any(isinstance(node, ast.Assert) for node in _at_once(tree))
+    if not (ran or asserts or peer.calls):
+        raise Unreadable("nothing in them is run: functions named test_… are, and asserts outside of functions")
+
+
+def _at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of tests that run without a call."""
+    import ast
+
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child
+            yield from _at_once(child)
+
+
+def _ran(name: str, value: Any) -> int:
+    """Runs the tests that a name in the tests stands for, and returns how many."""
+    unittest = sys.modules.get("unittest")
+    if isinstance(value, FunctionType) and name.startswith("test_"):
+        _call_test(name, value)
+        return 1
+    if not isinstance(value, type) or value.__module__ != "tests":
+        return 0
+    if unittest and issubclass(value, unittest.TestCase):
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
+        for _, trace in (*result.errors, *result.failures):
+            raise AssertionError(trace.strip().rpartition("\n")[2])
+        return result.testsRun - len(result.skipped)
+    tests = [test for test in vars(value) if test.startswith("test_")] if name.startswith("Test") else []
+    for test in tests:
+        one = value()
+        getattr(one, "setup_method", int)()
+        _call_test(test, getattr(one, test))
+    return len(tests)
+
+
+def _call_test(name: str, test: Callable[[], Any]) -> None:
+    import inspect
+
+    try:
+        inspect.signature(test).bind()
+    except TypeError as error:
+        raise Unreadable(f"{name} needs arguments, which nothing gives it ({error})") from error
+    outcome = test()
+    if inspect.iscoroutine(outcome):
+        import asyncio
+
+        asyncio.run(outcome)
+
+
+OTHER_MODULES = {"np": "numpy", "pd": "pandas"}
+
+
+def _namespace(tree: ast.Module, peer: Peer, names: list[str]) -> dict[str, Any]:
+    """Returns the names that tests use and do not make themselves, as the program has them.
+
+    A program cannot put its own function in the place of one of Python's, such as `set`, unless the tests are of
+    nothing else. Nor can it stand for a module of Python's library, or for numpy.
+    """
+    import ast
+    import importlib
+
+    nodes = list(ast.walk(tree))
+    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    made |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    own = dir(builtins)
+    wanted = loaded - made
+    space: dict[str, Any] = {"__name__": "tests"}
+    for name in (wanted & bases & {*sys.stdlib_module_names, *OTHER_MODULES}) - {*own}:
+        space[name] = importlib.import_module(OTHER_MODULES.get(name, name))
+    theirs = (wanted - {*own} - space.keys()) & {*names} or wanted & {*own} & {*names}
+    return space | {name: peer.ask("global", name) for name in theirs}
