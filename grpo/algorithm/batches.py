@@ -53,9 +53,9 @@ class BatchMaker:
     def __call__(self, steps: Sequence[Sequence[GroupWithLogprobs]], plan: RoundPlan) -> list[Batch]:
         """Makes one batch for each optimizer step. Every rank gets the same number of micro-batches. Collective."""
         passes = chain.from_iterable(repeat(steps, plan.passes))
-        return [self._batch(groups, plan, first=index == 0) for index, groups in enumerate(passes)]
+        return [self._batch(groups, plan, index == 0, index < len(steps)) for index, groups in enumerate(passes)]
 
-    def _batch(self, groups: Sequence[GroupWithLogprobs], plan: RoundPlan, first: bool) -> Batch:
+    def _batch(self, groups: Sequence[GroupWithLogprobs], plan: RoundPlan, first: bool, fresh: bool) -> Batch:
         group_advantages = self._advantages(groups)
         if first:
             # In the round's first step the old log-probabilities are the current ones. Those of an earlier forward
@@ -75,7 +75,7 @@ class BatchMaker:
         micro_batches = tuple(pack(row, learner.layout) for row in rows or [[]])
         coefficient = plan.entropy_coefficient
         entropy = None if coefficient is None else coefficient * plan.entropy_bonus
-        return Batch(micro_batches, plan.learning_rate_factor, old_known, entropy)
+        return Batch(micro_batches, plan.learning_rate_factor, old_known, entropy, fresh)
 
     def _advantages(self, groups: Sequence[GroupWithLogprobs]) -> list[torch.Tensor]:
         """Computes the advantages of this rank's groups, one float64 tensor [completions] per group. Collective.

@@ -109,10 +109,14 @@ class GatedScheduler(Generic[State]):
         # The round's numbers are those of the policy that sampled it.
         good_step = statistics.sampled_at if within else state.good_step
         verdict, returns = self._verdict(decision.verdict, broken, good_step, state.returns)
+        inner = decision.state
         if verdict.go_back:
             # The policy that the run goes back to is measured anew.
             gates = replace(gates, beyond={})
-        return Decision(decision.plan, verdict, GatedState(gates, good_step, returns, decision.state))
+        if verdict.go_back and not decision.verdict.go_back:
+            # The scheduler begins anew too, since its memory, such as a best pass rate, is of the abandoned policy.
+            inner = self._scheduler.restore({})
+        return Decision(decision.plan, verdict, GatedState(gates, good_step, returns, inner))
 
     def _verdict(
         self, verdict: Verdict, broken: Sequence[tuple[GateConfig, str]], good_step: int, returns: int

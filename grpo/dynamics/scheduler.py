@@ -113,7 +113,10 @@ def replanned(
         raise ValueError(f"progress.plan is none that its configuration allows: {progress.plan}")
     plan, saved = progress.plan, progress.scheduler
     if old.dynamics.name != new.dynamics.name:
-        saved = {"spent": saved.get("spent", {}), "inner": {}}
+        # Spending and gates go on. Only the scheduler inside of them is another one.
+        inner = saved.get("inner")
+        gates = {**inner, "inner": {}} if isinstance(inner, Mapping) and "gates" in inner else {}
+        saved = {"spent": saved.get("spent", {}), "inner": gates}
     same = (old.dynamics.name, first_plan(old)) == (new.dynamics.name, first_plan(new))
     if not (same and may_plan(new, plan)):
         plan = first_plan(new)

@@ -197,6 +197,9 @@ class DeepSpeedLearner:
         products, totals = Products(*totals[: len(products)]), totals[len(products) :]
         gradient_norm = float(self.engine.get_global_grad_norm())
         means = {name: Mean(total, tokens) for name, total in zip(METRICS, totals, strict=True)}
+        if not batch.fresh:
+            # These samples made the steps with which their gradient would be multiplied, so even noise would agree.
+            products = Products()
         means |= products.means(gradient_norm, self._products.path_steps)
         means[m.LOSS] = Mean(whole_loss, 1)
         if not batch.old_known:

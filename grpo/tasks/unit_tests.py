@@ -136,7 +136,7 @@ def row_tests(answer: str, metadata: Mapping[str, Any]) -> Tests:
     """Returns the tests of a row. Raises UnparsableAnswer if it has none that can be read.
 
     test_list                                     MBPP
-    test, entry_point                             HumanEval, BigCodeBench; without `check`, functions test_… and unittest
+    test, entry_point                             HumanEval, BigCodeBench; without `check`, test_… and unittest
     input_output                                  APPS, TACO
     verification_info                             Prime Intellect
     tests                                         DeepCoder

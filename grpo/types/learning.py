@@ -99,12 +99,14 @@ class Batch:
     `learning_rate_factor` comes from the round's plan, and so does `entropy_coefficient`, which is None for the
     configured one. `old_known` says whether the learner's log-probabilities at the start of the round are known. With
     objective.old_logprobs=sampler they are known in the round's first step only, unless the KL is in the reward.
+    `fresh` says that no step has learned from these samples before.
     """
 
     micro_batches: tuple[MicroBatch, ...]
     learning_rate_factor: float = 1.0
     old_known: bool = True
     entropy_coefficient: float | None = None
+    fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,8 @@ GRADIENT_NORM = _metric("learner/gradient_norm", "norm before clipping",
     "trl:grad_norm verl:actor/grad_norm openrlhf:actor_grad_norm prime_rl:optim/grad_norm")
 SKIPPED = _metric("learner/skipped_steps", "steps", "number of steps skipped since their gradient was not finite",
     peers="rlprobe:nan_count")
-GAIN = _metric("step/gain", "loss", "how far the loss falls along the step before, at the slope of that step's end")
+GAIN = _metric("step/gain", "loss", "how far the loss falls along the step before, at the slope of that step's end; "
+    "of new samples, so not in second passes")
 COSINE = _metric("step/cosine", "cosine with the next gradient",
     "above 0 new samples agree with each step, by the direction in which the loss falls; below 0 it went too far",
     "products of steps with the next gradients", "Do steps help?: cosine")

@@ -186,6 +186,24 @@ def test_a_run_with_gates_is_resumed_with_them_and_without(dynamics, then):
     assert fresh.scheduler.inner.returns == 0
 
 
+def test_gates_remember_their_rounds_when_the_schedule_becomes_another_one():
+    gate = replace(REPETITION, above=0.1, from_start=True, then="back")
+    config, adaptive = configured(gate), configured(gate, name="adaptive")
+    _, plan, state = rounds(config, [0.1, 0.1, 0.3, 0.1])
+    saved = json.loads(json.dumps(asdict(state)))
+    resumed = replanned(Progress(4, 4, 16, plan, saved), config, adaptive, build_scheduler(adaptive, 1)).scheduler.inner
+    assert (resumed.gates, resumed.good_step, resumed.returns) == (state.inner.gates, 3, 1)
+    assert resumed.inner == build_scheduler(adaptive, 1).init()[1].inner.inner
+
+
+@pytest.mark.parametrize("dynamics", [{"guard": True}, {"name": "adaptive"}])
+def test_the_guard_does_not_compare_with_a_policy_that_a_gate_gave_up(dynamics):
+    gamed = GateConfig(metric="pass_rate", above=0.9, then="back", rounds=3)
+    verdicts, plan, _ = rounds(configured(gamed, **dynamics), [0.375] * 6 + [1.0] * 3 + [0.375] * 12, "pass_rate")
+    assert [verdict.go_back for verdict in verdicts] == [False] * 8 + [True] + [False] * 12
+    assert plan.learning_rate_factor == 1.0
+
+
 def test_the_guard_watches_a_fixed_schedule_and_keeps_its_sizes():
     config = configured(guard=True, refresh_interval=1)
     values = [0.75] * 6 + [0.0] * 60

@@ -136,6 +136,18 @@ def test_a_second_pass_compares_with_the_policy_that_began_the_round(start):
     assert second.means["mismatch/mean_abs"].value < 1e-5
 
 
+def test_a_step_is_compared_with_gradients_of_new_samples_alone(start):
+    """In a second pass the samples have made the steps before, so that even noise would seem to agree with them."""
+    config = config_of()
+    config.dynamics.passes = 2
+    learner = start(config)
+    make = BatchMaker(config.normalization, config.objective, config.learner, learner.collective)
+    batches = make(learner.add_logprobs([sampled_by(learner)] * 2), RoundPlan(4, 4, 4, passes=2))
+    reports = [learner.step(batch) for batch in batches]
+    assert [report.means["step/cosine"].count > 0 for report in reports] == [False, True, False, False]
+    assert [report.means["path/steps"].count for report in reports] == [0, 1, 0, 0]
+
+
 def plain_logprobs(model, group, temperature):
     """Yields log π of each completion of a group, as transformers computes one sequence."""
     prompt = torch.tensor(group.group.prompt.token_ids)
