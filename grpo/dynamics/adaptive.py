@@ -221,12 +221,13 @@ class AdaptiveScheduler:
     ) -> tuple[int, str, AdaptiveState]:
         """Returns the next refresh interval, the reason for a change ("" without one), and the next state. An interval
         that was given up is not tried again."""
-        recent_rounds = state.rounds[-RECENT:]
+        recent_rounds = [past for past in state.rounds[-RECENT:] if past.tokens]
         # Where tokens are counted, a longer interval saves nothing.
         time = StepTime(1.0, 0.0)
-        if self._setting.by_seconds:
+        if self._setting.by_seconds and recent_rounds:
             time = fit_step_time(
                 np.array([past.interval for past in recent_rounds], float),
+                np.array([past.tokens for past in recent_rounds], float),
                 np.array([past.seconds for past in recent_rounds], float),
                 float(np.median([past.fixed_seconds for past in recent_rounds])),
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+NEWEST = 4
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -62,17 +63,20 @@ class StepTime:
         return self.per_step + self.per_round / interval
 
 
-def fit_step_time(intervals: np.ndarray, round_seconds: np.ndarray, fixed_seconds: float) -> StepTime:
-    """Fits round seconds = per_round + per_step·τ by least squares, if τ has varied.
+def fit_step_time(
+    intervals: np.ndarray, tokens: np.ndarray, round_seconds: np.ndarray, fixed_seconds: float
+) -> StepTime:
+    """Fits round seconds = per_round + per_token·tokens, if τ has varied. Returns the time of a step with the tokens
+    that steps of the last `NEWEST` rounds had, since earlier ones may have had larger groups.
 
-    If τ has not varied, `fixed_seconds` (the weight sync, which does not grow with τ) are taken as per_round, and the
-    rest of a round's time is divided among its steps.
+    If τ has not varied, `fixed_seconds` (the weight sync, which does not grow with τ) are taken as per_round.
     """
+    of_a_step = float(np.median((tokens / intervals)[-NEWEST:]))
     if len(set(intervals.tolist())) > 1:
-        slope, offset = np.polyfit(intervals, round_seconds, 1)
-        return StepTime(max(float(slope), 0.0), max(float(offset), 0.0))
-    interval = float(intervals[-1])
-    return StepTime(max(float(np.median(round_seconds)) - fixed_seconds, 0.0) / interval, fixed_seconds)
+        per_round, per_token = fit_token_time(tokens, round_seconds)
+    else:
+        per_round, per_token = fixed_seconds, float(np.median((round_seconds - fixed_seconds) / tokens))
+    return StepTime(max(per_token, 0.0) * of_a_step, per_round)
 
 
 def fit_token_time(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:

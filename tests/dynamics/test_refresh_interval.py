@@ -67,11 +67,21 @@ def test_an_interval_that_hardly_saves_is_not_taken_and_one_that_costs_learning_
 
 def test_time_per_step_is_fitted_where_the_interval_varied():
     intervals = np.array([1.0, 2.0, 4.0])
-    time = fit_step_time(intervals, 3.0 + 2.0 * intervals, fixed_seconds=0.0)
+    time = fit_step_time(intervals, 100 * intervals, 3.0 + 2.0 * intervals, fixed_seconds=0.0)
     assert (time.per_step, time.per_round) == pytest.approx((2.0, 3.0))
     assert time.seconds(4) == pytest.approx(2.75)
-    only_one = fit_step_time(np.array([2.0, 2.0]), np.array([9.0, 11.0]), fixed_seconds=1.0)
+    only_one = fit_step_time(np.full(2, 2.0), np.full(2, 100.0), np.array([9.0, 11.0]), fixed_seconds=1.0)
     assert (only_one.per_step, only_one.per_round) == pytest.approx((4.5, 1.0))
+
+
+def test_time_per_step_is_that_of_the_present_groups_also_where_earlier_ones_were_larger():
+    """A round takes 3 s, and 10 ms for each of its tokens."""
+    intervals = np.array([1.0] * 8 + [2.0] * 4)
+    tokens = np.array([800.0] * 8 + [400.0] * 4)
+    time = fit_step_time(intervals, tokens, 3.0 + 0.01 * tokens, fixed_seconds=0.5)
+    assert (time.per_step, time.per_round) == pytest.approx((2.0, 3.0))
+    unvaried = fit_step_time(np.ones(12), tokens, 3.0 + 0.01 * tokens, fixed_seconds=3.0)
+    assert (unvaried.per_step, unvaried.per_round) == pytest.approx((4.0, 3.0))
 
 
 def test_sampling_ahead_counts_against_a_longer_interval():
