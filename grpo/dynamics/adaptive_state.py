@@ -83,7 +83,7 @@ def state_of(values: Mapping[str, Any]) -> AdaptiveState:
 def afresh(state: AdaptiveState) -> AdaptiveState:
     """Drops the curve, the counts and the products after the run went back, since they belong to the abandoned
     policy."""
-    return replace(state, rounds=(), counts=(), products=Products(), waited=0)
+    return replace(state, rounds=(), counts=(), rounds_below=0, products=Products(), waited=0)
 
 
 def remember(state: AdaptiveState, statistics: RoundStatistics) -> AdaptiveState:

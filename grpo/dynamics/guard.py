@@ -147,4 +147,4 @@ def watch(rule: GuardRule, state: GuardState, facts: RoundFacts) -> tuple[GuardA
     if state.cuts < rule.rate_cuts:
         action = GuardAction(1, factor / 2, False, go_back, f"{cause}: learning rate halved{back}")
         return action, replace(after, cuts=state.cuts + 1)
-    return GuardAction(1, factor, True, go_back, f"{cause} at τ 1 and {factor:g} of the rate: stop{back}"), after
+    return GuardAction(1, factor, True, go_back, f"{cause} at {factor:g} of the rate: stop{back}"), after

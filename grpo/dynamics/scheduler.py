@@ -300,7 +300,9 @@ class LimitedScheduler(Generic[State]):
     def _within(self, verdict: Verdict, spent: Mapping[str, float]) -> Verdict:
         for unit, limit in self._limits.items():
             if spent.get(unit, 0.0) >= limit:
-                verdict = replace(verdict, stop=True, reason=f"the limit of {limit:,.0f} {unit} is reached")
+                reached = f"the limit of {limit:,.0f} {unit} is reached"
+                reason = f"{verdict.reason}; {reached}" if verdict.go_back else reached
+                verdict = replace(verdict, stop=True, reason=reason)
         return verdict
 
 

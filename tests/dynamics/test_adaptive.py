@@ -267,8 +267,9 @@ def test_the_scheduler_goes_back_after_a_loss_and_does_not_try_its_setting_again
         statistics = world.round(plan)
         if index in (12, 13, 14):
             statistics = replace(statistics, reward_counts={(0, plan.group_size): plan.prompts_per_round})
-        decision = scheduler.next(plan, statistics, state)
+        decision = scheduler.next(plan, statistics, replace(state, rounds_below=1))
         plan, state = decision.plan, decision.state
+        assert state.rounds_below == 0 or not decision.verdict.go_back
         decisions.append(decision)
     plans = [decision.plan for decision in decisions]
     [back] = [index for index, decision in enumerate(decisions) if decision.verdict.go_back]

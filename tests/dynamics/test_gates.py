@@ -186,6 +186,14 @@ def test_a_run_with_gates_is_resumed_with_them_and_without(dynamics, then):
     assert fresh.scheduler.inner.returns == 0
 
 
+def test_a_run_that_goes_back_at_its_limit_says_both():
+    config = configured(replace(REPETITION, then="back"))
+    config.limits.samples = 64
+    verdicts, *_ = rounds(config, [0.1, 0.3])
+    assert verdicts[1].go_back and verdicts[1].stop
+    assert verdicts[1].reason.endswith("back to step 0 (1 of 3 times); the limit of 64 samples is reached")
+
+
 def test_gates_remember_their_rounds_when_the_schedule_becomes_another_one():
     gate = replace(REPETITION, above=0.1, from_start=True, then="back")
     config, adaptive = configured(gate), configured(gate, name="adaptive")
