@@ -32,7 +32,8 @@ from grpo.rollout.transformers_sampler import PADDED, TransformersSampler
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import filled
-from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems
+from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task
+from grpo.tasks.usable import usable_problems
 from grpo.types import RoundPlan, ScoredGroup
 from grpo.weight_sync.refresh import FLOAT32_MISMATCH, CheckedSync
 

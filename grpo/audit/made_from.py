@@ -18,7 +18,8 @@ from grpo.models.cache import sha256
 from grpo.models.upload import weights_identity
 from grpo.run.manifest import DRIVER, own_files
 from grpo.run.model_folder import model_files
-from grpo.tasks.task import LoadedTask, usable_problems, without_warnings
+from grpo.tasks.task import LoadedTask
+from grpo.tasks.usable import usable_problems, without_warnings
 from grpo.types import Problem
 
 

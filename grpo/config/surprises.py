@@ -16,6 +16,8 @@ WIDE_SEQUENCE_CLIP, COLD, HOT, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 2.0, 
 LARGE_KL, LARGE_SHARE = 1.0, 0.5
 # The same of the way that a curriculum goes, and of the share of the learning rate that is left, usually FLOOR.
 FAR, LEAST_SHARE, FLOOR = 0.9, 1e-4, 0.1
+# The same of a weight decay, of the learning rate of all weights, and of the gain without which a run stops.
+MOST_DECAY, FAST, MUCH_GAIN = 1.0, 1e-4, 0.2
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:
@@ -65,6 +67,7 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             )
     yield from _odd_bounds(config)
     yield from _odd_numbers(config)
+    yield from _odd_learning(config)
     yield from _odd_texts(config)
 
 
@@ -83,6 +86,16 @@ def _odd_bounds(config: TrainConfig) -> Iterator[str]:
             f"limits.samples={config.limits.samples} ends the run after its first round, which samples {per_round:,} "
             "completions"
         )
+    if 0 < config.limits.tokens < per_round:
+        yield (
+            f"limits.tokens={config.limits.tokens} ends the run after its first round, which samples {per_round:,} "
+            "completions of a token or more"
+        )
+    if (gain := config.dynamics.adaptive.stop_gain) >= MUCH_GAIN:
+        yield (
+            f"dynamics.adaptive.stop_gain={gain:g} is a share of all problems, so the run ends unless it may still "
+            f"gain {gain:.0%}: 0.01 is one percent"
+        )
     for of_set in config.task.all_sets.values():
         if (seconds := of_set.reward.timeout_seconds) > config.rollout.deadline_seconds:
             yield (
@@ -99,7 +112,7 @@ def _odd_bounds(config: TrainConfig) -> Iterator[str]:
 
 def _odd_numbers(config: TrainConfig) -> Iterator[str]:
     """Yields lines about numbers that are possible, and far from what anybody uses."""
-    objective, learner, epsilon = config.objective, config.learner, config.normalization.epsilon
+    objective = config.objective
     if MOST_CLIP < objective.clip_high < math.inf:
         yield f"objective.clip_high={objective.clip_high:g} clips ratios at {1 + objective.clip_high:g}: 0.28 is DAPO's"
     if objective.name in ("clip", "gmpo") and (objective.clip_low >= 0.6 or 1 <= objective.clip_high <= MOST_CLIP):
@@ -135,6 +148,11 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
         )
     if objective.kl.coefficient > LARGE_KL:
         yield f"objective.kl.coefficient={objective.kl.coefficient:g} holds a policy still: 0.001 to 0.1 is usual"
+
+
+def _odd_learning(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about numbers of the optimizer and of normalization that are possible, and far from usual ones."""
+    learner, epsilon = config.learner, config.normalization.epsilon
     if learner.adam_epsilon > LARGE_ADAM_EPSILON:
         yield f"learner.adam_epsilon={learner.adam_epsilon:g} divides every step and makes it tiny: 1e-8 is usual"
     if 0 < learner.max_gradient_norm < LEAST_NORM:
@@ -147,6 +165,14 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
         yield (
             f"learner.weight_decay={learner.weight_decay:g} shrinks every weight to {math.exp(-shrinking):.0%} of it "
             "within the run"
+        )
+    elif learner.weight_decay > MOST_DECAY:
+        yield f"learner.weight_decay={learner.weight_decay:g} is times the learning rate in each step: 0.01 is usual"
+    pretrained = config.model.source in ("huggingface", "smollm2") and not config.model.lora.rank
+    if pretrained and learner.learning_rate >= FAST:
+        yield (
+            f"learner.learning_rate={learner.learning_rate:g} for all weights of a model is usual for adapters, which "
+            "model.lora.rank makes: 1e-6 to 2e-5 is usual here"
         )
     if config.normalization.exponent and epsilon >= LARGE_EPSILON:
         yield (

@@ -122,6 +122,16 @@ RULES = (
         "make it at most num_steps, the steps of the whole run",
     ),
     Rule(
+        ("evaluation.every_rounds",),
+        lambda c: c.evaluation.every_rounds < _rounds(c),
+        "make it fewer than the rounds of the run",
+    ),
+    Rule(
+        ("normalization.epsilon",),
+        lambda c: c.normalization.name != "dial" or any(c.normalization.dials) or c.normalization.parts == "each",
+        "use normalization=grpo or another that divides by a number to which it is added",
+    ),
+    Rule(
         ("tracking.profile_rounds",),
         lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
         "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0",
@@ -203,9 +213,19 @@ RULES = (
 
 NOT_TRAINED = (
     Rule(
-        ("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dry_run"),
+        ("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dynamics.", "dry_run"),
         lambda _: False,
         "only grpo train reads it; use that",
+    ),
+    Rule(
+        under("learner", "learning_rate schedule warmup_steps weight_decay max_gradient_norm"),
+        lambda _: False,
+        "only grpo train reads it; use that",
+    ),
+    Rule(
+        ("rollout.sampling.temperature",),
+        lambda _: False,
+        "set evaluation.temperature",
     ),
 )
 """These are the rules of commands that measure a model and do not train it."""

@@ -25,6 +25,13 @@ NO_GPU = (
     "device=cuda, but torch sees no GPU here: run `grpo doctor` to find out why, or set device=cpu to run without one"
 )
 
+PROCESSES = (
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI", "PMI_RANK", "PMI_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""These launchers number their processes by variables that `grpo train` does not read."""
+
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": LOOPBACK}
 """These variables, and a port, make a process the only rank."""
 
@@ -70,6 +77,18 @@ def check_environment(output_dir: str) -> None:
         f"start of its process or its moment: name output_dir, set {START_VARIABLE} alike for all ranks, or start them "
         "by `grpo launch`; where there is one rank only, unset WORLD_SIZE",
     )
+
+
+def refuse_unranked() -> None:
+    """Raises `UserError` in all but the first of several processes that a launcher has started without torchrun's
+    variables, as each would be a run of its own."""
+    for launcher, number, count in PROCESSES:
+        require(
+            "RANK" in os.environ or not _number(number, 0),
+            f"this is process {os.environ.get(number)} of {os.environ.get(count)} that {launcher} has started, and "
+            "each would be a run of its own: start the same words once on each machine by `grpo launch … "
+            f"hardware.shell=each`, which starts the ranks, or unset {number} for a run of its own",
+        )
 
 
 def _number(name: str, default: int) -> int:

@@ -46,6 +46,7 @@ def check(command: str, config: TrainConfig) -> None:
         # It reports pass rates only.
         config = replace(config, evaluation=replace(config.evaluation, pass_at=[1]))
     if command == "train":
+        ranks.refuse_unranked()
         validate(config, ranks.counts(config.hardware, config.dry_run)[0])
         check_gates(config, [task.name for task in suite])
         _check_resumed(config)

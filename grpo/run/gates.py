@@ -60,6 +60,10 @@ def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
             gate.metric != m.GAIN_PER_MONEY or config.hardware.price_per_hour > 0,
             f"{name}.metric={gate.metric} needs what a device costs an hour: set hardware.price_per_hour",
         )
+        require(
+            gate.metric != m.REFERENCE_KL or config.objective.kl.coefficient > 0,
+            f"{name}.metric={gate.metric} is measured with a reference only: set objective.kl.coefficient above 0",
+        )
         evaluated = gate.metric.startswith(m.EVALUATION)
         require(
             not evaluated or config.evaluation.num_problems > 0,

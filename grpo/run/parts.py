@@ -30,7 +30,8 @@ from grpo.run.scripted_episodes import processes_of
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.problem_selection import split
 from grpo.tasks.prompt_encoding import PromptEncoder, filled
-from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task, usable_problems, without_warnings
+from grpo.tasks.task import LoadedTask, VerifiableTask, build_task, loaded_task
+from grpo.tasks.usable import usable_problems, without_warnings
 from grpo.types import Problem
 
 ANY_EXAMPLE = ("1 + 1 =", "2")

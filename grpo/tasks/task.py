@@ -6,35 +6,24 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from grpo.config import TaskConfig, UserError
+from grpo.config import TaskConfig
 from grpo.config.validate_task import naming_set
-from grpo.tasks.columns import columns_of
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
-from grpo.tasks.grading import Grading, unparsable
-from grpo.tasks.problem_selection import select, split_sets
-from grpo.tasks.prompt_encoding import PromptEncoder, filled, unfilled
+from grpo.tasks.grading import Grading
+from grpo.tasks.problem_selection import split_sets
+from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.tasks.prompt_stream import Mixture, PromptStream
-from grpo.tasks.rewards import EXTRACTING, readable
-from grpo.tasks.sources import listed, load_problems
-from grpo.tasks.unit_tests import row_tests
-from grpo.tasks.verification import UnparsableAnswer, spelled
+from grpo.tasks.sources import listed
+from grpo.tasks.usable import usable_problems
 from grpo.types import Problem, Prompt, RolloutGroup, ScoredGroup
 
 logger = logging.getLogger(__name__)
-
-# The tests of this many rows are read before a run.
-MOST_READ = 100
-# Fewer problems than this may well have the same answer.
-FEW = 9
-# Python's and pandas's texts for a missing value.
-MISSING = {"None", "nan", "NaN", "null", "<NA>", "NaT"}
 
 
 class VerifiableTask:
@@ -261,137 +250,3 @@ def build_gradings(config: TaskConfig, examples: Mapping[str, Problem], max_toke
             grading.close()
         raise
     return gradings
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Keeps back warnings about problems, where the run gives them at another time."""
-    room = logging.getLogger("grpo.tasks")
-    before = room.level
-    room.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        room.setLevel(before)
-
-
-def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
-    """Returns the data's problems that are selected and whose answers the reward can read.
-
-    With `set_name`, each problem gets that name as its source, and as a prefix of its id.
-    """
-    problems, report = load_problems(config.data, config.reward)
-    if report.no_answers:
-        logger.warning("task %s: problems have no answers, and no part of the reward compares with any", config.name)
-    if report.unusable or report.repeated:
-        logger.warning("task %s: left out of %s", config.name, report)
-    problems, left_out = select(problems, config.data.selection)
-    if left_out.total:
-        logger.warning("task %s: %s", config.name, left_out)
-    if left_out.overlaps:
-        pairs = tuple(f"{name} is {where}" for name, where in left_out.overlaps.items())
-        logger.warning("task %s: questions of evaluation sets: %s", config.name, listed(pairs))
-    unreadable = {
-        problem.problem_id: problem.answer
-        for problem in problems
-        if not readable(problem.answer, config.reward.of(problem.source))
-    }
-    if len(unreadable) == len(problems) or (unreadable and config.data.bad_rows == "refuse"):
-        raise UserError(f"{unparsable(unreadable)}; correct them, or choose other task.reward.parts.")
-    if unreadable:
-        logger.warning("task %s: left out %s", config.name, unparsable(unreadable))
-    _require_columns(config, problems)
-    _require_sources(config, problems)
-    _require_tests(config, problems)
-    usable = [problem for problem in problems if problem.problem_id not in unreadable]
-    _report_odd(config, usable)
-    if not set_name:
-        return usable
-    return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
-
-
-def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
-    """Logs what is odd about the problems of a set, and hardly ever meant, though they can be learned from."""
-    if contradictory := _contradictory(config, usable):
-        logger.warning(
-            "task %s: %d prompts come again with another answer (%s)",
-            config.name, len(contradictory), listed(contradictory),
-        )  # fmt: skip
-    if len(usable) < FEW:
-        return
-    answers, sources = {problem.answer for problem in usable}, {problem.source for problem in usable}
-    asked = {(problem.question, str(problem.messages)) for problem in usable}
-    missing = [problem.problem_id for problem in usable if problem.answer in MISSING]
-    broken = [problem.problem_id for problem in usable if "\ufffd" in problem.question]
-    odd = {
-        f"the answer of all {len(usable)} problems is {listed(tuple(answers))}: check task.data.answer_column": (
-            len(answers) == 1 and all(answers)
-        ),
-        "most answers are numbers in words or with a decimal comma, and a model's 7 or 2.5 does not count as them: "
-        "write them in digits, with a point": bool(EXTRACTING & {*config.reward.weights})
-        and 2 * sum(map(spelled, answers)) > len(answers),
-        f"{len(missing)} answers are texts such as None, by which Python and pandas write that there is none: leave "
-        f"these rows out ({listed(tuple(missing))})": bool(missing) and len(missing) < len(usable),
-        "every question is a number alone: check task.data.question_column": (
-            all(problem.question.isdecimal() for problem in usable)
-        ),
-        f"{len(broken)} questions hold U+FFFD, as text does that was decoded wrongly: write the file as UTF-8 "
-        f"({listed(tuple(broken))})": bool(broken),
-        f"there are {len(usable)} problems and {len(asked)} questions, and the others come again: set "
-        "task.data.selection.deduplicate=true to keep one of each": 2 * len(asked) <= len(usable),
-        f"task.data.source_column makes {len(sources)} sources of {len(usable)} problems, whose numbers tell little": (
-            2 * len(sources) > len(usable)
-        ),
-    }
-    for line in (line for line, is_so in odd.items() if is_so):
-        logger.warning("task %s: %s", config.name, line)
-
-
-def _require_columns(config: TaskConfig, problems: Sequence[Problem]) -> None:
-    """Raises `UserError` for a name in the template's braces that is no column, or is the answers' column."""
-    for name in unfilled(config.prompt.template, problems):
-        if name == config.data.answer_column:
-            raise UserError(f"task.prompt.template shows {{{name}}}, the column of the answers: take it out.")
-        columns = ", ".join(["question", *columns_of(problem.metadata for problem in problems)])
-        raise UserError(
-            f"task.prompt.template has {{{name}}}, and no problem has a column {name!r}: name one of {columns}, or "
-            f"write {{ {name} }} with blanks if it is to stay as it is."
-        )
-
-
-def _require_sources(config: TaskConfig, problems: Sequence[Problem]) -> None:
-    """Raises `UserError` for a source in `reward.by_source` that no problem has."""
-    sources = {problem.source for problem in problems}
-    if unknown := config.reward.by_source.keys() - sources:
-        raise UserError(
-            f"task.reward.by_source: no problem has the source {listed(tuple(sorted(unknown)))}; there are "
-            f"{listed(tuple(sorted(sources)))}."
-        )
-
-
-def _require_tests(config: TaskConfig, problems: Sequence[Problem]) -> None:
-    """Raises `UserError` where programs are judged, and none of the first problems has tests that can be read."""
-    judged = [problem for problem in problems if "code" in config.reward.of(problem.source).weights][:MOST_READ]
-    reasons = []
-    for problem in judged:
-        try:
-            row_tests(problem.answer, problem.metadata)
-            return
-        except UnparsableAnswer as error:
-            reasons.append(str(error))
-    if reasons:
-        raise UserError(
-            f"task.reward.parts has code, which runs a row's unit tests, and the first {len(reasons)} have none that "
-            f"can be read ({reasons[0]}): choose another part, or data with tests"
-        )
-
-
-def _contradictory(config: TaskConfig, problems: Sequence[Problem]) -> tuple[str, ...]:
-    """Returns the ids of problems that repeat an earlier problem's prompt with another answer."""
-    answers: dict[str, str] = {}
-    return tuple(
-        problem.problem_id
-        for problem in problems
-        if len(problem.messages) < 2
-        and answers.setdefault(filled(config.prompt.template, problem), problem.answer) != problem.answer
-    )

@@ -6,8 +6,9 @@ from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
 from grpo.tasks.prompt_stream import PromptStream
 from grpo.tasks.rewards import of_episode
-from grpo.tasks.task import VerifiableTask, build_gradings, usable_problems
+from grpo.tasks.task import VerifiableTask, build_gradings
 from grpo.tasks.unit_tests import known_program
+from grpo.tasks.usable import usable_problems
 from grpo.types import Completion, EpisodeFacts, Problem, Prompt, RolloutGroup, ScoredGroup
 
 Play = Callable[[str, Problem, str], EpisodeFacts | None]

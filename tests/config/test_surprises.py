@@ -29,7 +29,10 @@ def said_of(*words):
         (["task.prompt.system=README.md"], "task.prompt.system=README.md is the name of a file, and the model reads"),
         (["task.reward.extract=tag"], "task.reward.extract=tag looks for <answer>…</answer>, for which neither"),
         (["learner.learning_rate=1e-15"], "learner.learning_rate=1e-15 moves no weight"),
-        (["learner.weight_decay=10", "learner.learning_rate=1e-3", "num_steps=100"], "shrinks every weight to 37%"),
+        (
+            ["model=tiny", "learner.weight_decay=10", "learner.learning_rate=1e-3", "num_steps=100"],
+            "shrinks every weight to 37%",
+        ),
         (["normalization.epsilon=1"], "normalization.epsilon=1 is as large as the standard deviations"),
         (["rollout.sampling.stop=[1,2]"], "rollout.sampling.stop=1 ends a completion at that text"),
         ([r"rollout.sampling.stop=['\n']"], "holds a backslash and an n, and no new line: write it in a YAML file"),
@@ -53,11 +56,24 @@ def said_of(*words):
             "limits.samples=50 ends the run after its first round, which samples 128 completions",
         ),
         (
+            ["limits.tokens=30", "dynamics.prompts_per_step=16", "dynamics.group_size=8"],
+            "limits.tokens=30 ends the run after its first round, which samples 128 completions",
+        ),
+        (["learner.weight_decay=10"], "learner.weight_decay=10 is times the learning rate in each step: 0.01 is usual"),
+        (
+            ["model=huggingface", "model.path=a/b", "learner.learning_rate=3e-4"],
+            "learner.learning_rate=0.0003 for all weights of a model is usual for adapters",
+        ),
+        (
+            ["dynamics=adaptive", "num_steps=400", "dynamics.adaptive.stop_gain=1"],
+            "dynamics.adaptive.stop_gain=1 is a share of all problems, so the run ends unless it may still gain 100%",
+        ),
+        (
             ["task.reward.timeout_seconds=5000"],
             "timeout_seconds=5000 is above rollout.deadline_seconds=1800, which ends",
         ),
         (
-            ["learner.schedule=cosine", "learner.min_lr_fraction=1e-7", "learner.learning_rate=1e-4"],
+            ["model=tiny", "learner.schedule=cosine", "learner.min_lr_fraction=1e-7", "learner.learning_rate=1e-4"],
             "learner.min_lr_fraction=1e-07 is a share, so the rate ends at 1e-11: 0.1 of learner.learning_rate",
         ),
         (

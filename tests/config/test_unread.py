@@ -48,6 +48,11 @@ CASES = [
     (["rollout.servers.replicas=2"], "rollout.servers.replicas=2 has no effect here: add rollout=vllm_server"),
     (["evaluation.num_problems=0", "evaluation.every_rounds=5"], "evaluation.every_rounds=5 has no effect here"),
     (["task.data.selection.solve_rate_column=nowhere"], "column=nowhere has no effect here: set task.data.selection"),
+    (["evaluation.every_rounds=40", "num_steps=40"], "evaluation.every_rounds=40 has no effect here: make it fewer"),
+    (
+        ["normalization=dr_grpo", "normalization.epsilon=0.01"],
+        "normalization.epsilon=0.01 has no effect here: use norm",
+    ),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
     (["dynamics=adaptive", "num_steps=4", "dynamics.adaptive.decide_every=5"], "make it fewer than the rounds of the"),
     (["dynamics=adaptive", "dynamics.adaptive.stop_patience=5"], "set dynamics.adaptive.stop_gain, or leave"),
@@ -117,6 +122,9 @@ def test_a_word_with_effect_is_taken(words):
 def test_a_command_that_measures_a_model_takes_no_words_of_training_alone():
     words = ["experiment=tiny", "checkpoint.resume=true"]
     with pytest.raises(UserError, match="^checkpoint.resume=True has no effect here: only grpo train reads it; use"):
+        refuse_unread(words, compose_config(words), NOT_TRAINED)
+    words = ["experiment=tiny", "rollout.sampling.temperature=0.6"]
+    with pytest.raises(UserError, match="temperature=0.6 has no effect here: set evaluation.temperature, or leave it"):
         refuse_unread(words, compose_config(words), NOT_TRAINED)
     kept = ["experiment=tiny", "learner.micro_batch_tokens=64", "task.data.question_column=q"]
     refuse_unread(kept, compose_config(kept), NOT_TRAINED)

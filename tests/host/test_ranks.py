@@ -72,6 +72,24 @@ def test_the_one_machine_of_such_a_job_is_the_only_rank(monkeypatch):
     assert (os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("0", "127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    ("number", "count", "launcher"),
+    [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun")],
+)
+def test_a_process_of_a_launcher_that_is_no_rank_is_refused(monkeypatch, number, count, launcher):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv(count, "8")
+    monkeypatch.setenv(number, "0")
+    ranks.refuse_unranked()
+    monkeypatch.setenv(number, "3")
+    with pytest.raises(
+        UserError, match=rf"process 3 of 8 that {launcher} has started, .*shell=each`.* or unset {number}"
+    ):
+        ranks.refuse_unranked()
+    monkeypatch.setenv("RANK", "3")
+    ranks.refuse_unranked()
+
+
 def test_a_launcher_s_variables_are_forgotten_before_ranks_are_started(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "PET_NNODES", "PET_RDZV_ENDPOINT"):
         monkeypatch.setenv(name, "2")

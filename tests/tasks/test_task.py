@@ -13,7 +13,8 @@ from grpo.config import (
     UserError,
 )
 from grpo.tasks.curriculum import Grouping
-from grpo.tasks.task import LoadedTask, build_task, loaded_task, usable_problems
+from grpo.tasks.task import LoadedTask, build_task, loaded_task
+from grpo.tasks.usable import usable_problems
 from grpo.telemetry.completions import completion_row, score_of
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
 
@@ -348,6 +349,14 @@ def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
     assert identity(("1?", "1"), ("2?", "2")) == identity(("1?", "1"), ("2?", "2"))
     others = [(("1?", "1"),), (("2?", "2"), ("1?", "1")), (("1?", "1"), ("2?", "3")), (("1?1", ""), ("2?", "2"))]
     assert identity(("1?", "1"), ("2?", "2")) not in [identity(*other) for other in others]
+
+
+def test_problems_without_a_column_that_the_template_shows_are_left_out(write_rows, caplog):
+    rows = [{"problem": f"{index} + 1", "answer": str(index), "context": "Sums."} for index in range(4)]
+    del rows[1]["context"]
+    config = TaskConfig(data=DataConfig(path=write_rows(rows)), prompt=PromptConfig(template="{context} {question}"))
+    assert [problem.answer for problem in usable_problems(config)] == ["0", "2", "3"]
+    assert "left out 1 problems without a column that task.prompt.template shows (sums-1 has no context)" in caplog.text
 
 
 def test_a_task_is_another_with_other_tests_or_other_earlier_messages():
