@@ -434,6 +434,25 @@ def test_held_out_scores_are_those_of_the_part_that_grades_answers(tmp_path):
     assert all(isinstance(note, str) for note in log.notes)
 
 
+@pytest.mark.parametrize(
+    ("column", "score", "earned", "read"),
+    [
+        (None, "eval_rewards/accuracy/mean", 0.8, [0.4, 0.4]),
+        ("rewards/accuracy/mean", "eval_rewards/accuracy/mean", 1.6, [0.8, 0.8]),
+        ("rewards/accuracy/mean", "eval_rewards/format/mean", 0.8, []),
+        ("rewards/accuracy/mean", "eval/accurate", 0.8, [0.8, 0.8]),
+        ("other", "eval_reward", 0.8, [0.4, 0.4]),
+        ("other", "eval_accuracy", 0.8, [0.8, 0.8]),
+    ],
+)
+def test_held_out_scores_are_divided_by_the_scale_of_the_reward_that_they_are_of(tmp_path, column, score, earned, read):
+    rows = [{"step": step, "rewards/accuracy/mean": 2 * rate, "rewards/accuracy/std": 2 * (rate * (1 - rate)) ** 0.5,
+             "rewards/format/mean": 1.0, "other": 2 * rate} for step, rate in enumerate(RISING)]  # fmt: skip
+    rows += [{"step": step, score: earned} for step in (20, 39)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows), column, 2.0 if column else 1.0)
+    assert log["pass_rate"].values == pytest.approx(RISING) and log.held_out.values.tolist() == read
+
+
 @pytest.mark.parametrize("name", ["val-core/math_stepwise/acc/mean@4", "val-core/glossary/acc/mean@1", "eval_accuracy"])
 def test_a_held_out_set_whose_name_holds_another_word_is_read(name, tmp_path):
     rows = [{"step": i + 1, "critic/score/mean": 0.1 + 0.01 * i, name: 0.2 + 0.01 * i} for i in range(20)]

@@ -68,12 +68,14 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     other_series = {name: values for name, values in series.items() if name != m.PASS_RATE}
     # A round was sampled one step before it was logged. An evaluation has the step of its policy.
     interval, our_rate_name = 1, our_name(rate_name)
-    all_scores = held_out_scores(series, our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else "")
-    scores = next(iter(all_scores), None)
-    several = f"the held-out scores are those of {scores}, the first of {_listed(all_scores)}" if all_scores[1:] else ""
-    if scores and not rate_name and m.REWARD not in series:
-        note = f"the log has held-out scores only: {scores} is taken for the pass rate"
-        rates, scores, interval = series[scores], None, 0
+    part = our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else ""
+    all_scores = held_out_scores(series, part, scale)
+    name, scores = next(iter(all_scores.items()), ("", NOTHING))
+    names = _listed([*all_scores])
+    several = f"the held-out scores are those of {name}, the first of {names}" if names != name else ""
+    if name and not rate_name and m.REWARD not in series:
+        note = f"the log has held-out scores only: {name} is taken for the pass rate"
+        rates, scores, interval = scores, NOTHING, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
     framework = framework_of(own_series)
@@ -82,7 +84,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     return RunLog(
         history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
         series={**other_series, m.PASS_RATE: rates} if len(rates) else other_series,
-        held_out=series[scores] if scores else NOTHING,
+        held_out=scores,
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},

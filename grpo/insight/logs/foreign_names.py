@@ -31,6 +31,8 @@ NO_SCORE = re.compile(
     r"(.*[/_.@-])?(lengths?|len|std|time|loss|ratio|epoch|steps?|runtime|second|kl|entropy|frac|tokens?|clip|clipped"
     r"|truncated)([/_.@-].*)?"
 )
+# Scores whose names match are counted as rewards are.
+IN_REWARDS = re.compile("reward|score")
 SUM_OF_PARTS = re.compile(r"eval[_/]reward")
 # The names of a row's step, in order of preference. In slime's logs rollout, train and eval rows have different ones.
 ROLLOUT, TRAIN_STEP = frozenset({"rollout/step", "rollout/raw_reward"}), "train/step"
@@ -89,16 +91,22 @@ def our_name(name: str) -> str:
     return name
 
 
-def held_out_scores(series: Mapping[str, Series], rate_name: str) -> list[str]:
-    """Returns the names of the columns with held-out scores between 0 and 1.
+def held_out_scores(series: Mapping[str, Series], part: str, scale: float) -> dict[str, Series]:
+    """Returns the columns with held-out scores between 0 and 1.
 
-    Columns whose names contain `rate_name`, the part of the reward that grades answers, come first. The sum of all
-    parts is then no such score.
+    Columns whose names contain `part`, the part of the reward that grades answers, come first. The sum of all parts is
+    then no such score. A right answer earns `scale` in that part, or in the reward if `part` is "". Other rewards are
+    of another scale, so they count only where that is 1.
     """
     names = [name for name in series if HELD_OUT.fullmatch(name) and not NO_SCORE.fullmatch(name)]
-    names = [name for name in names if not (rate_name and SUM_OF_PARTS.fullmatch(name))]
-    rate_like_names = [name for name in names if series[name].values.min() >= 0 and series[name].values.max() <= 1]
-    return sorted(rate_like_names, key=lambda name: not (rate_name and rate_name in name))
+    names = [name for name in names if not (part and SUM_OF_PARTS.fullmatch(name))]
+    scales = {name: scale if (part in name if part else IN_REWARDS.search(name)) else 1.0 for name in names}
+    scores = {
+        name: Series(series[name].steps, series[name].values / scales[name])
+        for name in sorted(names, key=lambda name: not (part and part in name))
+        if scales[name] == scale or not IN_REWARDS.search(name)
+    }
+    return {name: one for name, one in scores.items() if one.values.min() >= 0 and one.values.max() <= 1}
 
 
 def is_number(value: Any) -> bool:
