@@ -174,6 +174,7 @@ def batch_setting(config: TrainConfig) -> BatchSetting:
         exponent=exponent,
         mean_exponent=mean_exponent,
         refilled=config.rollout.refill.enabled,
+        passes=dynamics.passes,
     )
 
 

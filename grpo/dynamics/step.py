@@ -27,6 +27,7 @@ class BatchSetting:
     group_size, prompts_per_step, refresh_interval   G, B and τ
     exponent, mean_exponent   the dials' α and β
     refilled                  whether other prompts replace silent groups (DAPO)
+    passes                    number of steps that learn from each group
     """
 
     group_size: int
@@ -35,6 +36,7 @@ class BatchSetting:
     exponent: float = 1.0
     mean_exponent: float = 0.0
     refilled: bool = False
+    passes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class StepCost:
     def of(self, setting: BatchSetting, difficulty: Difficulty) -> float:
         """Returns the cost of one step, including the silent groups that are replaced."""
         group = self.prompt + setting.group_size * self.completion
-        return self.fixed + asked_groups(setting, difficulty) * group
+        return self.fixed + asked_groups(setting, difficulty) * group / setting.passes
 
 
 def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
@@ -57,7 +59,7 @@ def silent_share(setting: BatchSetting, difficulty: Difficulty) -> float:
 
 
 def asked_groups(setting: BatchSetting, difficulty: Difficulty) -> float:
-    """Returns the number of groups that a step samples, which is above B where silent groups are replaced."""
+    """Returns the number of groups that a step asks for, which is above B where silent groups are replaced."""
     informative = 1 - silent_share(setting, difficulty) if setting.refilled else 1.0
     return setting.prompts_per_step / max(informative, LEAST_SPEAKING)
 

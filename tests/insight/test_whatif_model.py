@@ -74,6 +74,16 @@ def test_the_same_setting_gives_the_same_curve_and_its_costs():
     )
 
 
+def test_each_of_two_passes_samples_half_of_its_groups():
+    log = run_log(interval=2)
+    twice = replace(log, counts=[{group: number // 2 for group, number in one.items()} for one in log.counts])
+    setting = replace(SETTING, refresh_interval=2, passes=2)
+    there = predict(twice, stages_of(twice, setting), setting).at("steps", 50)
+    # A round of two steps samples 32 groups, in 4 s and a refresh of 1 s.
+    assert np.median(there["tokens"]) == pytest.approx(25 * 26_240)
+    assert np.median(there["seconds"]) == pytest.approx(25 * 5)
+
+
 def test_groups_that_could_not_be_graded_took_their_share_of_the_seconds():
     log = run_log()
     # Each round samples 40 groups of 8 × 100 + 20 tokens in 2 s, and 32 of them are graded.
