@@ -120,6 +120,23 @@ def test_a_set_of_the_suite_that_surely_changed_leads_where_the_held_out_problem
     assert unsure.lines[-1].startswith("On mine the model did not clearly change: it solves 0.0%")
 
 
+def test_the_sets_of_a_suite_are_corrected_for_their_number_and_a_clear_one_leads():
+    """Six of six problems got better on each set, or 12 of 12 on one; by chance alone one of 32 choices of signs and
+    one of 2048 reach as far."""
+    few = [evaluation(0, [0.0] * 4), evaluation(1, [0.5] * 2 + [0.0] * 2)]
+    old, new = ({name: evaluation(step, rates) for name in "ab"} for step, rates in ((0, [0.0] * 6), (1, [0.5] * 6)))
+    one, both = (
+        judge(metrics(0.2), [few[0] | {"suite": first}, few[1] | {"suite": last}])
+        for first, last in (({"a": old["a"]}, {"a": new["a"]}), (old, new))
+    )
+    assert one.mood == "good" and one.lines[0].startswith("On a the model learned")
+    assert both.mood == "unsure" and both.lines[0].startswith("No clear change")
+    clear = [evaluation(0, [0.0] * 12), evaluation(1, [0.5] * 12)]
+    led = judge(metrics(0.2), [few[0] | {"suite": old | {"c": clear[0]}}, few[1] | {"suite": new | {"c": clear[1]}}])
+    assert led.mood == "good" and led.lines[0].startswith("On c the model learned")
+    assert "On a the model did not clearly change" in led.lines[1]
+
+
 def test_a_run_without_answers_is_judged_by_its_mean_reward():
     def rewarded(step, rewards):
         result = evaluation(step, [1.0] * len(rewards))

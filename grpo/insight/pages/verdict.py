@@ -12,7 +12,7 @@ import numpy as np
 from grpo.config import UserError
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.evaluation.held_out import both_unjudged, points_gained
-from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, paired_change
+from grpo.evaluation.pass_rates import FEWEST_PROBLEMS, PairedChange, holm, paired_change
 from grpo.insight.diagnosis.diagnostics import CHECKS, unchecked
 from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, window_length
 from grpo.insight.diagnosis.findings import CRITICAL, DiagnosisRule, Finding
@@ -81,12 +81,7 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bo
 
     A run that has failed for a known reason is not said to have changed by chance.
     """
-    check_comparable(before, after)
-    unjudged = both_unjudged(before, after)
-    values = [
-        [row["reward"] if unjudged else row["correct"] / row["total"] for row in side]
-        for side in zip(*pairs_of(before["per_problem"], after["per_problem"]), strict=True)
-    ]
+    values, unjudged = _values(before, after), both_unjudged(before, after)
     change, count = paired_change(*values), len(values[0])
     gain = change.interval
     which = (
@@ -118,7 +113,7 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bo
         f"(randomization test, {probability(change.p)}). This is one run, and another seed may come out differently. "
         "The command “grpo sweep sweep=seeds” shows by how much."
     )
-    suite = list(_by_suite(before.get("suite", {}), after.get("suite", {})))
+    suite = _by_suite(before.get("suite", {}), after.get("suite", {}))
     sentences, moods = [sentence for sentence, _ in suite], [of_set for _, of_set in suite if of_set != UNSURE]
     if mood == UNSURE and moods:
         # A set of the user's own tells more than a few held-out problems.
@@ -128,36 +123,47 @@ def _by_held_out(before: Row, after: Row, metrics: Sequence[Row], has_failed: bo
     return RunVerdict(lines, mood, [*_held_out_numbers(after, old, new, gain, unjudged)])
 
 
-def _by_suite(before: Mapping[str, Row], after: Mapping[str, Row]) -> Iterator[tuple[str, str]]:
-    """Yields a sentence on each set of evaluation.suite that was evaluated alike before and after, and its mood."""
+def _values(before: Row, after: Row) -> list[list[float]]:
+    """Returns the results of two evaluations on the problems that both graded: pass rates, or rewards where nothing
+    says which completions are right. Raises `UserError` when the evaluations cannot be compared."""
+    check_comparable(before, after)
+    unjudged = both_unjudged(before, after)
+    return [
+        [row["reward"] if unjudged else row["correct"] / row["total"] for row in side]
+        for side in zip(*pairs_of(before["per_problem"], after["per_problem"]), strict=True)
+    ]
+
+
+def _by_suite(before: Mapping[str, Row], after: Mapping[str, Row]) -> list[tuple[str, str]]:
+    """Returns a sentence on each set of evaluation.suite that was evaluated alike before and after, and its mood.
+
+    The sets' p-values are corrected for their number (Holm 1979). Sets that clearly changed come first.
+    """
+    changes = {}
     for name in (name for name in after if name in before):
         with suppress(UserError):
-            check_comparable(before[name], after[name])
-            pairs = [*pairs_of(before[name]["per_problem"], after[name]["per_problem"])]
-            unjudged = both_unjudged(before[name], after[name])
-            change = paired_change(
-                *(
-                    [row["reward"] if unjudged else row["correct"] / row["total"] for row in side]
-                    for side in zip(*pairs, strict=True)
-                )
-            )
-            is_better = change.interval.value > 0
-            mood = UNSURE if change.p >= SURE else GOOD if is_better else BAD
-            verb = {GOOD: "learned", BAD: "got worse", UNSURE: "did not clearly change"}[mood]
-            sides = after[name], before[name]
-            new, old = (
-                f"{side['mean_reward']:.3g}" if unjudged else f"{side['pass@1']['value']:.1%}" for side in sides
-            )
-            does = (
-                f"earns a mean reward of {new} on {len(pairs)} problems"
-                if unjudged
-                else f"solves {new} of the {len(pairs)} problems at the first try"
-            )
-            yield (
-                f"On {name} the model {verb}: it {does}; before it was {old} ({change.better} got better and "
-                f"{change.worse} worse, {probability(change.p)}).",
-                mood,
-            )
+            changes[name] = paired_change(*_values(before[name], after[name]))
+    corrected = holm([change.p for change in changes.values()])
+    judged = [
+        _of_set(name, before[name], after[name], changes[name], p) for name, p in zip(changes, corrected, strict=True)
+    ]
+    return sorted(judged, key=lambda one: one[1] == UNSURE)
+
+
+def _of_set(name: str, before: Row, after: Row, change: PairedChange, p: float) -> tuple[str, str]:
+    """Returns the sentence on one set of evaluation.suite, and its mood."""
+    count, unjudged = len(_values(before, after)[0]), both_unjudged(before, after)
+    mood = UNSURE if p >= SURE else GOOD if change.interval.value > 0 else BAD
+    verb = {GOOD: "learned", BAD: "got worse", UNSURE: "did not clearly change"}[mood]
+    new, old = (
+        f"{side['mean_reward']:.3g}" if unjudged else f"{side['pass@1']['value']:.1%}" for side in (after, before)
+    )
+    does, when = (f"earns a mean reward of {new} on", "") if unjudged else (f"solves {new} of the", " at the first try")
+    return (
+        f"On {name} the model {verb}: it {does} {count} problems{when}; before it was {old} ({change.better} got "
+        f"better and {change.worse} worse, {probability(p)}).",
+        mood,
+    )
 
 
 def _held_out_numbers(after: Row, old: str, new: str, gain: Interval, unjudged: bool) -> Iterator[Number]:
