@@ -285,6 +285,14 @@ def test_a_problem_that_one_run_could_not_grade_is_left_out_of_all(runs):
     assert samples(shown)
 
 
+def test_a_variant_has_the_pass_at_k_that_all_of_its_runs_have(runs):
+    first, *others = [run for run in runs if run.variant == "base"]
+    last = first.evaluations[-1]
+    more = last | {"pass@k": last["pass@k"] | {"4": last["pass@1"]}}
+    shown = contrast([replace(first, evaluations=[*first.evaluations[:-1], more]), *others])
+    assert [*shown.base.pass_at] == ["1"]
+
+
 def test_variants_without_a_common_seed_are_not_paired(runs, tmp_path):
     alone = load(write_run(tmp_path / "alone-seed9", 0.5, 9), "alone")
     with pytest.raises(UserError, match="no seed in common"):

@@ -70,7 +70,7 @@ class Against:
 class Variant:
     """A variant holds its runs and their results. Intervals are 95 % over seeds (t), without width below three seeds.
 
-    first, last   held-out result before and after training; `pass_at` maps k to pass@k after training, if it is known
+    first, last   held-out result before and after training; `pass_at` maps k to pass@k after training, if all have it
     arrived       the number of runs that reached the level
     quarters      the change of the result, for the problems of each quarter of difficulty
     silent, law   the share of silent groups, as observed, and as p^G + (1−p)^G predicts from the prompts' difficulties,
@@ -197,13 +197,17 @@ def _variant(name: str, runs: tuple[Run, ...], quarters: Sequence[Sequence[str]]
     findings = Counter(
         name for log in logs for name in {finding.name for finding in diagnose(log) if finding.severity != NOTE}
     )
-    ks = runs[0].evaluations[-1]["pass@k"] if runs[0].yardstick is PASS_RATE else ()
+    estimates = [run.evaluations[-1]["pass@k"] for run in runs] if runs[0].yardstick is PASS_RATE else [{}]
     return Variant(
         name=name,
         runs=runs,
         first=float(np.mean([run.held_out[0] for run in runs])),
         last=over_seeds([float(run.held_out[-1]) for run in runs], *runs[0].yardstick.bounds),
-        pass_at={k: float(np.mean([run.evaluations[-1]["pass@k"][k]["value"] for run in runs])) for k in ks},
+        pass_at={
+            k: float(np.mean([estimate[k]["value"] for estimate in estimates]))
+            for k in estimates[0]
+            if all(k in estimate for estimate in estimates)
+        },
         arrived=sum(run.cost(level, "tokens")[1] for run in runs),
         quarters=tuple(
             over_seeds([float(np.mean(_change(run, names))) for run in runs], *runs[0].yardstick.change_bounds)
