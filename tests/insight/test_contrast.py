@@ -293,6 +293,12 @@ def test_a_variant_has_the_pass_at_k_that_all_of_its_runs_have(runs):
     assert [*shown.base.pass_at] == ["1"]
 
 
+def test_a_run_counts_once_where_several_have_its_seed(runs):
+    two = [replace(run, seed=0) for run in runs if run.variant in ("base", "better") and run.seed < 2]
+    against = contrast(two).variants[1].against
+    assert (against.seeds, against.higher, against.telling) == (2, 2, False)
+
+
 def test_variants_without_a_common_seed_are_not_paired(runs, tmp_path):
     alone = load(write_run(tmp_path / "alone-seed9", 0.5, 9), "alone")
     with pytest.raises(UserError, match="no seed in common"):

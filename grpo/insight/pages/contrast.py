@@ -274,8 +274,9 @@ def not_below(groups: Mapping[str, Sequence[Run]], best: str, problems: Sequence
 
 
 def _pairs(base: Sequence[Run], ours: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Returns all pairs (run of `base`, run of `ours`) with the same seed."""
-    return [(old, new) for old in base for new in ours if old.seed == new.seed]
+    """Returns pairs (run of `base`, run of `ours`) with the same seed, each run in at most one."""
+    sides = [[[run for run in runs if run.seed == seed] for runs in (base, ours)] for seed in {r.seed: 0 for r in base}]
+    return [pair for old, new in sides for pair in zip(old, new, strict=False)]
 
 
 def _last_differences(pairs: Sequence[tuple[Run, Run]], problems: Sequence[str]) -> list[list[float]]:
