@@ -191,6 +191,18 @@ def test_a_history_of_weights_and_biases_is_read(tmp_path, form):
     assert read_log(path)["pass_rate"].steps.tolist() == list(range(40))
 
 
+def test_rows_that_only_number_the_calls_of_the_logger_are_left_out_beside_steps_of_training(tmp_path):
+    rows = []
+    for i, rate in enumerate(RISING, 1):
+        rows += [{"_step": 3 * i + j, "profiling/Time taken: rewards": 0.5} for j in (0, 1)]
+        rows.append({"_step": 3 * i + 2, "train/global_step": i, "train/reward": rate})
+    log = read_log(write_lines(tmp_path / "history.jsonl", rows))
+    assert log["pass_rate"].steps.tolist() == list(range(1, 41)) and log.num_steps == 40
+    assert log.notes[0] == "80 rows without a step of training are left out" and len(log.notes) == 2
+    calls = [{"_step": step, "train/reward": rate} for step, rate in enumerate(RISING)]
+    assert read_log(write_lines(tmp_path / "history.jsonl", calls)).num_steps == 39
+
+
 def test_rows_with_a_negative_step_are_left_out_and_a_line_says_so(tmp_path):
     path = write_lines(tmp_path / "log.jsonl", [{"step": i - 2, "reward": rate} for i, rate in enumerate(RISING)])
     log = read_log(path)

@@ -13,7 +13,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.insight.logs.foreign_names import ROLLOUT, TRAIN_STEP, Row, further_step_name, numbers_of, our_name, step_of
+from grpo.insight.logs.foreign_names import (
+    OF_CALLS,
+    OF_TRAINING,
+    ROLLOUT,
+    TRAIN_STEP,
+    Row,
+    further_step_name,
+    numbers_of,
+    our_name,
+    step_name,
+)
 from grpo.insight.logs.run_log import Series
 from grpo.types import metrics as m
 
@@ -94,12 +104,15 @@ class LastRun:
     A row marks a restart if most of its metrics were already logged at its step, and since then at `FAR_BACK` later
     steps. If no kept row precedes that step, another run begins. Otherwise the run was resumed, and its earlier rows
     from that step on are dropped. Rows that are merely out of order repeat no step.
+
+    Rows that have only the number of a logger's call are dropped where other rows have a step of training.
     """
 
     def __init__(self) -> None:
         self.columns = Columns()
         self._runs, self._resumed_steps, self._negative = 1, list[float](), 0
         self._farthest, self._newest_step, self._step_name = [-math.inf] * FAR_BACK, dict[str, float](), ""
+        self._trains, self._calls = False, 0
         # slime counts rollouts, and apart from them the optimizer steps, of which a rollout may have several.
         self._rollout, self._trained_within = -math.inf, False
         # The steps at which a metric was logged. They are looked up only for metrics that go back.
@@ -107,7 +120,15 @@ class LastRun:
 
     def add(self, row: Row) -> None:
         """Adds a row. A row without a step, or with a negative one, is left out."""
-        step, numbers = step_of(row), numbers_of(row)
+        name, numbers = step_name(row), numbers_of(row)
+        if name in OF_TRAINING and not self._trains:
+            self._trains = True
+            if self._calls:
+                self._forget_from(-math.inf)
+        self._calls += name in OF_CALLS
+        if name in OF_CALLS and self._trains:
+            return
+        step = row[name] if name else None
         if step is None and not self.columns.steps:
             self._step_name = self._step_name or further_step_name(numbers)
         if step is None:
@@ -136,10 +157,13 @@ class LastRun:
             self._seen_steps[name] = set(self.columns.steps_of(name))
         return self._seen_steps[name]
 
-    def _begin_again(self, step: float) -> None:
+    def _forget_from(self, step: float) -> None:
         self.columns = self.columns.before(step)
         self._seen_steps.clear()
         self._farthest = [-math.inf] * FAR_BACK
+
+    def _begin_again(self, step: float) -> None:
+        self._forget_from(step)
         if self.columns.steps:
             self._resumed_steps.append(step)
         else:
@@ -150,6 +174,7 @@ class LastRun:
         """Says in sentences what was left out."""
         notes = [f"{self._step_name} is taken for the step"] if self._step_name else []
         notes += [TWO_COUNTS] if self._trained_within else []
+        notes += [f"{self._calls} rows without a step of training are left out"] if self._calls and self._trains else []
         notes += [f"{self._negative} rows with a negative step are left out"] if self._negative else []
         if self._runs > 1:
             notes.append(

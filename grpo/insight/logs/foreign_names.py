@@ -36,10 +36,10 @@ IN_REWARDS = re.compile("reward|score")
 SUM_OF_PARTS = re.compile(r"eval[_/]reward")
 # The names of a row's step, in order of preference. In slime's logs rollout, train and eval rows have different ones.
 ROLLOUT, TRAIN_STEP = frozenset({"rollout/step", "rollout/raw_reward"}), "train/step"
-STEPS = (
-    *("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "eval/global_step"),
-    *("rollout/step", TRAIN_STEP, "eval/step", "_step", "Step", "iteration"),
-)
+OF_TRAINING = ("step", "global_step", "train/global_step", "training/global_step", "trainer/global_step")
+# Weights & Biases counts the calls of its logger.
+OF_CALLS = ("_step", "Step")
+STEPS = (*OF_TRAINING, "eval/global_step", "rollout/step", TRAIN_STEP, "eval/step", *OF_CALLS, "iteration")
 STEP_NAMES = frozenset(STEPS)
 # Further names of a row's step, for logs that have none of those.
 _STEP = re.compile(
@@ -54,9 +54,9 @@ MARKS = {
 }
 
 
-def step_of(row: Row) -> float | None:
-    """Returns the step of a row, or None if it has none."""
-    return next((row[name] for name in STEPS if is_number(row.get(name)) and math.isfinite(row[name])), None)
+def step_name(row: Row) -> str:
+    """Returns the name of a row's step, or "" if it has none."""
+    return next((name for name in STEPS if is_number(row.get(name)) and math.isfinite(row[name])), "")
 
 
 def further_step_name(names: Iterable[str]) -> str:
