@@ -149,6 +149,15 @@ def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass
     assert rate["points"][0][2:] == ["1", "3·10⁻⁷"]
 
 
+def test_a_small_chart_draws_all_of_its_lines():
+    shares = {"episodes/failed_fraction": 0.1, "episodes/out_of_turns_fraction": 0.2}
+    run = Curves([{"step": step, **shares, "episodes/out_of_room_fraction": 0.8} for step in (1, 2)], [])
+    [panel] = small_charts(run)[0]
+    series = json.loads(pictures.picture(partial(panel, run=run), pictures.SMALL_INCHES)["values"])["series"]
+    assert [one["points"][0][3] for one in series] == ["10.0%", "20.0%", "80.0%"]
+    assert len({one["color"] for one in series}) == 3
+
+
 def test_a_last_chart_without_a_neighbour_has_a_row_of_its_own():
     def panel(axes):
         axes.plot([1, 2], [1, 2])

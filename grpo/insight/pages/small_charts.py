@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo.insight.pages.curves import SERIES_COLORS, Curves, Panel, curves, over_steps
-from grpo.insight.pages.style import BLUE, ORANGE, plain, share_from_zero
+from grpo.insight.pages.style import BLUE, plain, share_from_zero
 from grpo.types import metrics as m
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class SmallChart:
 
     def draw(self, axes: Axes, run: Curves) -> str:
         """Draws the chart, and returns its caption."""
-        colored = zip(self.lines, (self.color, ORANGE), strict=False)
+        colored = zip(self.lines, (self.color, *SERIES_COLORS[1:])[: len(self.lines)], strict=True)
         curves(axes, run, [(metric.name, color, label) for (metric, label), color in colored])
         axes.yaxis.set_major_formatter(lambda value, _: plain(value))
         if all(name.endswith("_fraction") for name in self.names):
