@@ -155,6 +155,22 @@ def test_titles_and_labels_of_a_sheet_are_not_cut(tmp_path, monkeypatch):
             assert inside or not text.get_text(), text.get_text()
 
 
+def test_the_terminal_leaves_out_the_sentence_that_repeats_the_state_and_no_other(tmp_path):
+    output = io.StringIO()
+    for state, verdict in (
+        ("8 rounds", ["8 rounds are too few"]),
+        ("failed at step 3", ["The run failed at step 3.", "the disk is full"]),
+        ("interrupted at step 4; go on", ["The run was interrupted at step 4; go on.", "No clear change."]),
+    ):
+        publish(Page("Kind", "x", verdict, "bad", [], state=state), tmp_path / "a.html", Terminal(file=output))
+    lines = [line.rstrip() for line in output.getvalue().splitlines() if "report" not in line]
+    assert lines == [
+        *("x: 8 rounds", "8 rounds are too few"),
+        *("x: failed at step 3", "the disk is full"),
+        *("x: interrupted at step 4; go on", "No clear change."),
+    ]
+
+
 def test_dollar_signs_in_a_name_begin_no_formula(tmp_path):
     def draw(axes):
         axes.plot([1, 2], [1, 2], label="lr $^{$ 3")

@@ -140,7 +140,8 @@ def show(page: Page, console: Terminal) -> None:
     number = sum(block.kind == Kind.TABLE for block in blocks)
     if page.state:
         console.print(f"{page.name}: {page.state}", soft_wrap=True)
-    verdict = [line for line in page.verdict if not page.state or page.state not in line]
+    state = page.state.rstrip(".")
+    verdict = [line for line in page.verdict if line not in (f"The run {state}.", f"The run was {state}.")]
     for block in (*blocks[:number], Block(Kind.LINES, verdict), *blocks[number:]):
         for part in _on_terminal(block):
             console.print(part, soft_wrap=isinstance(part, str), highlight=False)
