@@ -117,9 +117,10 @@ def test_a_column_that_is_known_as_something_else_is_not_taken_for_the_pass_rate
         read_log(write_lines(tmp_path / "log.jsonl", rows), "train/loss")
 
 
-def test_pass_rates_that_end_in_nan_end_the_curve_and_are_named(tmp_path):
-    rows = [{"step": step, "pass_rate": rate if step < 30 else math.nan} for step, rate in enumerate(RISING)]
-    log = read_log(write_lines(tmp_path / "log.jsonl", rows), "pass_rate")
+@pytest.mark.parametrize(("name", "column"), [("pass_rate", "pass_rate"), ("reward", "reward"), ("reward", None)])
+def test_pass_rates_that_end_in_nan_end_the_curve_and_are_named(tmp_path, name, column):
+    rows = [{"step": step, "kl": 0.1, name: rate if step < 30 else math.nan} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows), column)
     assert log["pass_rate"].steps[-1] == 29
     assert "the last 10 values of the pass rate are no numbers: its curve ends at step 29" in log.notes
 

@@ -78,6 +78,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         rates, scores, interval = scores, NOTHING, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
+    of_rates = next((own for known_as, own in own_columns.items() if rate_name in (known_as, our_name(known_as))), None)
     framework = framework_of(own_series)
     # TRL logs a KL only where its coefficient is above 0. It does not log how high it is.
     has_kl = framework == TRL and m.REFERENCE_KL in series
@@ -89,7 +90,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
         notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong, own_series)]
-        + [line for line in (several, note, _ends_early(steps, own_columns.get(rate_name), rates)) if line],
+        + [line for line in (several, note, _ends_early(steps, of_rates, rates)) if line],
     )
 
 
