@@ -148,6 +148,17 @@ def test_spending_adds_up_round_by_round(runs):
     assert spent["seconds"].tolist() == [0, 20, 40, 60]
 
 
+def test_a_first_variant_that_gained_nothing_sets_no_level_to_reach(runs, tmp_path):
+    down = [load(write_run(tmp_path / f"down-seed{seed}", 0.05, seed), "down") for seed in range(3)]
+    shown = contrast([*down, *(run for run in runs if run.variant == "better")])
+    header, *rows = results(shown)
+    assert header[-2:] == ("reached", "tokens to there, ÷ down") and {row[-2:] for row in rows} == {("", "")}
+    assert "with fewer sampled tokens" not in " ".join(conclusion(shown))
+    axes = Figure().add_subplot()
+    assert "dotted line" not in learning("steps")(axes, shown)
+    assert not any(line.get_linestyle() == ":" for line in axes.lines)
+
+
 def test_cost_is_read_off_the_monotone_curve(runs):
     values = (0.2, 0.3, 0.5, 0.4)  # monotone: .2, .3, .45, .45
     evaluations = [{"step": step, "pass@1": {"value": value}} for step, value in zip(STEPS, values, strict=True)]

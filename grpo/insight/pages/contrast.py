@@ -3,6 +3,7 @@
 Differences are paired by seed and held-out problem. Their intervals include the chance variation of seeds and problems.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +99,7 @@ class Variant:
 class Contrast:
     """A contrast holds all variants of a sweep. Each further variant is compared with the first one.
 
-    level      the held-out result to which the variants' tokens are compared
+    level      the held-out result to which the variants' tokens are compared; ∞ where the first variant gained nothing
     problems   the number of held-out problems
     best       the name of the variant that ended highest
     rivals     the names of the variants that are not clearly below `best`, see `not_below`
@@ -114,6 +115,10 @@ class Contrast:
     def base(self) -> Variant:
         """Returns the first variant, with which the others are compared."""
         return self.variants[0]
+
+    @property
+    def has_level(self) -> bool:
+        return math.isfinite(self.level)
 
     @property
     def yardstick(self) -> Yardstick:
@@ -147,7 +152,7 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     quarters = _quarters(runs, problems)
     base = next(iter(groups.values()))
     start, end = (float(np.mean([run.held_out[index] for run in base])) for index in (0, -1))
-    level = start + LEVEL_SHARE * (end - start)
+    level = start + LEVEL_SHARE * (end - start) if end > start else math.inf
     variants = [_variant(name, members, quarters, level) for name, members in groups.items()]
     comparisons = [_against(base, members, problems, quarters, level) for members in [*groups.values()][1:]]
     corrected_p = holm([against.p for against in comparisons])

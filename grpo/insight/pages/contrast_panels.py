@@ -70,7 +70,8 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / np.sqrt(len(curves))
                 axes.fill_between(spent, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
-        axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
+        if contrast.has_level:
+            axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xlabel(NAMED_UNITS[unit])
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -84,10 +85,11 @@ def learning(unit: str) -> Callable[[Axes, Contrast], str]:
         # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
         bands = {1: "", 2: " Lines are means, and bands reach from one seed to the other."}
         band = bands.get(seeds, " Lines are means over seeds, and bands reach one standard error to each side.")
-        return (
-            f"{yardstick.meaning} Dots are evaluations.{band} The dotted line at {yardstick.value(contrast.level)} is "
-            f"three quarters of what {contrast.base.name} gained."
-        )
+        caption = f"{yardstick.meaning} Dots are evaluations.{band}"
+        if not contrast.has_level:
+            return caption
+        level = yardstick.value(contrast.level)
+        return f"{caption} The dotted line at {level} is three quarters of what {contrast.base.name} gained."
 
     return draw
 

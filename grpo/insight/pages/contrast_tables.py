@@ -13,9 +13,9 @@ CAPTIONS = {
         "Pass rates and mean rewards are those of held-out problems. “Minus” is the difference at the end, for pass "
         "rates in percentage points. “Seeds higher” counts the seeds with which a variant ended above the first. p is "
         "the probability of so large a difference by chance, corrected for the number of variants (Holm); fewer than "
-        "three seeds have none. “Reached” counts the runs that made three quarters of the first variant's gain. "
-        "“Tokens to there” are the sampled tokens until then, read off straight lines between evaluations, as a "
-        "multiple of the first variant's. "
+        "three seeds have none. “Reached” counts the runs that made three quarters of the first variant's gain, "
+        "if it has one. “Tokens to there” are the sampled tokens until then, read off straight lines between "
+        "evaluations, as a multiple of the first variant's. "
         "“≥” says that not every run got there."
     ),
     "Learned, by difficulty before training": (
@@ -47,7 +47,8 @@ def results(contrast: Contrast) -> list[tuple[str, ...]]:
                 "p",
             ),
             *(f"pass@{k}" for k in ks),
-            *(f"reached {yardstick.value(contrast.level)}", f"tokens to there, ÷ {contrast.base.name}"),
+            f"reached {yardstick.value(contrast.level)}" if contrast.has_level else "reached",
+            f"tokens to there, ÷ {contrast.base.name}",
         )
     ]
     for variant in contrast.variants:
@@ -62,8 +63,7 @@ def results(contrast: Contrast) -> list[tuple[str, ...]]:
                 f"{against.higher} of {against.seeds}" if against else "",
                 f"{against.p:.2g}" if against and against.telling else "",
                 *(f"{variant.pass_at[str(k)]:.1%}" if str(k) in variant.pass_at else "" for k in ks),
-                f"{variant.arrived} of {len(variant.runs)}",
-                _tokens(variant),
+                *((f"{variant.arrived} of {len(variant.runs)}", _tokens(variant)) if contrast.has_level else ("", "")),
             )
         )
     return rows
