@@ -99,7 +99,7 @@ def test_words_beside_a_forecast_are_of_the_same_steps(tmp_path, capsys):
     for last_step, expected in ((90, True), (1200, False)):
         assert main(["dynamics", "fit", str(path), f"last_step={last_step}"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
-        assert f"forecast for step {last_step}" in printed
+        assert f"forecast for step {last_step}" in printed and "of a run of 60 optimizer steps" in printed
         assert (f"until step {last_step} has" in printed) == ("on the plateau" in printed) == expected
 
 

@@ -74,6 +74,7 @@ class RunLog:
     shared_std  whether one σ divides all groups of a step, so that α does not weigh the groups against each other
     learns_from_equal  whether groups of equal rewards give a gradient too, so that silent groups are no loss
     num_steps   optimizer steps that the run was to take
+    last_step   the step to which forecasts go, if one was asked for; else 0
     decisions   (optimizer step, reason) of each change of plan by the scheduler
     changing_prompts  whether a curriculum changes how hard the prompts are, so that a pass rate may fall without a loss
     settings    key → value of the run's configuration, as far as it is known
@@ -93,6 +94,7 @@ class RunLog:
     shared_std: bool = False
     learns_from_equal: bool = False
     num_steps: int = 0
+    last_step: int = 0
     decisions: Sequence[tuple[int, str]] = ()
     changing_prompts: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -135,11 +137,14 @@ class RunLog:
 
     @property
     def horizon(self) -> float:
-        """Returns the step to which a forecast goes: the run's last step, or 1.5 times the steps taken so far.
+        """Returns the step to which a forecast goes: the one asked for, the run's last step, or 1.5 times the steps
+        taken so far.
 
-        The latter applies if the run has ended or its last step is not known. The log needs at least one round with a
+        The last applies if the run has ended or its last step is not known. The log needs at least one round with a
         pass rate.
         """
+        if self.last_step:
+            return self.last_step
         return self.num_steps if self.num_steps > self.steps_taken else 1.5 * self.steps_taken
 
     def __getitem__(self, name: str) -> Series:

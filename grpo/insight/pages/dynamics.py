@@ -163,11 +163,10 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None, laws: Sequen
         f"last_step={last_step} lies more than {MOST_LENGTHS} times as far ahead as {path} is long, which no log can "
         f"foretell: give at most {most:.0f}",
     )
-    if last_step:
-        # The words beside the forecast, such as whether going on is worth it, are of the same steps.
-        log = replace(log, num_steps=last_step)
+    # The words beside the forecast, such as whether going on is worth it, are of the same steps.
+    log = replace(log, last_step=last_step or 0)
     fits = sorted((fit_law(law, log.history) for law in laws), key=lambda fit: fit.aicc)
-    return Dynamics(log, forecast(log.history, last_step or log.horizon).numbered(log.history), fits)
+    return Dynamics(log, forecast(log.history, log.horizon).numbered(log.history), fits)
 
 
 def advised(log: RunLog) -> list[Finding]:
