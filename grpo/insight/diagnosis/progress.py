@@ -9,6 +9,7 @@ from grpo.dynamics.adaptive import UNLIKELY
 from grpo.dynamics.forecast import forecast
 from grpo.insight.diagnosis.evidence import (
     FEWEST_ROUNDS,
+    FIRST_ROUNDS,
     change,
     difference,
     difference_of_evaluations,
@@ -16,6 +17,7 @@ from grpo.insight.diagnosis.evidence import (
     level,
     paired,
     start,
+    window_error,
     window_length,
 )
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
@@ -122,9 +124,13 @@ def memorized(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         f"{training.value:.1%} of answers are right in training and {held_out:.1%} on held-out problems, a difference "
         f"of {100 * gap:.0f} points [{100 * (gap - reach):.0f}, {100 * (gap + reach):.0f}]"
     )
-    first = float(series.values[0] - log.held_out.values[0])
-    if log.held_out.steps[0] < series.steps[0] and first > gap / 2:
-        evidence += f"; before training it was {100 * first:.0f} points, so the model had seen these problems before"
+    first = float(series.values[:FIRST_ROUNDS].mean() - log.held_out.values[0])
+    error = np.hypot(window_error(series.values) * (FEWEST_ROUNDS / FIRST_ROUNDS) ** 0.5, log.held_out_error)
+    if log.held_out.steps[0] < series.steps[0] and first - SURE * error > gap / 2:
+        evidence += (
+            f"; in the first {FIRST_ROUNDS} rounds it was {100 * first:.0f} points, so the model had seen these "
+            "problems before, or they are easier"
+        )
     remedy = "go by held-out problems; more or other problems to train on help, fewer rounds on the same ones too"
     return Finding("training above held-out", NOTE, evidence, remedy)
 
