@@ -474,6 +474,15 @@ def test_a_held_out_set_whose_name_holds_another_word_is_read(name, tmp_path):
     assert not len(read_log(write_lines(tmp_path / "log.jsonl", rows)).held_out)
 
 
+@pytest.mark.parametrize(("other", "taken"), [("format_correctness", "accuracy"), ("correct_language", "accuracy")])
+def test_a_part_that_grades_the_form_is_not_taken_for_the_pass_rate(other, taken, tmp_path):
+    rows = [{"step": step, f"rewards/{other}/mean": 0.9, f"rewards/{taken}/mean": rate, "reward": 3.0}
+            for step, rate in enumerate(RISING)]  # fmt: skip
+    assert read_log(write_lines(tmp_path / "log.jsonl", rows))["pass_rate"].values == pytest.approx(RISING)
+    rows = [{"step": step, "rewards/format_correctness/mean": 0.9, "reward": 3.0} for step in range(40)]
+    assert not len(read_log(write_lines(tmp_path / "form.jsonl", rows))["pass_rate"])
+
+
 def test_rewards_of_minus_one_and_one_are_no_pass_rates(tmp_path):
     rows = [{"step": i + 1, "critic/score/mean": 0.1 + 0.01 * i, "critic/score/min": -1.0} for i in range(20)]
     log = read_log(write_lines(tmp_path / "log.jsonl", rows))

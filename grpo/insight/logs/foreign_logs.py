@@ -29,7 +29,9 @@ OTHER_TRAINING = {
 }
 """These trainings are known by columns that all their logs have."""
 # A part of the reward whose name matches grades answers, so it may be the pass rate.
-GRADES = re.compile(r"accura|correct|solve|success|pass|ground_truth")
+# A part that grades the form does not.
+GRADES = re.compile(r"^(?!.*(?<![a-z])format).*(accura|correct|solve|success|pass|ground_truth)")
+SURELY_GRADES = re.compile("accura|answer")
 FEWEST_ROWS = 3
 # These columns hold the least reward of a round.
 LEAST = {"critic/score/min", "critic/rewards/min", "rewards/min", "reward_min", "reward/min"}
@@ -219,7 +221,7 @@ def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
     for name in (m.PASS_RATE, m.REWARD):
         if name in series and _is_rate(series[name], 1.0) and (name == m.PASS_RATE or len(parts) < 2):
             return name, 1.0
-    for name in parts:
+    for name in sorted(parts, key=lambda name: not SURELY_GRADES.search(name)):
         spread = series.get(f"rewards/{name.removeprefix(m.PART)}/std", NOTHING)
         if GRADES.search(name) and (right_grade := _right_answer(series[name], spread)):
             return name, right_grade
