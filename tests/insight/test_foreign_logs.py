@@ -679,6 +679,12 @@ def test_a_table_is_read_whatever_separates_its_values(tmp_path, name, text):
     assert (passed.steps.tolist(), passed.values.tolist()) == ([1.0], [0.5])
 
 
+@pytest.mark.parametrize("run", ["model=qwen;lr=1e-6;b=64", "a|b|c", "a\tb\tc"])
+def test_a_separator_within_the_quoted_name_of_a_run_separates_nothing(run, tmp_path):
+    (tmp_path / "log.csv").write_text(f'"Step","{run} - reward"\n"1","0.5"\n')
+    assert read_log(tmp_path / "log.csv")["pass_rate"].values.tolist() == [0.5]
+
+
 def test_a_pass_rate_in_percent_says_which_scale_takes_it(tmp_path):
     (tmp_path / "log.csv").write_text("step,pass_rate\n" + "".join(f"{step},{30 + step}\n" for step in range(9)))
     assert read_log(tmp_path / "log.csv").notes == [

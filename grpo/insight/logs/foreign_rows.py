@@ -66,6 +66,7 @@ METRIC_NAMES, OF_TIME = ("key", "metric", "tag", "variable"), ("timestamp", "wal
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
+_QUOTED = re.compile('"[^"]*"')
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _PERCENT = re.compile(r"\s*-?\d+(\.\d+)?\s*%\s*")
 _COMMAS = re.compile(r"\s*-?\d+(,\d+)+(\.\d*)?\s*")
@@ -286,7 +287,7 @@ def _pivoted(content: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 def _csv_rows(path: Path, column: str | None) -> Iterator[dict[str, float | str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            header = file.readline()
+            header = _QUOTED.sub("", file.readline())
             file.seek(0)
             separator = max(SEPARATORS, key=header.count)
             reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
