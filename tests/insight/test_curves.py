@@ -149,6 +149,12 @@ def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass
     assert rate["points"][0][2:] == ["1", "3·10⁻⁷"]
 
 
+def test_the_chart_of_phases_is_left_out_where_only_whole_rounds_were_timed():
+    row = {"step": 1, "time/round_seconds": 30.0}
+    assert draw_time not in panels_of(Curves([row], []))
+    assert draw_time in panels_of(Curves([row | {"time/sample_seconds": 20.0}], []))
+
+
 def test_a_small_chart_draws_all_of_its_lines():
     shares = {"episodes/failed_fraction": 0.1, "episodes/out_of_turns_fraction": 0.2}
     run = Curves([{"step": step, **shares, "episodes/out_of_room_fraction": 0.8} for step in (1, 2)], [])

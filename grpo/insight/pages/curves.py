@@ -82,7 +82,7 @@ def panels_of(run: Curves) -> list[Panel]:
         draw_endings: [m.TRUNCATED],
         draw_equal_groups: [m.SILENT],
         draw_entropy: [m.ENTROPY],
-        draw_time: [m.ROUND_SECONDS],
+        draw_time: [m.phase_seconds(name) for name in PHASES],
         draw_cache: [m.CACHE_PEAK],
     }
     by_source = [draw_sources] if 1 < len(run.sources()) <= len(SERIES_COLORS) else []
