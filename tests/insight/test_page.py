@@ -15,7 +15,7 @@ from grpo.host.terminal import Terminal
 from grpo.insight.diagnosis.findings import Finding
 from grpo.insight.pages import pictures
 from grpo.insight.pages.curves import Curves, panels_of
-from grpo.insight.pages.page import PAGE, Block, Kind, Page, publish, write_html
+from grpo.insight.pages.page import PAGE, Block, Kind, Number, Page, publish, write_html
 from grpo.insight.pages.style import legend_below, plain, sheet, tell
 from tests.insight.structure import assert_well_made
 
@@ -191,7 +191,8 @@ def test_a_page_says_the_same_on_the_terminal_in_html_and_as_markdown(tmp_path):
         Block(Kind.CHARTS, [bars_and_line], "Charts"),
     ]
     output = io.StringIO()
-    shown = Page("Kind", "x", ["all is well"], "good", blocks, state="finished", words=["seed"])
+    numbers = [Number("time", "3 s"), Number("gain", "+2", "of 5")]
+    shown = Page("Kind", "x", ["all is well"], "good", blocks, numbers, state="finished", words=["seed"])
     publish(shown, tmp_path / "report.html", Terminal(file=output, width=100), also=("png", "md"), more=["the end"])
     lines = [line.rstrip() for line in output.getvalue().splitlines()]
     assert lines[:2] == ["x: finished", "Numbers: All"] and "Settings" not in output.getvalue()
@@ -200,7 +201,8 @@ def test_a_page_says_the_same_on_the_terminal_in_html_and_as_markdown(tmp_path):
     assert any("no signal" in line and "wait" in line for line in lines)
     text = (tmp_path / "report.md").read_text()
     assert text.startswith(
-        "# x\n\nAll is well.\n\n![Charts](report.png)\n\n## How\n\nIt was measured twice.\n\n## Numbers\n\nAll."
+        "# x\n\nAll is well.\n\n- state: finished\n- time: 3 s\n- gain: +2 (of 5)\n\n"
+        "![Charts](report.png)\n\n## How\n\nIt was measured twice.\n\n## Numbers\n\nAll."
     )
     assert "| a\\|b | 1 |" in text and "**note: no signal**" in text
     page = (tmp_path / "report.html").read_text()

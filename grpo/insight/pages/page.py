@@ -217,6 +217,9 @@ def _markdown(page: Page, picture: str) -> Iterator[str]:
     """Yields the paragraphs of a page in Markdown, with the picture of its charts, if there is one."""
     yield f"# {page.name}"
     yield from map(sentence, page.verdict)
+    numbers = [*([Number("state", page.state)] if page.state else []), *page.numbers]
+    lines = [f"- {one.name}: {one.value}{f' ({one.note})' if one.note else ''}" for one in numbers]
+    yield from ["\n".join(lines)] if lines else []
     yield from [f"![Charts]({picture})"] if picture else []
     for block in page.blocks_of(PAGE):
         if block.kind in (Kind.CHARTS, Kind.LINKS):
