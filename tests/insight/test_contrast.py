@@ -221,6 +221,14 @@ def test_a_winner_that_others_may_equal_is_no_winner(runs, compared):
     assert "but that decides nothing" in conclusion(replace(compared, rivals=("base", "same", "worse")))[0]
 
 
+def test_a_seed_that_ends_level_agrees_with_neither_side(runs):
+    worse = [run for run in runs if run.variant == "worse"]
+    level = replace(next(run for run in runs if run.variant == "base" and run.seed == 4), variant="worse")
+    shown = contrast([*(run for run in runs if run.variant == "base"), *worse[:4], level])
+    assert (shown.variants[1].against.higher, shown.variants[1].against.lower) == (0, 4)
+    assert "4 of 5 seeds" in " ".join(conclusion(shown))
+
+
 def test_two_seeds_are_too_few_to_say(compared):
     first, *others = compared.variants
     few = [replace(variant, against=replace(variant.against, seeds=2)) for variant in others]

@@ -42,7 +42,7 @@ class Against:
 
     difference   the difference of the last held-out result, paired by problem
     p            the p-value of no difference, corrected for the number of variants
-    higher       the number of seeds with which this variant ended above the first
+    higher, lower   the number of seeds with which this variant ended above and below the first
     seeds        the number of pairs of runs with the same seed
     tokens       the ratio of tokens sampled until the level; a run that never reached it counts with all its tokens
     tokens_p     the p-value of no difference in tokens, corrected for the number of variants
@@ -52,6 +52,7 @@ class Against:
     difference: Interval
     p: float
     higher: int
+    lower: int
     seeds: int
     tokens: Interval
     tokens_p: float
@@ -298,7 +299,8 @@ def _against(
             f"the variants {base[0].variant} and {ours[0].variant} have no seed in common, so no runs can be paired: "
             "run both with the same seeds"
         )
-    difference, p = crossed_difference(_last_differences(pairs, problems))
+    cells = _last_differences(pairs, problems)
+    (difference, p), ends = crossed_difference(cells), [sum(row) for row in cells]
     yardstick = base[0].yardstick
     changes = [[np.subtract(_change(new, names), _change(old, names)) for old, new in pairs] for names in quarters]
     by_quarter = tuple(_possible(crossed_difference(of_quarter)[0], yardstick) for of_quarter in changes)
@@ -307,7 +309,8 @@ def _against(
     return Against(
         difference=_possible(difference, yardstick),
         p=p,
-        higher=sum(sum(row) > 0 for row in _last_differences(pairs, problems)),
+        higher=sum(end > 0 for end in ends),
+        lower=sum(end < 0 for end in ends),
         seeds=len(pairs),
         tokens=geometric_ratio(*spent) if costs_known else Interval(*[float("nan")] * 3),
         tokens_p=ratio_p_value(*spent) if costs_known else 1.0,

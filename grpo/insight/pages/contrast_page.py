@@ -193,7 +193,7 @@ def _winner(contrast: Contrast) -> str:
 def _surely(variant: Variant, yardstick: Yardstick) -> str:
     """Says by how much a variant differs from the first, how many seeds agree, and the p-value."""
     against = variant.against
-    agreeing = against.higher if against.difference.value > 0 else against.seeds - against.higher
+    agreeing = against.higher if against.difference.value > 0 else against.lower
     how_sure = f"{agreeing} of {against.seeds} seeds, p = {against.p:.2g}"
     return f"{variant.name} by {yardstick.changes(against.difference)} {yardstick.unit} ({how_sure})"
 
