@@ -214,7 +214,7 @@ class AdaptiveScheduler:
         seconds = np.array([(past.seconds - past.fixed_seconds) / past.interval for past in recent_rounds])
         fixed, per_token = fit_token_time(tokens, seconds)
         refresh = float(np.median([past.fixed_seconds for past in recent_rounds])) / plan.refresh_interval
-        return StepCost(per_token * prompt, per_token * completion, fixed + refresh)
+        return StepCost(per_token * prompt, per_token * completion, fixed + refresh, "second")
 
     def _interval(
         self, plan: RoundPlan, statistics: RoundStatistics, gains: bool, state: AdaptiveState

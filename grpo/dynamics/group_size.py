@@ -114,7 +114,7 @@ def choose_batch(
     lowest, highest = gain.best_rate(aims[best])
     rate = _rate(aims[best] / gain.heat, lowest) if rule.changes_rate else 1.0
     heat = gain.heat / aims[now] if aims[now] else float("inf")
-    what = "steps gain nothing" if nothing else f"{chance:.0%} sure that a token gains more"
+    what = "steps gain nothing" if nothing else f"{chance:.0%} sure that a {cost.unit} gains more"
     if rule.changes_rate:
         what = f"steps gain most at {aims[best] / gain.heat:.2g} times the rate, and half of that is the aim"
     reason = f"{what}, since the heat of a step is {heat:.2g} of its signal"

@@ -41,11 +41,12 @@ class BatchSetting:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step cost holds the costs of a prompt, of a completion, and of a step whatever it samples, all in one unit."""
+    """A step cost holds the costs of a prompt, of a completion and of a step whatever it samples, all in one `unit`."""
 
     prompt: float
     completion: float
     fixed: float = 0.0
+    unit: str = "token"
 
     def of(self, setting: BatchSetting, difficulty: Difficulty) -> float:
         """Returns the cost of one step, including the silent groups that are replaced."""

@@ -77,7 +77,7 @@ def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_grou
     made.rollout.budget = replace(made.rollout.budget, enabled=bool(budget), largest=budget)
     scheduler = SCHEDULERS["adaptive"](made, 1)
     plan, state = scheduler.init()
-    generator = np.random.default_rng(0)
+    generator, reasons = np.random.default_rng(0), []
     for step, group_size in enumerate([16, 4] * 6 + [8] * 4, start=1):
         asked = replace(plan, group_size=group_size, prompts_per_step=10)
         means = {"policy/ratio": Mean(1.0, 1.0), "policy/ratio_squared": Mean(1.0, 1.0)}
@@ -91,7 +91,10 @@ def test_where_a_step_costs_much_whatever_its_tokens_seconds_ask_for_larger_grou
         statistics = RoundStatistics(step, step, asked, means, counts, seconds, reports)
         decision = scheduler.next(asked, statistics, state)
         state = decision.state
+        reasons.append(decision.verdict.reason)
     assert decision.plan.group_size == size
+    assert {word for reason in reasons for word in re.findall("sure that a (.*) gains more", reason)} <= {cost[:-1]}
+    assert budget or any("gains more" in reason for reason in reasons)
 
 
 def config(**adaptive):

@@ -45,6 +45,11 @@ def test_the_hotter_the_steps_the_larger_the_groups():
     assert [settled(1.0, rate).group_size for rate in (0.5, 0.1, 0.02)] == [4, 8, 8]
 
 
+def test_the_reason_of_a_choice_names_the_unit_of_its_costs():
+    for unit in ("token", "second"):
+        assert f"% sure that a {unit} gains more" in choose(0.1, cost=replace(EVEN, unit=unit)).reason
+
+
 def test_a_size_changes_at_most_by_a_factor_of_two():
     assert choose(0.1).chosen.group_size == 4 and choose(1.9).chosen.group_size == 16
     assert choose(0.02, now=replace(NOW, group_size=4)).chosen.group_size == 2

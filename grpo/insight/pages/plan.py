@@ -29,7 +29,7 @@ COLUMNS = {
     "fidelity": "A group's gradient against that of an endless group. Less costs nothing, since Adam scales it back.",
     "steps": "The optimizer steps that the budget pays for.",
     "seconds a step": "How long one step takes on the measured machine.",
-    "progress": "The expected gain of a token, as a share of that at the best size.",
+    "progress": "The expected gain for the same cost, as a share of that at the best size.",
 }
 
 
