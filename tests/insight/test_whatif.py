@@ -10,10 +10,11 @@ import pytest
 from grpo.cli import main
 from grpo.config.folder import CONFIG_FILE
 from grpo.config.saved import from_dict
+from grpo.dynamics.history import history_of
 from grpo.dynamics.scheduler import batch_setting
 from grpo.dynamics.step import BatchSetting
 from grpo.insight.logs.logs import read_log
-from grpo.insight.logs.run_log import Series
+from grpo.insight.logs.run_log import RunLog, Series
 from grpo.insight.pages.verdict import UNSURE
 from grpo.insight.pages.whatif import (
     AGAIN,
@@ -168,6 +169,13 @@ def test_a_price_of_noise_that_is_not_measured_is_reported(run):
     stages = stages_of(read_log(run), BatchSetting(8, 32))
     assert noise_lines(stages)[0].startswith("in 8 of 8 parts of the run the products of its steps")
     assert noise_lines([replace(stage, heat=(0.0, 0.5)) for stage in stages]) == []
+
+
+@pytest.mark.parametrize(("interval", "lag", "warned"), [(1, 0, True), (1, 1, True), (2, 0, False)])
+def test_a_longer_interval_than_any_measured_is_reported_as_a_guess(interval, lag, warned):
+    log = RunLog(history_of([(step, interval, lag, {(3, 8): 10}) for step in range(4, 30)]), {})
+    said = " ".join(lines(log, Budget("tokens", 1e6), [BatchSetting(8, 16, 4)]))
+    assert ("this run had no refresh interval above 1" in said) == warned
 
 
 @pytest.mark.slow

@@ -234,7 +234,7 @@ def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> li
         "assumed: all settings learn along the same curve, faster or slower, as their gradients are less or more noisy",
         "assumed: seconds grow with tokens, and everything else stays as it was",
     ]
-    if np.all(log.history.delays <= 1) and any(setting.refresh_interval > 1 for setting in settings):
+    if np.all(log.history.intervals <= 1) and any(setting.refresh_interval > 1 for setting in settings):
         premises.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
     numbers = [setting.prompts_per_step for setting in settings]
     slower = 1 - np.exp(-GREATEST_LOSS * (1 / min(numbers) - 1 / max(numbers)))
