@@ -46,6 +46,11 @@ def test_smoothing_is_the_mean_of_each_window(window):
     assert smooth(values, window) == pytest.approx(means, abs=1e-12)
 
 
+def test_smoothing_forgets_a_huge_value_beyond_its_window():
+    means = smooth([0.5] * 19 + [1e20] + [0.5] * 40, 5)
+    assert means[:17].tolist() == [0.5] * 17 and means[22:].tolist() == [0.5] * 38
+
+
 def test_a_long_run_is_drawn_by_some_of_its_points():
     assert [len(range(count)[drawn(count)]) for count in (0, 1, 800, 801, 100_000)] == [0, 1, 800, 401, 800]
 

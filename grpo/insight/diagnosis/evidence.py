@@ -74,7 +74,7 @@ def fall(series: Series) -> Interval | None:
     """
     if len(series) < 2 * FEWEST_ROUNDS:
         return None
-    means = _means(series.values, FEWEST_ROUNDS)
+    means = window_means(series.values, FEWEST_ROUNDS)
     earlier = means[:-FEWEST_ROUNDS]
     change = float(means[-1] - earlier.max())
     half = half_width_of_many(window_error(series.values) * 2**0.5, len(earlier))
@@ -102,7 +102,7 @@ def num_falls(series: Series, deep: float) -> int:
     """Returns how often the running mean of `FEWEST_ROUNDS` rounds has fallen by `deep` or more, counting a fall again
     only after a rise by as much."""
     falls, high, low, falling = 0, -np.inf, np.inf, False
-    for mean in _means(series.values, FEWEST_ROUNDS):
+    for mean in window_means(series.values, FEWEST_ROUNDS):
         high, low = (high, min(low, mean)) if falling else (max(high, mean), low)
         if not falling and high - mean >= deep:
             falls, low, falling = falls + 1, mean, True
@@ -146,7 +146,7 @@ def setbacks(series: Series) -> Iterator[Setback]:
     if number < 2 * FEWEST_ROUNDS:
         return
     lengths = doubled(window_length(number))
-    means = {length: _means(series.values, length) for length in lengths}
+    means = {length: window_means(series.values, length) for length in lengths}
     error = window_error(series.values) * FEWEST_ROUNDS**0.5
     for early, late in product(lengths, lengths):
         # The i-th pair of neighbouring windows meets at round i + early.
@@ -193,10 +193,19 @@ def doubled(longest: float) -> list[int]:
     return lengths
 
 
-def _means(values: Array, length: int) -> Array:
-    """Returns the means of all windows of `length` rounds."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return (sums[length:] - sums[:-length]) / length
+def window_means(values: Array, length: int) -> Array:
+    """Returns the means of all windows of `length` rounds.
+
+    A window reaches over two blocks of `length` values: from its first value to the end of one, and from the start of
+    the next one to its last value. So no huge value outside of it is subtracted again, as with running sums.
+
+    >>> window_means(np.array([1e20, 1.0, 2.0, 3.0]), 2).tolist()
+    [5e+19, 1.5, 2.5]
+    """
+    first = np.arange(len(values) - length + 1)
+    blocks = np.append(values, np.zeros(-len(values) % length)).reshape(-1, length)
+    to_end, from_start = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].ravel(), np.cumsum(blocks, axis=1).ravel()
+    return (to_end[first] + np.where(first % length, from_start[first + length - 1], 0.0)) / length
 
 
 def window_error(values: Array) -> float:
@@ -205,7 +214,7 @@ def window_error(values: Array) -> float:
     It comes from the scatter of the whole series about its running mean.
     """
     length = FEWEST_ROUNDS
-    means = _means(values, length)
+    means = window_means(values, length)
     # The running mean takes its own share of the scatter.
     scatter = values[length // 2 :][: len(means)] - means
     variance = float(scatter @ scatter) / len(scatter) / (1 - 1 / length) * noise_factor(values) / length

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.host.disk import replaced
+from grpo.insight.diagnosis.evidence import window_means
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,13 +59,11 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     >>> smooth([0.0, 3.0, 6.0, 0.0], 3).tolist()
     [1.5, 3.0, 3.0, 3.0]
     """
-    count, width = len(values), min(window, len(values))
-    # Differences of running sums take linear time. A convolution takes quadratic time, since the window grows with the
-    # run.
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    last = np.arange(count) + (width - 1) // 2 + 1
-    high, low = np.minimum(last, count), np.maximum(last - width, 0)
-    return (sums[high] - sums[low]) / (high - low)
+    count, width = len(values), max(min(window, len(values)), 1)
+    after = (width - 1) // 2
+    last = np.arange(count) + after + 1
+    within = np.minimum(last, count) - np.maximum(last - width, 0)
+    return window_means(np.pad(np.asarray(values, float), (width - 1 - after, after)), width) * width / within
 
 
 def window_of(count: int) -> int:
