@@ -312,6 +312,7 @@ def test_several_optimizer_steps_of_a_rollout_of_slime_belong_to_that_rollout(tm
     assert log["pass_rate"].values[20:].tolist() == [0.5] * 10 and log.num_steps == 29
     assert log["learner/gradient_norm"].values == pytest.approx([0.65] * 30)
     assert "the log counts rollouts and optimizer steps apart" in log.notes[0]
+    assert "most rollouts have several optimizer steps: the means of train/grad_norm are read" in log.notes
 
 
 @pytest.mark.slow

@@ -17,7 +17,15 @@ from grpo.config import UserError
 from grpo.config.errors import require
 from grpo.dynamics.history import NO_HISTORY, history_of_values
 from grpo.insight.diagnosis.reward_parts import SMOOTHED
-from grpo.insight.logs.foreign_columns import LARGEST, Column, are_averaged, impossible, series_of, translated
+from grpo.insight.logs.foreign_columns import (
+    LARGEST,
+    TWO_COUNTS,
+    Column,
+    are_averaged,
+    impossible,
+    series_of,
+    translated,
+)
 from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_scores, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
@@ -91,7 +99,12 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
-        notes=[*log.notes, *log.texts, *_left_out(steps, own_columns), *_untaken(wrong, own_series)]
+        notes=[
+            *log.notes,
+            *log.texts,
+            *_left_out(steps, own_columns, TWO_COUNTS in log.notes),
+            *_untaken(wrong, own_series),
+        ]
         + [line for line in (several, note, _ends_early(steps, of_rates, rates)) if line],
     )
 
@@ -120,9 +133,9 @@ def _untaken(wrong: Mapping[str, str], columns: Iterable[str]) -> list[str]:
     return [f"{known_as.get(name, name)} {why}, so it is left out" for name, why in wrong.items()]
 
 
-def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column]) -> list[str]:
+def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column], two_counts: bool) -> list[str]:
     """Says what of the rows is not read: all of one step but the last, infinite numbers, columns without numbers, and
-    numbers beyond ±`LARGEST`."""
+    numbers beyond ±`LARGEST`. With `two_counts`, the rows of a step are those of a rollout's optimizer steps."""
     notes = []
     if len(steps) >= FEWEST_ROWS and (steps == steps[0]).all():
         notes.append(f"all {len(steps)} rows have the step {steps[0]:g}, so the last one alone counts: number the rows")
@@ -130,7 +143,9 @@ def _left_out(steps: NDArray[np.float64], columns: Mapping[str, Column]) -> list
         name for name, column in columns.items() if are_averaged(np.unique(steps[column.rows], False, False, True)[1])
     ]
     if often:
-        notes.append(f"most steps have several rows, as those of several ranks: the means of {_listed(often)} are read")
+        several = "steps have several rows, as those of several ranks"
+        several = "rollouts have several optimizer steps" if two_counts else several
+        notes.append(f"most {several}: the means of {_listed(often)} are read")
     infinite = {name: int(np.isinf(column.values).sum()) for name, column in columns.items()}
     notes += [f"{number} infinite values of {name} are left out" for name, number in infinite.items() if number]
     empty = [name for name, column in columns.items() if not np.isfinite(column.values).any()]
