@@ -177,7 +177,7 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
             return Outcome(_rewards(await _run(form.words, problem, row)), counts)
         if form.kind == TOOLS:
             tools = {function.__name__: function for function in form.functions}
-            await _converse(chat, messages, form.schemas, tools, counts)
+            await _converse(chat, messages, form, tools, counts)
             return Outcome({}, counts)
         environment = form.functions[0]()
         columns = _accepted(environment.reset, {**row, "prompt": copy.deepcopy(messages)})
@@ -191,7 +191,7 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
     except EpisodeOver:
         return Outcome({}, counts)
     with suppress(EpisodeOver):
-        await _converse(chat, messages, form.schemas, tools, counts)
+        await _converse(chat, messages, form, tools, counts)
     own_reward = getattr(environment, "get_reward", None)
     reward = await _called(own_reward, {}) if callable(own_reward) else _reward_of(environment)
     return Outcome(_rewards(reward), counts, _state(environment))
@@ -258,13 +258,16 @@ def _last_lines(file: BinaryIO) -> list[str]:
 async def _converse(
     chat: Chat,
     messages: list[Message],
-    schemas: Sequence[Mapping[str, Any]],
+    form: Form,
     tools: Mapping[str, Callable[..., Any]],
     counts: Counter[str],
 ) -> None:
-    """Lets the model call tools until it calls none. Tools that it calls in one message run together."""
-    while calls := (message := await chat(messages, schemas)).get("tool_calls"):
-        results = await asyncio.gather(*(_result(tools, call, counts) for call in calls))
+    """Lets the model call tools until it calls none. Functions that it calls in one message run together, and methods
+    of an environment one after another, since each may change it."""
+    while calls := (message := await chat(messages, form.schemas)).get("tool_calls"):
+        coming = (_result(tools, call, counts) for call in calls)
+        one_by_one = form.kind == ENVIRONMENT
+        results = [await result for result in coming] if one_by_one else await asyncio.gather(*coming)
         messages += [message, *results]
     messages.append(message)
 

@@ -280,6 +280,21 @@ class Counter:
         return float(self.value)
 
 
+class SlowCounter(Counter):
+    """The environment takes its time between reading its number and writing it, the longer for a smaller step."""
+
+    def count(self, step: int) -> str:
+        """Counts on.
+
+        Args:
+            step: How far.
+        """
+        before = self.value
+        time.sleep(0.05 / step)
+        self.value = before + step
+        return f"It stands at {self.value}."
+
+
 class WantsTheRow:
     reward = 1.0
 

@@ -81,6 +81,14 @@ def test_several_calls_of_one_message_run_beside_each_other():
     assert outcome.counts["calls"] == 2
 
 
+def test_an_environment_makes_the_moves_of_one_message_one_after_another():
+    moves = call("count", step=1)
+    moves["tool_calls"] = [call("count", step=step)["tool_calls"][0] for step in (1, 2, 3, 4)]
+    outcome, shown = play("SlowCounter", moves)
+    assert [message["content"][-3:] for message in shown[1][-4:]] == [" 1.", " 3.", " 6.", "10."]
+    assert outcome.rewards == {"reward": 10.0}
+
+
 @pytest.mark.parametrize(
     ("tool", "error"),
     [("looks", "Unreadable: message 0 has image in its content"), ("raises_oddly", "Odd")],
