@@ -17,6 +17,9 @@ _ID = re.compile(r"(?:\"id\":\s*\"|\[CALL_ID\]\s*)([A-Za-z0-9]{9})(?![A-Za-z0-9]
 ROLES = {"developer": "system", "function": "tool"}
 """These roles have other names in a chat template."""
 
+FOR_SERVERS = ("cache_control",)
+"""These parts of a message are for servers, and no template writes them. Agents mark the newest message alone so."""
+
 
 class Unreadable(Exception):
     """This error says why messages or tools cannot be read."""
@@ -36,8 +39,10 @@ def messages_of(value: Any) -> list[Message]:
     if not _is_list(value) or not value:
         raise Unreadable("messages must be a list with at least one message")
     messages = [_message(place, message) for place, message in enumerate(value)]
-    names = {call.get("id"): call["function"]["name"] for said in messages for call in said.get("tool_calls", ())}
+    names: dict[str | None, str] = {}
     for message in messages:
+        # A client may number the calls of every message anew.
+        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls", ())}
         # OpenAI's interface names a tool by its call alone, and some templates write its name.
         if message["role"] == "tool" and message.get("tool_call_id") in names:
             message.setdefault("name", names[message["tool_call_id"]])
@@ -47,7 +52,7 @@ def messages_of(value: Any) -> list[Message]:
 def _message(place: int, value: Any) -> Message:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise Unreadable(f'message {place} must be a mapping with a role, such as {{"role": "user", "content": "Hi"}}')
-    message = {name: part for name, part in value.items() if part is not None}
+    message = {name: part for name, part in value.items() if part is not None and name not in FOR_SERVERS}
     message["role"] = ROLES.get(value["role"], value["role"])
     message["content"] = _text(place, value.get("content"))
     for name in ("tool_call_id", "name"):

@@ -24,6 +24,18 @@ def test_messages_of_openais_clients_become_those_of_chat_templates():
     ]
 
 
+def test_an_answer_has_the_name_of_the_nearest_call_before_it():
+    other = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    answer = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    turns = [said for made in (CALL, other, CALL) for said in ({"role": "assistant", "tool_calls": [made]}, answer)]
+    assert [said["name"] for said in messages_of(turns)[1::2]] == ["add", "search", "add"]
+
+
+def test_a_mark_for_the_cache_of_a_server_is_no_part_of_a_message():
+    marked = {"role": "user", "content": "Hi", "name": "Bo", "cache_control": {"type": "ephemeral"}}
+    assert messages_of([marked]) == [{"role": "user", "content": "Hi", "name": "Bo"}]
+
+
 @pytest.mark.parametrize(
     "said",
     [
