@@ -36,6 +36,8 @@ Item = TypeVar("Item")
 AskTurn = Callable[[Turn], None]
 # So many kinds of failures are shown, each once.
 MOST_WARNINGS = 8
+MOST_REFUSALS = 100
+"""An agent may ask this often for turns beyond the limit, as one does that tries again after every error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class _Play:
         self._stage, self._prompt, self._sample, self._sampling = stage, prompt, sample, sampling
         self._ask, self._seed, self._warn = ask, seed, warn
         self.recorder = Recorder(stage.template)
-        self._ended, self._error, self._seconds, self._num_asked = "", "", 0.0, 0
+        self._ended, self._error, self._seconds, self._num_asked, self._num_refused = "", "", 0.0, 0, 0
         self._under_way: list[Question] = []
         self._said = Ended({}, {})
 
@@ -271,9 +273,16 @@ class _Play:
 
     async def _answer(self, question: Question) -> None:
         """Samples the model's next turn and replies with it, or with None if the episode has reached a limit. A turn
-        whose program has hung up is no part of the episode."""
-        if self.recorder.num_turns + sum(not asked.gone() for asked in self._under_way) >= self._stage.limits.turns:
-            self._ended = self._ended or "turns"
+        whose program has hung up is no part of the episode. Raises Failed for an agent that asks without end."""
+        turns = self.recorder.num_turns + sum(not asked.gone() for asked in self._under_way)
+        if turns >= self._stage.limits.turns and self._ended != "tokens":
+            self._ended = "turns"
+        if self._ended in ("turns", "tokens"):
+            self._num_refused += 1
+            if self._num_refused > MOST_REFUSALS:
+                raise Failed(f"it has asked for {MOST_REFUSALS} turns beyond its limit")
+            question.reply(None)
+            return
         # It counts from now on, since several may be asked at once.
         self._under_way.append(question)
         try:
@@ -296,7 +305,7 @@ class _Play:
         except Exception as error:  # templates and tokenizers raise many kinds for what agents may say
             raise Failed(f"the messages cannot be read ({type(error).__name__}: {first_line(error)})") from error
         room = self._room(place)
-        if self._ended or place is None:
+        if place is None or room <= 0:
             return None
         prompt = replace(self._prompt, token_ids=place.context, turn=self._num_asked)
         self._num_asked += 1

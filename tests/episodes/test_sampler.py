@@ -230,6 +230,15 @@ def test_an_episode_that_outstays_its_last_turn_is_cut_off_and_spoils_nothing(ep
     assert {(completion.episode.error, completion.truncated) for completion in group.completions} == {("", True)}
 
 
+def test_an_agent_that_asks_without_end_is_cut_off_before_its_time_is_over(episodes, monkeypatch):
+    placed, place = [], Recorder.place
+    monkeypatch.setattr(Recorder, "place", lambda *arguments: placed.append(1) or place(*arguments))
+    [group] = episodes("asks_without_end", turns=2, seconds=600.0).generate(Draw(prompts(1), 2))
+    facts = [completion.episode for completion in group.completions]
+    assert {fact.error for fact in facts} == {""} and {fact.ended for fact in facts} <= {"turns", "tokens"}
+    assert len(placed) == sum(fact.turns for fact in facts)
+
+
 def test_turns_that_are_asked_at_once_are_drawn_apart(episodes):
     [group] = episodes("twice").generate(Draw(prompts(1), 8))
     assert {completion.episode.branches for completion in group.completions} == {2}
