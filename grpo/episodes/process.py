@@ -41,7 +41,7 @@ from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line, place_of
 from grpo.episodes.forms import EpisodeOver, Form, form_of, played
 from grpo.episodes.messages import POLICY, Message
-from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent, go_on_with_parents_end
+from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent, go_on_with_parents_end, limit
 from grpo.types import Problem
 
 LONGEST_LINE = 2**26
@@ -125,8 +125,8 @@ def _serve(control: socket.socket, form: Form, memory: int) -> None:
 
 
 def _taken_gib() -> float:
-    """Returns the address space that this process has taken, which the limit on memory counts."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    """Returns the memory of its own that this process has taken, which the limit on memory counts."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * resource.getpagesize() / 2**30
 
 
@@ -153,7 +153,8 @@ def _be_child(parent: int, control: socket.socket, descriptor: int, form: Form, 
     with suppress(OSError):
         end_first()
     control.close()
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    # Node reserves far more addresses than it has memory, so addresses are not limited.
+    limit(resource.RLIMIT_DATA, memory)
     link = socket.socket(fileno=descriptor)
     try:
         asyncio.run(_episode(link, form))

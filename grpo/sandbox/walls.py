@@ -80,6 +80,13 @@ def go_on_with_parents_end() -> None:
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
+def limit(name: int, most: int) -> None:
+    """Limits a resource of this process for good, to less than `most` where such a limit holds already."""
+    before = resource.getrlimit(name)[1]
+    most = most if before == resource.RLIM_INFINITY else min(most, before)
+    resource.setrlimit(name, (most, most))
+
+
 def end_first() -> None:
     """Makes the kernel end this process, and those that it forks, before others where memory is short."""
     with open("/proc/self/oom_score_adj", "w") as file:
@@ -225,10 +232,8 @@ def confine(seconds: float, memory: int) -> None:
         resource.RLIMIT_NPROC: MOST_THREADS,
         resource.RLIMIT_CORE: 0,
     }
-    for name, limit in limits.items():
-        most = resource.getrlimit(name)[1]
-        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(name, (limit, limit))
+    for name, most in limits.items():
+        limit(name, most)
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if os.uname().machine in ARCHITECTURES:
         program = ctypes.create_string_buffer(_filter(*ARCHITECTURES[os.uname().machine]))

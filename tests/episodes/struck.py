@@ -1,7 +1,9 @@
 """This episode is struck as its problem says."""
 
 import asyncio
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -19,6 +21,10 @@ async def struck(chat, problem):
         time.sleep(60)
     if word == "memory":
         bytearray(2**40)
+    if word == "reserves":
+        mmap.mmap(-1, 2**36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    if word == "limits":
+        return {"reward": 1.0, "gib": resource.getrlimit(resource.RLIMIT_DATA)[1] / 2**30}
     if word == "leaves":
         return {"reward": 1.0, "started": subprocess.Popen(["sleep", "600"], start_new_session=True).pid}
     if word == "daemon":

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -95,6 +96,27 @@ def test_an_episode_that_is_struck_says_how_and_the_next_one_is_played(strike, w
     # After a call that finds out, where the process that forks was killed.
     [facts] = strike("nothing")
     assert (facts.error, facts.rewards) == ("", {"reward": 1.0})
+
+
+def test_an_episode_may_reserve_more_addresses_than_it_may_take_memory(strike):
+    """Node does so for its fetch."""
+    [facts] = strike("reserves")
+    assert (facts.error, facts.rewards) == ("", {"reward": 1.0})
+
+
+def test_an_episode_keeps_to_a_lower_limit_of_memory_that_holds_already():
+    processes = Processes("tests.episodes.struck:struck", LimitsConfig())
+    resource.prlimit(processes._process.pid, resource.RLIMIT_DATA, (2**31, 2**31))
+
+    async def played():
+        async with processes.episode() as link:
+            message = {"role": "user", "content": "?"}
+            link.begin(Problem("p", "?", "limits", messages=(message,)), ("problem", "answer"), 0, "")
+            return await Script("Well.", most_turns=8).played(link, 60.0)
+
+    facts = asyncio.run(played())
+    processes.close()
+    assert (facts.error, facts.rewards) == ("", {"reward": 1.0, "gib": 2.0})
 
 
 def test_all_that_an_episode_has_started_ends_with_it(strike):
