@@ -56,6 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     for name in (*TRACKERS, "HF_TOKEN"):
         os.environ.pop(name, None)
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    # The working folder comes last (see `grpo.host.imports.look_here_last`), and programs of Python find it as usual.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    os.environ.pop("PYTHONSAFEPATH", None)
     try:
         form = form_of(path, limits)
         ready = {"kind": form.kind, "tools": form.schemas, "source": _source_of(form)}

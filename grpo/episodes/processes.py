@@ -70,10 +70,9 @@ class Processes:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begin = [str(theirs.fileno()), json.dumps(asdict(self._limits)), self._path]
         words = [self._python or sys.executable, "-m", "grpo.episodes.process", *begin]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         # Whatever an episode leaves behind inherits this.
         self._mark = secrets.token_hex(8)
-        environment[MARK] = self._mark
+        environment = {**os.environ, MARK: self._mark}
         if self._python:
             # Its own programs come first.
             environment["PATH"] = os.pathsep.join([str(Path(self._python).parent), environment.get("PATH", "")])

@@ -139,6 +139,21 @@ def test_a_program_whose_episode_and_its_parent_were_killed_ends_with_the_next_o
     assert left_of([process.pid for process in marked]) == []
 
 
+def test_a_module_in_the_working_folder_is_found_and_replaces_none_of_pythons_own(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise ImportError('this is no random')")
+    (tmp_path / "helper.py").write_text("value = 1")
+    (tmp_path / "own.py").write_text(
+        "import helper, os\nassert 'PYTHONSAFEPATH' not in os.environ\n"
+        "def look() -> str:\n    'Looks.'\n    return ''\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    processes = Processes("own.py:look", LimitsConfig())
+    processes.close()
+    assert processes.kind == "tools"
+
+
 def test_a_file_that_was_changed_is_not_taken_in_the_middle_of_a_run(tmp_path):
     """The process that had imported it is killed, as the kernel does where memory is short."""
     file = tmp_path / "own.py"
