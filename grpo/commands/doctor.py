@@ -31,7 +31,7 @@ VLLM = "0.32"
 OLDEST_DRIVERS = {12: 525, 13: 580}
 
 
-DRIVER, SMI_SECONDS = "NVIDIA driver", 60
+DRIVER = "NVIDIA driver"
 DRIVER_REMEDY = (
     "no GPU works without it: reboot (after an update the old driver stays loaded); if that does not help, "
     "install the driver again; in a container, look at the host's driver"
@@ -154,7 +154,7 @@ def _torch() -> Iterator[Check]:
         yield replace(driver, remedy="") if torch.cuda.is_available() else driver
         yield Check("compiler for Triton", kernels.compiler() or "missing", kernels.lacking())
     if not torch.cuda.is_available():
-        yield _unseen(_num_gpus() if driver else 0, driver)
+        yield _unseen(len(kernels.listed_gpus()) if driver else 0, driver)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = properties.major, properties.minor
@@ -175,28 +175,17 @@ def _driver(cuda: str | None) -> Check | None:
     nvidia-smi, which comes with every driver."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        process = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace")
+        process = subprocess.run(query, capture_output=True, text=True, timeout=kernels.SMI_SECONDS, errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
         return Check(DRIVER, f"nvidia-smi cannot be run: {error.strerror}", DRIVER_REMEDY)
     except subprocess.TimeoutExpired:
-        return Check(DRIVER, f"nvidia-smi does not answer within {SMI_SECONDS} seconds", DRIVER_REMEDY)
+        return Check(DRIVER, f"nvidia-smi does not answer within {kernels.SMI_SECONDS} seconds", DRIVER_REMEDY)
     first = next((line.strip() for line in (process.stdout + process.stderr).splitlines() if line.strip()), "")
     if process.returncode or not first[:1].isdigit():
         return Check(DRIVER, f"nvidia-smi fails: {first or f'exit code {process.returncode}'}", DRIVER_REMEDY)
     return Check(DRIVER, first, driver_remedy(first, cuda))
-
-
-def _num_gpus() -> int:
-    """Returns how many GPUs nvidia-smi lists, 0 where it fails."""
-    try:
-        process = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in process.stdout.splitlines())
 
 
 def _unseen(num_gpus: int, driver: Check | None) -> Check:

@@ -2,7 +2,7 @@
 
 environment   process variables that are set before heavy imports
 ranks         this process's rank and device
-kernels       what a machine lacks to compile and run kernels on its GPUs
+kernels       the machine's GPUs, and what it lacks to compile and run kernels on them
 repeatable    kernels that give the same bits each time
 device_memory how much memory the device has, and how much is free
 main_memory   how much main memory the machine has, or its container

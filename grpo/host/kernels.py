@@ -1,10 +1,12 @@
-"""This module says what a machine lacks to run kernels, and for how long they run on its GPUs."""
+"""This module lists a machine's GPUs, says what it lacks to run kernels, and for how long they run there."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
 OLDEST_CAPABILITY = (7, 5)
 # vLLM's CPU build loads no kernels without this library, and says so only when it calls one. Slim images lack it.
 LIBRARY_ON_CPU = "libnuma.so.1"
+# nvidia-smi may take so long on a machine with many GPUs.
+SMI_SECONDS = 60
+
+
+def listed_gpus() -> list[str]:
+    """Returns the numbers of this machine's GPUs, as nvidia-smi lists them, without importing torch. [] where it fails.
+
+    It lists the instances of a divided GPU too, on lines of their own.
+    """
+    try:
+        process = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_SECONDS, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return re.findall(r"^GPU (\d+):", process.stdout, re.MULTILINE)
 
 
 def compiler() -> str:

@@ -2,17 +2,20 @@
 """This module runs the cells of a sweep, each in a process of its own, several of them side by side."""
 
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, checkpoints_in
 from grpo.config.rewording import path_word
+from grpo.host import kernels
 from grpo.host.alive import last_word
 from grpo.host.disk import open_own
 from grpo.host.signals import LOOK_SECONDS, STOPPED_CODES
@@ -27,12 +30,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def gpus_here() -> list[str]:
     """Returns the names or numbers of the GPUs that this process may use, without importing torch. [] on a CPU."""
     if VISIBLE in os.environ:
-        return [name.strip() for name in os.environ[VISIBLE].split(",") if name.strip()]
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    except OSError:
-        return []
-    return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
+        names = map(str.strip, os.environ[VISIBLE].split(","))
+        # CUDA shows the GPUs before the first name that is none, such as -1.
+        return [*takewhile(re.compile(r"\d+$|(GPU|MIG)-").match, names)]
+    return kernels.listed_gpus()
 
 
 def side_by_side(cells: Sequence[Cell], num_gpus: int) -> int:

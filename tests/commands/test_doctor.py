@@ -114,7 +114,7 @@ def test_a_driver_that_does_not_answer_is_one_row_with_what_it_says_and_what_to_
     monkeypatch, tmp_path, script, shown
 ):
     stand_in(monkeypatch, tmp_path, script)
-    monkeypatch.setattr(doctor, "SMI_SECONDS", 0.2 if script == "exec sleep 30" else 60)
+    monkeypatch.setattr(kernels, "SMI_SECONDS", 0.2 if script == "exec sleep 30" else 60)
     [row] = [check for check in doctor._torch() if check.what == "NVIDIA driver"]
     assert (row.there, row.remedy) == (shown, doctor.DRIVER_REMEDY)
     assert doctor.Check("GPUs", "none that torch sees", "see the driver above") in [*doctor._torch()]
@@ -187,7 +187,7 @@ def test_gpus_that_only_nvidia_smi_sees_are_counted(hidden, remedy, monkeypatch,
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    row = doctor._unseen(doctor._num_gpus(), doctor.Check("NVIDIA driver", "580.65.06"))
+    row = doctor._unseen(len(kernels.listed_gpus()), doctor.Check("NVIDIA driver", "580.65.06"))
     assert row == doctor.Check("GPUs", "none that torch sees, of 2 that nvidia-smi sees", remedy)
 
 

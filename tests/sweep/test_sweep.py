@@ -5,6 +5,7 @@ import errno
 import fcntl
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -264,11 +265,22 @@ def test_a_run_that_another_sweep_has_done_meanwhile_is_not_run_again(tmp_path):
     assert [ledger.state(cell).state for cell in cells] == [DONE] * 2
 
 
-def test_gpus_of_this_machine_are_those_that_it_shows(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, 3")
-    assert gpus_here() == ["GPU-a", "3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus_here() == []
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [("GPU-a, 3", ["GPU-a", "3"]), ("", []), ("-1", []), ("NoDevFiles", []), ("0,-1,1", ["0"])],
+)
+def test_gpus_of_this_machine_are_those_that_it_shows(names, shown, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert gpus_here() == shown
+
+
+def test_gpus_that_are_divided_keep_their_numbers(monkeypatch, tmp_path):
+    lines = ["GPU 0: H100 (UUID: GPU-a)", "  MIG 3g.40gb Device 0: (UUID: MIG-b)", "GPU 1: H100 (UUID: GPU-c)"]
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus_here() == ["0", "1"]
 
 
 def test_a_cell_that_another_sweep_is_at_is_left_to_it(words):
