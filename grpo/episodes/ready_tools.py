@@ -1,8 +1,10 @@
 """These tools come with grpo. `task.episode` names them without a file."""
 
 import ast
+import math
 import operator
 from collections.abc import Callable
+from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 
 from grpo.config import LimitsConfig
@@ -46,7 +48,7 @@ def _cut(text: str, characters: int) -> str:
     return f"{text[:characters]}\n… (cut at {characters} characters)" if len(text) > characters else text
 
 
-LONGEST_EXPRESSION = 200
+LONGEST_EXPRESSION, MOST_DIGITS = 200, 200
 OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -66,16 +68,31 @@ def calculator_tool(limits: LimitsConfig) -> Callable[[str], str]:
         """
         if len(expression) > LONGEST_EXPRESSION:
             raise ValueError("the expression is too long")
-        number = _value(ast.parse(expression.strip(), mode="eval").body)
-        rounded = float(f"{float(number):.12g}")
-        return str(number) if number.denominator == 1 else str(rounded)
+        try:
+            return _written(_value(ast.parse(expression.strip(), mode="eval").body))
+        except OverflowError:
+            raise ValueError("the numbers are too large") from None
 
     return calculator
 
 
+def _written(number: Fraction) -> str:
+    """Writes a number exactly if its digits end, and otherwise with twelve of them. Raises OverflowError for a number
+    that is too large."""
+    rounded = float(f"{float(number):.12g}")
+    if number.denominator == 1:
+        return str(number)
+    context = Context(prec=MOST_DIGITS)
+    exact = context.divide(Decimal(number.numerator), Decimal(number.denominator))
+    return str(rounded) if context.flags[Inexact] else str(exact).lower()
+
+
 def _value(node: ast.AST) -> Fraction:
-    """Returns what an expression is worth. Raises ValueError for anything but numbers, + - * / and brackets."""
+    """Returns what an expression is worth. Raises ValueError for anything but numbers, + - * / and brackets, and
+    OverflowError for a number that is too large."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        if node.value == math.inf:
+            raise OverflowError
         return Fraction(str(node.value))
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](_value(node.left), _value(node.right))

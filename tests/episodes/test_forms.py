@@ -209,6 +209,9 @@ def test_the_model_runs_programs_beside_other_tools():
         ("1e-12 * 3", "3e-12"),
         ("123456789 * 987654321 / 1", "121932631112635269"),
         ("+5 - 2", "3"),
+        ("100000000000000.5 * 1", "100000000000000.5"),
+        ("123456789.1234 * 10", "1234567891.234"),
+        ("1e20 / 3", "3.33333333333e+19"),
     ],
 )
 def test_the_calculator_computes(expression, result):
@@ -222,6 +225,13 @@ def test_the_calculator_computes(expression, result):
 def test_the_calculator_refuses_whatever_is_no_sum(expression):
     [calculator] = form_of("calculator").functions
     with pytest.raises((ValueError, ArithmeticError, SyntaxError)):
+        calculator(expression)
+
+
+@pytest.mark.parametrize("expression", ["1e200 * 1e200", "1e999", "1e308 * 1e308 / 3"])
+def test_the_calculator_says_that_numbers_are_too_large(expression):
+    [calculator] = form_of("calculator").functions
+    with pytest.raises(ValueError, match="the numbers are too large"):
         calculator(expression)
 
 
