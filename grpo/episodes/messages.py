@@ -117,10 +117,10 @@ def calls_read(calls: Sequence[Any], text: str) -> list[Message]:
     """Returns the calls that a model wrote in `text` in the form of `messages_of`. Their ids are those that the model
     wrote, which a tool's answer names, or "".
 
-    Raises Unreadable for a call without a name or arguments.
+    Raises Unreadable for a call without a name or arguments, and ValueError for numbers that JSON lacks, such as NaN.
     """
     ids = _ID.findall(text)
-    read = [_call(0, json_of(json.dumps(call).encode())) for call in calls]
+    read = json_of(json.dumps([_call(0, call) for call in calls], allow_nan=False).encode())
     return [call | {"id": ids[place] if len(ids) == len(calls) else ""} for place, call in enumerate(read)]
 
 

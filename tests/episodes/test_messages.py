@@ -97,5 +97,11 @@ def test_calls_keep_the_ids_that_the_model_wrote():
         calls_read([{"function": {"name": "add"}}], "")
 
 
+@pytest.mark.parametrize("arguments", [{"a": float("nan")}, '{"a": [-Infinity]}', '{"a": 1e999}'])
+def test_calls_with_numbers_that_json_lacks_are_not_read(arguments):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        calls_read([{"function": {"name": "add", "arguments": arguments}}], "")
+
+
 def test_no_tools_are_none():
     assert tools_of([]) is None and tools_of(None) is None
