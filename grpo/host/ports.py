@@ -22,7 +22,8 @@ class ReservedPort:
     since they set SO_REUSEADDR as it does. The lock keeps other holders away."""
 
     def __init__(self, host: str, port: int = 0):
-        """Holds `port` at `host`, an address of this machine. Port 0 stands for any free one. Raises `OSError`."""
+        """Holds `port` at `host`, an address of this machine, and keeps it from holders at all other addresses. Port 0
+        stands for any free one. Raises `OSError`."""
         self._bound = socket.socket(family_of(host))
         # The kernel keeps these names apart from files, gives all users one set of them, and forgets those of processes
         # that have ended. Containers share them where they share ports.
@@ -33,7 +34,7 @@ class ReservedPort:
             self._bound.bind((host, port))
             self.port: int = self._bound.getsockname()[1]
             if str(self.port) not in os.environ.get(RESERVED_VARIABLE, "").split():
-                self._lock.bind(f"\0grpo holds {host} {self.port}")
+                self._lock.bind(f"\0grpo holds {self.port}")
         except OSError:
             self.close()
             raise

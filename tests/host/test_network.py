@@ -56,6 +56,8 @@ def test_a_reserved_port_is_kept_from_other_holders_and_left_to_its_server():
     reserved = ReservedPort(LOOPBACK)
     with pytest.raises(OSError, match="in use"):
         ReservedPort(LOOPBACK, reserved.port)
+    with pytest.raises(OSError, match="in use"):
+        ReservedPort("0.0.0.0", reserved.port)
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((LOOPBACK, reserved.port))
     with listen(LOOPBACK, reserved.port) as server:
