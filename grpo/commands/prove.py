@@ -21,6 +21,7 @@ from grpo.config.errors import first_line, require
 from grpo.config.hydra import compose_config
 from grpo.config.rewording import path_word
 from grpo.config.validate import validate
+from grpo.host import ranks
 from grpo.host.terminal import Terminal, say
 from grpo.prove.facts import Fact, Report
 from grpo.prove.sizes import SIZES, WAYS, check_size, words_of
@@ -98,7 +99,7 @@ def run(words: Sequence[str] = ()) -> int:
         "determinism": [determinism.determinism],
     }
     engines = {"sync": exchange.sync, "sampler": sampling.sampler}
-    size = options.get("size", "1.5b" if torch.cuda.is_available() else "tiny")
+    size = options.get("size", "1.5b" if ranks.on_gpu(config.device) else "tiny")
     bench = Bench(size, folder.absolute(), overrides)
     bench.build()
     device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU"

@@ -291,6 +291,17 @@ def test_parts_that_need_vllm_say_so_where_there_is_none(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.count("needs vLLM") == 2
 
 
+@pytest.mark.parametrize(("device", "size"), [("cpu", "tiny"), ("auto", "1.5b")])
+def test_a_proof_without_a_size_takes_that_of_its_device(device, size, tmp_path, monkeypatch):
+    def chosen(size, *_):
+        raise InterruptedError(size)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("grpo.prove.bench.Bench", chosen)
+    with pytest.raises(InterruptedError, match=size):
+        prove.run(["part=attention", f"device={device}", f"output_dir={tmp_path}"])
+
+
 def test_unknown_parts_and_ways_are_refused(tmp_path):
     known = "ways=ZeRO-4 is unknown: choose among ZeRO-1, ZeRO-2, ZeRO-3, checkpointing, offload"
     with pytest.raises(UserError, match=known):
