@@ -206,6 +206,11 @@ def _check_episode(config: TrainConfig) -> None:
         task.prompt.chat,
         "task.episode is a conversation, and task.prompt.chat=false writes none: set task.prompt.chat=true",
     )
+    require(
+        task.gateway not in ("", "0.0.0.0", "::"),
+        f"task.gateway={task.gateway} stands for all addresses of this machine, and programs need one: name the one "
+        "that they reach",
+    )
 
 
 def _check_parts(key: str, parts: list[RewardPartConfig]) -> None:
