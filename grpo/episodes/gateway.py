@@ -37,7 +37,6 @@ UNSUPPORTED = {
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
     "audio": (None,),
-    "stream_options": (None, {}, {"include_usage": True}, {"include_usage": False}),
     # vLLM's server knows these further ones.
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), (None,)),
     **dict.fromkeys(("chat_template", "stop_token_ids", "bad_words", "allowed_token_ids"), (None,)),
@@ -59,7 +58,7 @@ IGNORED = (
 """The run's own values hold for these."""
 
 TAKEN = (
-    *("model", "messages", "tools", "stream", "max_tokens", "max_completion_tokens"),
+    *("model", "messages", "tools", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user", "verbosity"),
 )
 """A request may give these. Those of the second line change no tokens."""
@@ -181,7 +180,8 @@ def _check(body: Any) -> None:
     """Raises Unreadable for a request that the policy cannot fulfil as it stands."""
     if not isinstance(body, Mapping):
         raise Unreadable("the request must be a JSON object")
-    for name, neutral in UNSUPPORTED.items():
+    without_tools = ("none",) if not body.get("tools") else ()
+    for name, neutral in {**UNSUPPORTED, "tool_choice": (*UNSUPPORTED["tool_choice"], *without_tools)}.items():
         if body.get(name) not in neutral:
             raise Unreadable(f"{name}={body[name]!r:.80} is for the run to say, and for no request: leave it out")
     for name in body.keys() - KNOWN:
@@ -189,6 +189,8 @@ def _check(body: Any) -> None:
             raise Unreadable(f"{name!r:.80} is no word of this address: leave it out")
     if not isinstance(body.get("stream"), bool | None):
         raise Unreadable(f"stream={body['stream']!r:.80} must be true or false")
+    if not isinstance(body.get("stream_options"), Mapping | None):
+        raise Unreadable(f"stream_options={body['stream_options']!r:.80} must be a JSON object")
     for name in ("max_tokens", "max_completion_tokens"):
         most = body.get(name)
         if most is not None and (type(most) is not int or most < 1):

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from grpo.config import LimitsConfig, UserError
-from grpo.episodes.gateway import Gateway
+from grpo.episodes.gateway import Gateway, _check
+from grpo.episodes.messages import Unreadable
 from grpo.episodes.processes import Processes
 from grpo.run.scripted_episodes import Script
 from grpo.types import Problem
@@ -191,6 +193,25 @@ def test_an_episode_whose_process_does_not_begin_is_no_fault_of_its_code():
     assert asyncio.run(played()).error == "its process took longer to begin than task.limits.seconds=0.5"
     os.kill(processes._process.pid, signal.SIGCONT)
     processes.close()
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        ({"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}}, ""),
+        ({"tool_choice": "none"}, ""),
+        ({"tool_choice": "none", "tools": []}, ""),
+        ({"tool_choice": "none", "tools": [TOOL]}, "tool_choice='none' is for the run to say"),
+        ({"tool_choice": "required"}, "tool_choice='required' is for the run to say"),
+        ({"stream_options": ["include_usage"]}, "must be a JSON object"),
+    ],
+)
+def test_a_request_may_name_whatever_changes_no_token(body, refused):
+    with pytest.raises(Unreadable, match=refused) if refused else nullcontext():
+        _check(body)
 
 
 def test_a_request_that_comes_as_its_episode_ends_is_answered_that_it_is_over():
