@@ -72,7 +72,7 @@ def _machine() -> Iterator[Check]:
     memory = main_memory.free_gib()
     free = shutil.disk_usage(os.getcwd()).free / GIB
     yield Check("Python", platform.python_version(), "" if sys.version_info >= (3, 11) else "use 3.11 or newer")
-    yield Check("CPU cores", str(len(os.sched_getaffinity(0))))
+    yield Check("CPU cores", str(main_memory.cores()))
     yield Check(
         "memory",
         f"{memory:.1f} of {main_memory.total_gib():.1f} GiB free",
@@ -162,7 +162,7 @@ def _torch() -> Iterator[Check]:
         yield Check(f"GPU {index}", size, kernels.too_old(capability))
         if capability[0] == 10 and not index:
             yield Check("compilers for FlashInfer", _flashinfer_compilers())
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    threads, cores = torch.get_num_threads(), main_memory.cores()
     yield Check("torch threads", str(threads), "" if threads <= cores else f"set OMP_NUM_THREADS={cores}")
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
     yield Check(

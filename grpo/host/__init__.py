@@ -5,7 +5,7 @@ ranks         this process's rank and device
 kernels       the machine's GPUs, and what it lacks to compile and run kernels on them
 repeatable    kernels that give the same bits each time
 device_memory how much memory the device has, and how much is free
-main_memory   how much main memory the machine has, or its container
+main_memory   how much main memory and how many cores the machine has, or its container
 network       free ports, addresses and interfaces
 ports         keeps ports for servers that are still starting
 imports       where modules are found, and heavy imports without garbage collection

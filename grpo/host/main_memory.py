@@ -1,9 +1,13 @@
-"""This module reads how much main memory this process may use: that of its machine, or less in a container.
+"""This module reads how much main memory and how many processor cores this process may use: those of its machine, or
+less in a container.
 
 A container, and a job of a batch system such as Slurm, is a control group (cgroup) of processes, often within others.
-The kernel ends processes when a group exceeds its limit. psutil knows the machine's memory only.
+The kernel ends processes when a group exceeds its limit of memory, and halts them for a while when it has used up its
+quota of time. psutil knows the machine's memory only.
 """
 
+import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,27 +47,45 @@ def free_gib() -> float:
     return min([psutil.virtual_memory().available, *(max(0, limit - used) for limit, used in _limits())]) / GIB
 
 
+def cores() -> int:
+    """Returns how many processor cores this process may use: those that it may run on, or fewer where one of its groups
+    has a quota of their time."""
+    counts = [len(os.sched_getaffinity(0))]
+    is_first, folders = _own_groups("cpu")
+    files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if is_first else ("cpu.max",)
+    for folder in folders:
+        # A group without a quota has -1 or max in its place.
+        with suppress(OSError, ValueError):
+            quota, period = map(int, " ".join((folder / name).read_text() for name in files).split())
+            counts += [math.ceil(quota / period)] if quota > 0 else []
+    return min(counts)
+
+
 def _limits() -> Iterator[tuple[int, int]]:
     """Yields limit and use, in bytes, of each group of this process that has a limit, the innermost first."""
-    version, root, path = _own_group()
-    # A container sees its own group as the root, but often by the path that the group has outside.
-    for folder in (path, *path.parents):
+    is_first, folders = _own_groups("memory")
+    version = FIRST if is_first else SECOND
+    for folder in folders:
         with suppress(OSError, ValueError, KeyError):
-            limit = (root / folder / version.limit).read_text().strip()
+            limit = (folder / version.limit).read_text().strip()
             if limit != "max":
-                yield int(limit), _used(root / folder, version)
+                yield int(limit), _used(folder, version)
 
 
-def _own_group() -> tuple[_Version, Path, PurePosixPath]:
-    """Returns the version of cgroups that limits memory, the folder of its groups, and this process's group there."""
+def _own_groups(controller: str) -> tuple[bool, list[Path]]:
+    """Tells whether the first version of cgroups has this controller, and returns the folders of this process's group
+    and of those around it, the innermost first."""
+    root, own, is_first = CGROUPS, "", False
     with suppress(OSError):
         groups = {controllers: path for _, controllers, path in
                   (line.split(":", 2) for line in OWN_GROUPS.read_text().splitlines())}  # fmt: skip
+        own = groups.get("", "")
         for controllers, path in groups.items():
-            if "memory" in controllers.split(","):
-                return FIRST, CGROUPS / "memory", PurePosixPath(path.strip("/"))
-        return SECOND, CGROUPS, PurePosixPath(groups.get("", "").strip("/"))
-    return SECOND, CGROUPS, PurePosixPath()
+            if controller in controllers.split(","):
+                root, own, is_first = CGROUPS / controller, path, True
+    # A container sees its own group as the root, but often by the path that the group has outside.
+    folder = PurePosixPath(own.strip("/"))
+    return is_first, [root / outer for outer in (folder, *folder.parents)]
 
 
 def _used(group: Path, version: _Version) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from grpo.config.errors import UserError, require
 from grpo.config.run import HardwareConfig
 from grpo.config.start import START_VARIABLE, only_here
+from grpo.host import main_memory
 from grpo.host.kernels import too_old
 from grpo.host.network import LOOPBACK, free_port
 
@@ -144,7 +145,7 @@ def counts(hardware: HardwareConfig, dry_run: bool) -> tuple[int, int]:
 
 def own_cores() -> int:
     """Returns how many of this machine's processor cores each of its learner ranks can have."""
-    return max(1, len(os.sched_getaffinity(0)) // local_world_size())
+    return max(1, main_memory.cores() // local_world_size())
 
 
 def rank() -> int:

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from grpo.config import TrainConfig
-from grpo.host import main_memory
+from grpo.host import main_memory, ranks
 from grpo.host.device_memory import available_gib
 
 GIB = 2**30
@@ -79,3 +79,23 @@ def test_a_group_whose_files_cannot_be_read_limits_nothing(groups, tmp_path):
     assert sizes() == (64, 40)
     groups(["0::/../.."], {})
     assert sizes() == (64, 40)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/pod/a", {"pod/a/cpu.max": "max 100000", "pod/cpu.max": "250000 100000"}, 3),
+        ("0::/", {"cpu.max": "max 100000"}, 48),
+        ("0::/", {"cpu.max": "9900000 100000"}, 48),
+        ("0::/", {}, 48),
+        ("3:cpu,cpuacct:/docker/a", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ("3:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 48),
+    ],
+)
+def test_cores_are_those_of_the_smallest_quota_that_a_group_has(own, files, expected, groups, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(48))
+    groups([own], {})
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(f"{text}\n")
+    assert (main_memory.cores(), ranks.own_cores()) == (expected, expected)
