@@ -32,6 +32,11 @@ def prove(chat: ChatTemplate, tools: Tools | None = None, system: Sequence[Messa
     and for calls that are read otherwise than they were written.
     """
     _prove_clock(chat)
+    require(
+        "<|channel|>" not in chat.text([ASKED, {"role": "assistant", "content": MARK}], tools, False),
+        "the chat template puts a turn of the model into channels, as that of gpt-oss does, and episodes support none: "
+        "choose another model",
+    )
     _prove_tools(chat, tools)
     _prove_beginning(chat, tools)
     dropped = {

@@ -310,6 +310,12 @@ def test_a_template_that_ends_turns_by_a_token_that_ends_no_completion_is_named(
         chat.prove()
 
 
+def test_a_template_with_channels_is_refused_plainly():
+    text = TURN.replace("{{ m.content }}", "<|channel|>final<|message|>{{ m.content }}") + END
+    with pytest.raises(UserError, match="as that of gpt-oss does, and episodes support none: choose another model"):
+        template(text)[0].prove()
+
+
 @pytest.mark.parametrize(
     ("text", "is_refused"), [("%H:%M", True), ("%-I o'clock", True), ("%c", True), ("%d %B %Y", False)]
 )
