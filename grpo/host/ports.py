@@ -17,6 +17,9 @@ RESERVED_VARIABLE = "GRPO_HELD_PORTS"
 """This environment variable names ports, with spaces between, that the process which started this one holds for it."""
 
 
+MOST_TRIES = 8
+
+
 class ReservedPort:
     """A reserved port is a socket that is bound and does not listen, and a lock. Servers bind beside such a socket,
     since they set SO_REUSEADDR as it does. The lock keeps other holders away."""
@@ -24,20 +27,27 @@ class ReservedPort:
     def __init__(self, host: str, port: int = 0):
         """Holds `port` at `host`, an address of this machine, and keeps it from holders at all other addresses. Port 0
         stands for any free one. Raises `OSError`."""
-        self._bound = socket.socket(family_of(host))
-        # The kernel keeps these names apart from files, gives all users one set of them, and forgets those of processes
-        # that have ended. Containers share them where they share ports.
-        self._lock = socket.socket(socket.AF_UNIX)
-        try:
-            # A port that a server left a moment ago counts as free.
-            self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._bound.bind((host, port))
-            self.port: int = self._bound.getsockname()[1]
-            if str(self.port) not in os.environ.get(RESERVED_VARIABLE, "").split():
-                self._lock.bind(f"\0grpo holds {self.port}")
-        except OSError:
-            self.close()
-            raise
+        # The kernel may choose a port that somebody holds at another address.
+        for tries_left in reversed(range(1 if port else MOST_TRIES)):
+            self._bound = socket.socket(family_of(host))
+            # The kernel keeps these names apart from files, gives all users one set of them, and forgets those of
+            # processes that have ended. Containers share them where they share ports.
+            self._lock = socket.socket(socket.AF_UNIX)
+            try:
+                self._hold(host, port)
+                return
+            except OSError:
+                self.close()
+                if not tries_left:
+                    raise
+
+    def _hold(self, host: str, port: int) -> None:
+        # A port that a server left a moment ago counts as free.
+        self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._bound.bind((host, port))
+        self.port: int = self._bound.getsockname()[1]
+        if str(self.port) not in os.environ.get(RESERVED_VARIABLE, "").split():
+            self._lock.bind(f"\0grpo holds {self.port}")
 
     def close(self) -> None:
         """Ends the hold."""

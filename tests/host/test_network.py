@@ -105,3 +105,21 @@ def test_a_hold_ends_with_its_process():
 def test_servers_whose_ports_cannot_be_reserved_are_one_line(host, message):
     with listen() as server, pytest.raises(UserError, match=message):
         require_ports(host, [server.getsockname()[1]], "rollout.servers")
+
+
+def test_a_free_port_that_somebody_holds_at_another_address_is_passed_over(monkeypatch):
+    hold, refused = ReservedPort._hold, []
+
+    def hold_at_second_try(reserved, host, port):
+        hold(reserved, host, port)
+        if not refused:
+            refused.append(reserved.port)
+            raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(ReservedPort, "_hold", hold_at_second_try)
+    reserved = ReservedPort(LOOPBACK)
+    reserved.close()
+    assert refused and reserved.port
+    refused.clear()
+    with pytest.raises(OSError, match="in use"):
+        ReservedPort(LOOPBACK, reserved.port)
