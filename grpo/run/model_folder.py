@@ -40,6 +40,7 @@ OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuesti
 SHOWN = 3
 """A message names as many weights, and the number of the others."""
 
+_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.")
 # transformers says so where a weight's shape differs from the configured one, and where it cannot put weights together.
 _MISFITS = ("ignore_mismatched_sizes", "automatic conversion")
 
@@ -58,15 +59,15 @@ def model_files(
     name = f"model.path={config.model.path}" if config.model.path else f"model.source={config.model.source}"
     changed = f" with model.config={{{', '.join(config.model.config)}: …}}" if config.model.config else ""
     quantized = _quantized(_settings(files, name + changed))
+    by_vllm = samples and config.rollout.engine != "transformers"
     if quantized:
-        by_vllm = samples and config.rollout.engine != "transformers"
         if by_vllm and not learns:
             # vLLM alone loads it, and computes it as it is.
             return files
         _check_quantized(quantized, name, by_vllm)
         files = ModelFiles(with_config(path, {"quantization_config": {"dequantize": True}}), files.trust)
     if needs_weights:
-        check_weights(files, name)
+        check_weights(files, name, by_vllm)
     adapter = Path(config.model.start) / ADAPTER_WEIGHTS
     if config.model.start and adapter.exists():
         try:
@@ -129,6 +130,9 @@ def _check_layers(settings: Mapping[str, Any], name: str) -> None:
                 isinstance(kind, torch.dtype) and kind.is_floating_point,
                 f"{name}: its {CONFIG} says {key}={value}, and weights are floating-point numbers: correct it",
             )
+        elif key == "factor":
+            number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+            require(number, f"{name}: its {CONFIG} says factor={value!r}, which is no number: correct it")
         elif key in POSITIVE and isinstance(value, int):
             require(value > 0, f"{name}: its {CONFIG} says {key}={value}, which no model has: correct it")
         elif COUNTED.search(key) and isinstance(value, int):
@@ -182,9 +186,10 @@ def _check_quantized(method: str, name: str, by_vllm: bool) -> None:
     )
 
 
-def check_weights(files: ModelFiles, name: str) -> None:
-    """Raises UserError where the files lack weights of the model, or have them in other shapes. Tells of
-    weights that the model does not have. Reads only the files' headers."""
+def check_weights(files: ModelFiles, name: str, by_vllm: bool = False) -> None:
+    """Raises UserError where the files lack weights of the model, or have them in other shapes, and where vLLM will
+    read them, which takes no further layers. Tells of weights that the model does not have. Reads only the files'
+    headers."""
     try:
         # On this device weights have no values. transformers itself decides which names belong together.
         _, info = AutoModelForCausalLM.from_pretrained(
@@ -201,6 +206,14 @@ def check_weights(files: ModelFiles, name: str) -> None:
         raise UserError(f"{name}: transformers makes no language model of it: {first_line(error)}") from error
     strange = info["unexpected_keys"]
     _require_all(info["missing_keys"], name, strange)
+    # Some models have further layers that predict several tokens at once. They are not trained.
+    count = files.text.num_hidden_layers + (getattr(files.text, "num_nextn_predict_layers", 0) or 0)
+    beyond = {int(found[1]) for weight in strange if (found := _LAYER.match(weight)) and int(found[1]) >= count}
+    require(
+        not (beyond and by_vllm),
+        f"{name}: its files have weights of layer {min(beyond, default=0)}, and its configuration says {count} layers, "
+        "counted from 0, which vLLM refuses: correct one of the two, or use rollout=transformers",
+    )
     whole = sorted(_whole_numbers(files).difference(strange))
     require(
         not whole,

@@ -13,6 +13,7 @@ from grpo.config.run import HardwareConfig
 from grpo.config.sweep import SweepConfig, grid, plain
 from grpo.config.unread import unread
 from grpo.config.validate import validate
+from grpo.host.terminal import say
 
 MOST = 10_000
 """A sweep has at most this many runs, each with a folder and a line of its own."""
@@ -57,6 +58,7 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
         require(not by_all, f"{word} has no effect, since every variant of this sweep sets {key}: leave it out")
     configs = _composed(variants)
     _refuse_equal(configs)
+    _tell_other_problems(configs)
     spending = _budget(sweep, next(iter(configs.values())))
     _check_budget(sweep, spending, variants, configs)
     if sweep.budget == "steps" and sweep.amount:
@@ -136,6 +138,18 @@ def _refuse_equal(configs: Mapping[str, TrainConfig]) -> None:
         require(same == name, f"the variants {same} and {name} have the same configuration: leave one of them out")
         same = earlier.setdefault(_folder(name), name)
         require(same == name, f"the variants {same} and {name} would share a folder: give one of them another name")
+
+
+def _tell_other_problems(configs: Mapping[str, TrainConfig]) -> None:
+    """Prints a line where variants take their problems from other data, since no report compares them then."""
+    data = {name: [of_set.data for of_set in config.task.all_sets.values()] for name, config in configs.items()}
+    first, *others = data
+    other = next((name for name in others if data[name] != data[first]), None)
+    if other is not None and configs[first].evaluation.num_problems:
+        say(
+            f"grpo: the variants {first} and {other} differ in task.data and so in held-out problems: grpo report "
+            "will not compare them; grpo eval asks each model the problems of one file"
+        )
 
 
 def _without_unread(

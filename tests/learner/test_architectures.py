@@ -189,17 +189,6 @@ def test_positions_that_depend_on_the_length_of_a_row_are_refused_where_they_beg
         loading.check_positions("a model", config, length)
 
 
-def test_a_factor_of_positions_that_is_text_is_named(tmp_path):
-    config = config_of("Llama")
-    config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-    config.save_pretrained(tmp_path)
-    assert loading.most_positions(files_of(tmp_path)) == 512
-    described = (tmp_path / "config.json").read_text().replace("2.0", '"2"')
-    (tmp_path / "config.json").write_text(described)
-    with pytest.raises(UserError, match="has '2' as factor of its positions, which is no number: correct it"):
-        loading.most_positions(files_of(tmp_path))
-
-
 def test_learned_positions_end_where_their_table_ends():
     loading.check_positions("gpt2", config_of("GPT-2"), 256)
     with pytest.raises(UserError, match="gpt2 has 256 positions: set model.max_length=256 or less, not 257"):

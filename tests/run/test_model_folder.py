@@ -88,6 +88,14 @@ def test_weights_that_are_not_used_are_named_in_one_line(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
+def test_files_with_more_layers_than_the_configuration_are_refused_where_vllm_reads_them(tmp_path):
+    with_settings(tiny_llama(tmp_path, layers=2), num_hidden_layers=1)
+    said = refusal(tmp_path, engine="vllm")
+    assert (
+        ": its files have weights of layer 1, and its configuration says 1 layers, counted from 0, which vLLM" in said
+    )
+
+
 def test_an_expert_that_is_missing_is_named_as_in_the_files(tmp_path):
     AutoModelForCausalLM.from_config(config_of("Mixtral, window")).save_pretrained(tmp_path)
     lost = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
@@ -190,6 +198,10 @@ def test_every_command_finds_its_model_here():
         (
             {"max_position_embeddings": 0},
             ": its config.json says max_position_embeddings=0, which no model has: correct",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "2"}},
+            ": its config.json says factor='2', which is no num",
         ),
         ({"rope_scaling": {"factor": 8.0}}, ": its config.json has rope_scaling with a factor and without a rope_type"),
         (

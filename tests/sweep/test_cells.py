@@ -35,6 +35,14 @@ def test_words_in_hydras_syntax_multiply_the_variants():
     assert cells[1].overrides == ("experiment=tiny", "normalization=grpo", "learner.learning_rate=0.0003", "seed=0")
 
 
+def test_variants_with_other_problems_are_named_before_any_run(capsys):
+    cells_of(SweepConfig(variants={"base": ["experiment=tiny"]}), ["learner.learning_rate=1e-3,2e-3"])
+    assert capsys.readouterr().err == ""
+    cells_of(SweepConfig(variants={"base": ["experiment=tiny"]}), ["task.data.options.max=9,29"])
+    said = capsys.readouterr().err
+    assert said.startswith("grpo: the variants base max=9 and base max=29 differ in task.data and so in held-out")
+
+
 def test_a_word_that_every_variant_replaces_is_refused():
     with pytest.raises(UserError, match="^normalization=grpo has no effect, since every variant of this sweep sets"):
         cells_of(SweepConfig(variants=TWO, seeds=1), ["experiment=tiny", "normalization=grpo"])
