@@ -254,6 +254,14 @@ def _check_server(key: str, part: RewardPartConfig) -> None:
         kind != "judge" or not ({"?", "#"} & {*server.url} or server.url.rstrip("/").endswith("/chat/completions")),
         f"{key}: server.url must be the address before /chat/completions, with neither ? nor #",
     )
+    default = RewardServerConfig()
+    unread = [name for name in ("model", "prompt", "pattern", "scale", "options")
+              if kind == "http" and getattr(server, name) != getattr(default, name)]  # fmt: skip
+    require(
+        not unread,
+        f"{key}: server.{', server.'.join(unread)} belong to a judge, and no http part reads them: name the part "
+        "judge, or leave them out",
+    )
     for name in ("at_once", "seconds", "scale"):
         require(getattr(server, name) > 0, f"{key}: server.{name}={getattr(server, name)} must be above 0")
     require(

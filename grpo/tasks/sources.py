@@ -289,6 +289,8 @@ def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     first = question[0] if isinstance(question, list) and question else None
     if isinstance(first, Mapping) and not {"role", "content"} <= first.keys():
         return f" The first has a message with {' and '.join(map(str, first))}: messages have role and content."
+    if isinstance(question, str) and question.lstrip().startswith(("[{'", '[{"')):
+        return " The first has a conversation that is no JSON, such as Python's own notation: write it by json.dumps."
     if other := other_parts(cell(row, data.question_column)):
         return f" The first has a prompt with parts of the type {' and '.join(other)}; models read text only here."
     if mark := _picture(row, conversation(cell(row, data.question_column))[1]):

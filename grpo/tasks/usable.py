@@ -1,6 +1,7 @@
 """This module decides which problems of a set can be learned from, and says what is odd about them."""
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 MOST_READ = 100
 # Fewer problems than this may well have the same answer.
 FEW = 9
+# Columns of these names mostly hold the choices of a question.
+CHOICES = ("choices", "options")
 # Python's and pandas's texts for a missing value.
 MISSING = {"None", "nan", "NaN", "null", "<NA>", "NaT"}
 
@@ -89,6 +92,14 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         return
     answers, sources = {problem.answer for problem in usable}, {problem.source for problem in usable}
     asked = {(problem.question, str(problem.messages)) for problem in usable}
+    hidden = [
+        name
+        for name in CHOICES
+        if all(isinstance(cell(problem.metadata, name), list | dict) for problem in usable)
+        and not config.data.choices_column
+        and f"{{{name}}}" not in config.prompt.template
+        and all(re.fullmatch("[A-J]", answer) for answer in answers)
+    ]
     missing = [problem.problem_id for problem in usable if problem.answer in MISSING]
     broken = [problem.problem_id for problem in usable if "\ufffd" in problem.question]
     odd = {
@@ -100,6 +111,11 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         and 2 * sum(map(spelled, answers)) > len(answers),
         f"{len(missing)} answers are texts such as None, by which Python and pandas write that there is none: leave "
         f"these rows out ({listed(tuple(missing))})": bool(missing) and len(missing) < len(usable),
+        f"answers are letters, and the prompt does not show the column {''.join(hidden[:1])} with the choices: put its "
+        "name in braces into task.prompt.template, unless the questions hold the choices": bool(hidden),
+        "most answers are whole numbers with a point, such as 5.0, and the part exact compares texts, so a model's "
+        "5 is wrong: use the part number": "exact" in config.reward.weights
+        and 2 * sum(bool(re.fullmatch(r"-?\d+\.0", answer)) for answer in answers) > len(answers),
         "every question is a number alone: check task.data.question_column": (
             all(problem.question.isdecimal() for problem in usable)
         ),

@@ -28,6 +28,7 @@ task.reward.parts=[{name: math, weight: nan}] → task.reward.parts[].weight=nan
 task.reward.parts=[{name: math, weight: 1.5e6}] → weight=1.5e+06 must be 0, or lie between 1e-6 and 1e6
 task.reward.parts=[{name: math, weight: 1e300}] → weight=1e+300 must be 0, or lie between 1e-6 and 1e6
 +task.reward.by_source={gsm8k: {parts: [{name: number, weight: nan}]}} → task.reward.by_source.gsm8k.parts[].weight=nan
+task.reward.parts=[{name: http, server: {url: 'http://a', scale: 5}}] → 'http': server.scale belong to a judge, and no
 +task.reward.by_source={gsm8k: {parts: [{name: http, server: {retries: -1}}]}} → gsm8k.parts[].server.retries=-1
 learner.betas=[0.9,1] → learner.betas=[0.9, 1.0] must be two numbers of at least 0 and below 1
 learner.betas=[0.9] → must be two numbers

@@ -108,7 +108,9 @@ def test_rows_of_other_columns_or_messages_are_named(rows, words, message, write
 def test_messages_as_python_prints_them_are_no_question(tmp_path):
     path = tmp_path / "sums.csv"
     path.write_text(f'prompt,solution\n"{asked("7 + 5?")}",12\n')
-    with pytest.raises(UserError, match=r"no usable problem in .*a question is text, or chat messages"):
+    with pytest.raises(
+        UserError, match=r"no usable problem in .*that is no JSON, such as Python's own notation: write"
+    ):
         load_problems(compose_config(["task=trl", f"task.data.path={path}"]).task.data)
 
 

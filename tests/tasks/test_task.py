@@ -359,6 +359,30 @@ def test_problems_without_a_column_that_the_template_shows_are_left_out(write_ro
     assert "left out 1 problems without a column that task.prompt.template shows (sums-1 has no context)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("rows", "part", "line"),
+    [
+        (
+            {"answer": "AB", "choices": ["1", "2"]},
+            "exact",
+            "the prompt does not show the column choices with the choices",
+        ),
+        (
+            {"answer": [5.0, 6.0]},
+            "exact",
+            "most answers are whole numbers with a point, such as 5.0, and the part exact",
+        ),
+        ({"answer": [5.0, 6.0]}, "number", ""),
+        ({"answer": "xy", "choices": ["1", "2"]}, "exact", ""),
+    ],
+)
+def test_answers_that_no_completion_can_match_are_named(rows, part, line, write_rows, caplog):
+    made = [{"problem": f"{index} + 1", **rows, "answer": rows["answer"][index % 2]} for index in range(12)]
+    reward = RewardConfig(parts=[RewardPartConfig(name=part)])
+    assert len(usable_problems(TaskConfig(data=DataConfig(path=write_rows(made)), reward=reward))) == 12
+    assert line in caplog.text and bool(line) == bool(caplog.text)
+
+
 def test_a_task_is_another_with_other_tests_or_other_earlier_messages():
     def identity(metadata, *messages):
         problem = Problem("one", "Add.", "", metadata, messages)
