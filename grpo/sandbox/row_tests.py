@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,8 @@ def _readable(source: str) -> ast.Module:
         for name in names:
             try:
                 importlib.import_module(name if name != SOLUTION else "builtins")
-            except ImportError as error:
-                raise Unreadable(f"they import {name}, which is not installed: {error}") from error
+            except (ImportError, ValueError) as error:  # a relative import may have no name
+                raise Unreadable(f"they import {name or '.'}, which is not installed: {error}") from error
     return tree
 
 
@@ -92,9 +93,11 @@ def _run_tests(tree: ast.Module, peer: Peer, names: list[str]) -> None:
     space = _namespace(tree, peer, names)
     before = {*space}
     exec(compile(tree, "<tests>", "exec"), space)
-    ran = sum(_ran(name, value) for name, value in [*space.items()] if name not in before)
+    tests = [test for name, value in space.items() if name not in before for test in _tests_of(name, value)]
+    for test in tests:
+        test()
     asserts = any(isinstance(node, ast.Assert) for node in _at_once(tree))
-    if not (ran or asserts or peer.calls):
+    if not (tests or asserts or peer.calls):
         raise Unreadable("nothing in them is run: functions named test_… are, and asserts outside of functions")
 
 
@@ -108,40 +111,45 @@ def _at_once(node: ast.AST) -> Iterator[ast.AST]:
             yield from _at_once(child)
 
 
-def _ran(name: str, value: Any) -> int:
-    """Runs the tests that a name in the tests stands for, and returns how many."""
+def _tests_of(name: str, value: Any) -> list[Callable[[], None]]:
+    """Returns the tests that a name stands for, ready to be called. Raises Unreadable for one that needs arguments,
+    before any test has failed, since it judges right programs no better than wrong ones."""
     unittest = sys.modules.get("unittest")
     if isinstance(value, FunctionType) and name.startswith("test_"):
-        _call_test(name, value)
-        return 1
+        return [_ready(name, value)]
     if not isinstance(value, type) or value.__module__ != "tests":
-        return 0
+        return []
     if unittest and issubclass(value, unittest.TestCase):
-        result = unittest.TestResult()
-        unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
-        for _, trace in (*result.errors, *result.failures):
-            raise AssertionError(trace.strip().rpartition("\n")[2])
-        return result.testsRun - len(result.skipped)
-    tests = [test for test in vars(value) if test.startswith("test_")] if name.startswith("Test") else []
-    for test in tests:
-        one = value()
-        getattr(one, "setup_method", int)()
-        _call_test(test, getattr(one, test))
-    return len(tests)
+        return [partial(_run_case, case) for case in unittest.defaultTestLoader.loadTestsFromTestCase(value)]
+    methods = [test for test in vars(value) if test.startswith("test_")] if name.startswith("Test") else []
+    return [_ready(method, getattr(one := value(), method), getattr(one, "setup_method", None)) for method in methods]
 
 
-def _call_test(name: str, test: Callable[[], Any]) -> None:
+def _run_case(case: Any) -> None:
+    result = case.defaultTestResult()
+    case.run(result)
+    for _, trace in (*result.errors, *result.failures):
+        raise AssertionError(trace.strip().rpartition("\n")[2])
+
+
+def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None = None) -> Callable[[], None]:
     import inspect
 
     try:
         inspect.signature(test).bind()
     except TypeError as error:
         raise Unreadable(f"{name} needs arguments, which nothing gives it ({error})") from error
-    outcome = test()
-    if inspect.iscoroutine(outcome):
-        import asyncio
 
-        asyncio.run(outcome)
+    def run() -> None:
+        if setup:
+            setup()
+        outcome = test()
+        if inspect.iscoroutine(outcome):
+            import asyncio
+
+            asyncio.run(outcome)
+
+    return run
 
 
 OTHER_MODULES = {"np": "numpy", "pd": "pandas"}

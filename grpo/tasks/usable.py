@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from grpo.config import TaskConfig, UserError
+from grpo.config.errors import require
 from grpo.tasks.columns import cell, columns_of
 from grpo.tasks.grading import unparsable
 from grpo.tasks.problem_selection import select
@@ -75,6 +76,7 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
     _require_sources(config, problems)
     _require_tests(config, problems)
     usable = [problem for problem in problems if problem.problem_id not in unreadable.keys() | lacking.keys()]
+    require(bool(usable), "no problem has an answer and all columns that task.prompt.template shows: correct either")
     _report_odd(config, usable)
     if not set_name:
         return usable

@@ -176,14 +176,17 @@ def test_a_wrong_program_fails_tests_of_every_form(tests):
     [
         ("def check(candidate):\n    assert candidate(1) == 2", "nothing in them is run"),
         ("x = 1", "nothing in them is run"),
+        ("from . import f\ndef test_one(): assert f(1) == 2", "they import ., which is not installed"),
+        ("def test_one(): assert f(1) == 2\ndef test_two(two): assert f(1) == two", "test_two needs arguments"),
         ("def test_one(two): assert f(1) == two", "test_one needs arguments, which nothing gives it"),
         ("import nosuchpackage\nassert f(1) == 2", "they import nosuchpackage, which is not installed"),
         ("from main import f\nassert f(1) == 2", "they import main, which is not installed"),
     ],
 )
 def test_tests_that_judge_nothing_are_not_passed(tests, reason):
-    with Sandbox(Limits(60.0, 1.0, 1000)) as sandbox, pytest.raises(UnreadableTests, match=reason):
-        sandbox.test("def f(x): return x + 1", tests)
+    for program in ("def f(x): return x + 1", "def f(x): return 0"):
+        with Sandbox(Limits(60.0, 1.0, 1000)) as sandbox, pytest.raises(UnreadableTests, match=reason):
+            sandbox.test(program, tests)
 
 
 @pytest.mark.parametrize(

@@ -351,6 +351,13 @@ def test_a_task_is_the_same_while_its_questions_answers_and_their_order_are():
     assert identity(("1?", "1"), ("2?", "2")) not in [identity(*other) for other in others]
 
 
+def test_a_template_whose_columns_no_problem_has_together_is_refused(write_rows):
+    rows = [{"problem": f"{index} + 1", "answer": "1", "ab"[index % 2]: "Sums."} for index in range(4)]
+    config = TaskConfig(data=DataConfig(path=write_rows(rows)), prompt=PromptConfig(template="{a} {b} {question}"))
+    with pytest.raises(UserError, match="no problem has an answer and all columns that task.prompt.template shows"):
+        usable_problems(config)
+
+
 def test_problems_without_a_column_that_the_template_shows_are_left_out(write_rows, caplog):
     rows = [{"problem": f"{index} + 1", "answer": str(index), "context": "Sums."} for index in range(4)]
     del rows[1]["context"]
