@@ -167,12 +167,15 @@ def _odd_learning(config: TrainConfig) -> Iterator[str]:
             "within the run"
         )
     elif learner.weight_decay > MOST_DECAY:
-        yield f"learner.weight_decay={learner.weight_decay:g} is times the learning rate in each step: 0.01 is usual"
+        yield (
+            f"learner.weight_decay={learner.weight_decay:g} times the learning rate is taken off every weight in each "
+            "step: 0.01 is usual"
+        )
     pretrained = config.model.source in ("huggingface", "smollm2") and not config.model.lora.rank
     if pretrained and learner.learning_rate >= FAST:
         yield (
-            f"learner.learning_rate={learner.learning_rate:g} for all weights of a model is usual for adapters, which "
-            "model.lora.rank makes: 1e-6 to 2e-5 is usual here"
+            f"learner.learning_rate={learner.learning_rate:g} is a rate for adapters (model.lora.rank), and all "
+            "weights are trained here: 1e-6 to 2e-5 is usual"
         )
     if config.normalization.exponent and epsilon >= LARGE_EPSILON:
         yield (

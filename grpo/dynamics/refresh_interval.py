@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NEWEST = 4
+"""The tokens of a step are the median over this many newest rounds."""
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 

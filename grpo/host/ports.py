@@ -18,6 +18,7 @@ RESERVED_VARIABLE = "GRPO_HELD_PORTS"
 
 
 MOST_TRIES = 8
+"""A free port is looked for this often."""
 
 
 class ReservedPort:

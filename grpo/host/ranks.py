@@ -84,10 +84,11 @@ def refuse_unranked() -> None:
     """Raises `UserError` in all but the first of several processes that a launcher has started without torchrun's
     variables, as each would be a run of its own."""
     for launcher, number, count in PROCESSES:
+        place = f"{os.environ.get(number)} of {os.environ.get(count, 'several')}"
         require(
             "RANK" in os.environ or not _number(number, 0),
-            f"this is process {os.environ.get(number)} of {os.environ.get(count)} that {launcher} has started, and "
-            "each would be a run of its own: start the same words once on each machine by `grpo launch … "
+            f"this is process {place} that {launcher} has started, and each would be a run of its own: start the "
+            "same words once on each machine by `grpo launch … "
             f"hardware.shell=each`, which starts the ranks, or unset {number} for a run of its own",
         )
 

@@ -59,10 +59,10 @@ def said_of(*words):
             ["limits.tokens=30", "dynamics.prompts_per_step=16", "dynamics.group_size=8"],
             "limits.tokens=30 ends the run after its first round, which samples 128 completions",
         ),
-        (["learner.weight_decay=10"], "learner.weight_decay=10 is times the learning rate in each step: 0.01 is usual"),
+        (["learner.weight_decay=10"], "learner.weight_decay=10 times the learning rate is taken off every weight in"),
         (
             ["model=huggingface", "model.path=a/b", "learner.learning_rate=3e-4"],
-            "learner.learning_rate=0.0003 for all weights of a model is usual for adapters",
+            "learner.learning_rate=0.0003 is a rate for adapters (model.lora.rank), and all weights are trained here",
         ),
         (
             ["dynamics=adaptive", "num_steps=400", "dynamics.adaptive.stop_gain=1"],
