@@ -24,7 +24,7 @@ from grpo.run.model_folder import model_files
 from grpo.run.parts import build_sampler, load_task, tried_episodes
 from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
 from grpo.run.resume import check_start
-from grpo.tasks.task import VerifiableTask, loaded_task
+from grpo.tasks.task import VerifiableTask, loaded_tasks
 from grpo.telemetry.phases import Phases
 from grpo.weight_sync.refresh import CheckedSync
 
@@ -68,12 +68,12 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         tokenizer = files.tokenizer
     with working("reading the problems"):
         room = room_for_prompts(config, files)
-        unfitted_tasks = [loaded_task(task, tokenizer, room) for task in tasks]
+        unfitted_tasks = loaded_tasks(tasks, config.evaluation.suite, tokenizer, room)
         preflight.check_vocabulary(files, unfitted_tasks)
         config, fitted_tasks = fit_lengths(config, unfitted_tasks, files)
     with working("trying the episodes"):
         tried_episodes(config, files, {name: asked for task in fitted_tasks for name, asked in task.problems.items()})
-    loaded_tasks = {task.config.name: task for task in fitted_tasks}
+    loaded = {task.config.name: task for task in fitted_tasks}
     if ranks.world_size() > 1:
         init_distributed(device, config.longest_wait_seconds)
     collective = TorchCollective(device)
@@ -97,7 +97,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
 
     def load(task: TaskConfig) -> VerifiableTask:
         task_config = replace(config, task=task)
-        return load_task(task_config, tokenizer, collective.rank, collective.world_size, loaded_tasks[task.name])
+        return load_task(task_config, tokenizer, collective.rank, collective.world_size, loaded[task.name])
 
     return Candidate(
         EvaluatedSampler(sampler, clocks), clocks, collective, [task.config for task in fitted_tasks], load

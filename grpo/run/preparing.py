@@ -32,7 +32,7 @@ from grpo.run.tables import gpu_gib, model_shape, print_price, print_tables
 from grpo.tasks.curriculum import check_rates
 from grpo.tasks.early_checks import oddities
 from grpo.tasks.problem_selection import question_hash, split_sets
-from grpo.tasks.task import LoadedTask, loaded_task
+from grpo.tasks.task import LoadedTask, loaded_tasks
 from grpo.tasks.trial import trial, wrong_in
 from grpo.types import MachineConstants
 
@@ -77,7 +77,7 @@ def prepared(config: TrainConfig) -> Prepared:
         tokenizer = files.tokenizer
     with working("reading the problems"):
         room = room_for_prompts(config, files)
-        tasks = [loaded_task(task, tokenizer, room) for task in (config.task, *compose_suite(config))]
+        tasks = loaded_tasks([config.task, *compose_suite(config)], config.evaluation.suite, tokenizer, room)
         preflight.check_vocabulary(files, tasks)
         config, (own_task, *suite) = fit_lengths(config, tasks, files)
     _refuse_trained_on(own_task, suite)

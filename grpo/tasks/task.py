@@ -6,12 +6,14 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig
+from grpo.config.errors import UserError
 from grpo.config.validate_task import naming_set
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
@@ -162,6 +164,26 @@ def loaded_task(config: TaskConfig, tokenizer: Any, room: float = math.inf) -> L
             encode = PromptEncoder(tokenizer, of_set.prompt)
             longest |= {} if of_set.prompt.max_tokens else {name: encode.longest(problems[name], room)}
     return LoadedTask(config, problems, longest)
+
+
+def loaded_tasks(
+    tasks: Sequence[TaskConfig], suite: Sequence[str], tokenizer: Any, room: float = math.inf
+) -> list[LoadedTask]:
+    """Loads each of several tasks as `loaded_task` does. An error about a file of `suite`, which is read as the run's
+    own data are, names no key of these, but says how such a file gets columns of its own."""
+    loaded = []
+    for task in tasks:
+        try:
+            loaded.append(loaded_task(task, tokenizer, room))
+        except UserError as error:
+            if task.data.path not in suite:
+                raise
+            without_key = re.sub(r"; perhaps task\.data\.\S+ is meant|\.$", "", str(error))
+            raise UserError(
+                f"evaluation.suite: {without_key}; the file is read as the run's own data are: write it as these, or "
+                "give it a task of its own, evaluation.suite=[DIR/task/NAME.yaml]"
+            ) from error
+    return loaded
 
 
 def build_task(

@@ -13,7 +13,7 @@ from grpo.config import (
     UserError,
 )
 from grpo.tasks.curriculum import Grouping
-from grpo.tasks.task import LoadedTask, build_task, loaded_task
+from grpo.tasks.task import LoadedTask, build_task, loaded_task, loaded_tasks
 from grpo.tasks.usable import usable_problems
 from grpo.telemetry.completions import completion_row, score_of
 from grpo.types import Completion, Problem, Prompt, RolloutGroup
@@ -447,3 +447,17 @@ def test_questions_that_come_twice_and_sources_of_one_problem_are_reported(token
         "task.data.selection.deduplicate=true to keep one of each",
         "task task: task.data.source_column makes 10 sources of 10 problems, whose numbers tell little",
     ]
+
+
+def test_a_file_of_the_suite_with_other_columns_is_refused_without_a_key_of_the_run(tokenizer, write_rows):
+    path = write_rows([{"query": "1 + 1", "answer": "2"}])
+    lacks = f"{path} has no column 'problem' (task.data.question_column); it has query, answer"
+    task_config = TaskConfig(data=DataConfig(path=path))
+    with pytest.raises(UserError) as refused:
+        loaded_tasks([task_config], [path], tokenizer)
+    assert str(refused.value) == (
+        f"evaluation.suite: {lacks}; the file is read as the run's own data are: write it as these, or give it a task "
+        "of its own, evaluation.suite=[DIR/task/NAME.yaml]"
+    )
+    with pytest.raises(UserError, match="perhaps task.data.question_column=query is meant"):
+        loaded_tasks([task_config], [], tokenizer)
