@@ -94,10 +94,9 @@ def _run_tests(tree: ast.Module, peer: Peer, names: list[str]) -> None:
     before = {*space}
     exec(compile(tree, "<tests>", "exec"), space)
     tests = [test for name, value in space.items() if name not in before for test in _tests_of(name, value)]
-    for test in tests:
-        test()
+    skipped = [test() for test in tests]
     asserts = any(isinstance(node, ast.Assert) for node in _at_once(tree))
-    if not (tests or asserts or peer.calls):
+    if all(skipped) and not (asserts or peer.calls):
         raise Unreadable("nothing in them is run: functions named test_… are, and asserts outside of functions")
 
 
@@ -111,9 +110,10 @@ def _at_once(node: ast.AST) -> Iterator[ast.AST]:
             yield from _at_once(child)
 
 
-def _tests_of(name: str, value: Any) -> list[Callable[[], None]]:
-    """Returns the tests that a name stands for, ready to be called. Raises Unreadable for one that needs arguments,
-    before any test has failed, since it judges right programs no better than wrong ones."""
+def _tests_of(name: str, value: Any) -> list[Callable[[], bool]]:
+    """Returns the tests that a name stands for, ready to be called: each returns whether it was skipped. Raises
+    Unreadable for one that needs arguments, before any test has failed, since it judges right programs no better than
+    wrong ones."""
     unittest = sys.modules.get("unittest")
     if isinstance(value, FunctionType) and name.startswith("test_"):
         return [_ready(name, value)]
@@ -125,14 +125,15 @@ def _tests_of(name: str, value: Any) -> list[Callable[[], None]]:
     return [_ready(method, getattr(one := value(), method), getattr(one, "setup_method", None)) for method in methods]
 
 
-def _run_case(case: Any) -> None:
+def _run_case(case: Any) -> bool:
     result = case.defaultTestResult()
     case.run(result)
     for _, trace in (*result.errors, *result.failures):
         raise AssertionError(trace.strip().rpartition("\n")[2])
+    return bool(result.skipped)
 
 
-def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None = None) -> Callable[[], None]:
+def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None = None) -> Callable[[], bool]:
     import inspect
 
     try:
@@ -140,7 +141,7 @@ def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None =
     except TypeError as error:
         raise Unreadable(f"{name} needs arguments, which nothing gives it ({error})") from error
 
-    def run() -> None:
+    def run() -> bool:
         if setup:
             setup()
         outcome = test()
@@ -148,6 +149,7 @@ def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None =
             import asyncio
 
             asyncio.run(outcome)
+        return False
 
     return run
 

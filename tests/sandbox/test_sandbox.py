@@ -176,6 +176,7 @@ def test_a_wrong_program_fails_tests_of_every_form(tests):
     [
         ("def check(candidate):\n    assert candidate(1) == 2", "nothing in them is run"),
         ("x = 1", "nothing in them is run"),
+        (CASE.replace("    def", "    @unittest.skip('later')\n    def"), "nothing in them is run"),
         ("from . import f\ndef test_one(): assert f(1) == 2", "they import ., which is not installed"),
         ("def test_one(): assert f(1) == 2\ndef test_two(two): assert f(1) == two", "test_two needs arguments"),
         ("def test_one(two): assert f(1) == two", "test_one needs arguments, which nothing gives it"),
