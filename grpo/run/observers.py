@@ -39,6 +39,7 @@ class Evaluator:
         self._record = record
         self._is_over = is_over
         self.results: dict[int, Mapping[str, Any]] = {result["step"]: result for result in earlier}
+        self._asked = -1
 
     def after_round(self, finished: FinishedRound) -> None:
         if self._is_due(finished.progress) or self._is_over(finished.progress, finished.verdict):
@@ -55,9 +56,11 @@ class Evaluator:
     def at(self, step: int) -> Mapping[str, Any] | None:
         """Returns the evaluation of step `step`, and runs it first if there is none yet.
 
-        Returns None when no evaluation is configured, and when no problem could be graded. Such a result is not kept.
+        Returns None when no evaluation is configured, and when no problem could be graded. Such a result is not kept,
+        and the same policy is not asked again.
         """
-        if self._config.num_problems and step not in self.results:
+        if self._config.num_problems and step not in self.results and step != self._asked:
+            self._asked = step
             result = self._evaluate()
             self._record(result)
             if is_graded(result):

@@ -227,6 +227,8 @@ def test_an_evaluation_that_could_not_be_graded_is_reported_and_neither_kept_nor
         for observer in (evaluator, checkpointer):
             progress = Progress(index, index, 0, RoundPlan(8, 2, 8), None)
             observer.after_round(FinishedRound(None, None, progress, Verdict()))
+        # A run asks for that of its last step once more.
+        evaluator.at(index)
     assert [*evaluator.results] == [1, 3, 4] and len(recorded) == 4
     assert [evaluator.score(step) for step in (1, 2, 3, 4)] == [0.25, None, None, 0.5]
     # The first is the best so far, and so is the last.
