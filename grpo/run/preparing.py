@@ -33,7 +33,7 @@ from grpo.tasks.curriculum import check_rates
 from grpo.tasks.early_checks import oddities
 from grpo.tasks.problem_selection import question_hash, split_sets
 from grpo.tasks.task import LoadedTask, loaded_tasks
-from grpo.tasks.trial import trial, wrong_in
+from grpo.tasks.trial import trial, with_one_worker, wrong_in
 from grpo.types import MachineConstants
 
 BLOCK = 32
@@ -135,7 +135,8 @@ def dry_run(ready: Prepared, machine: MachineConstants | None) -> int:
     config, first = ready.config, ranks.rank() == 0
     if first:
         print_price(config, ready.files, machine, [*chain.from_iterable(ready.task.problems.values())])
-    with load_task(config, ready.files.tokenizer, loaded=ready.task) as task:
+    loaded = replace(ready.task, config=with_one_worker(config.task))
+    with load_task(config, ready.files.tokenizer, loaded=loaded) as task:
         [prompt] = task.next_prompts(1)
     with ScriptedEpisodes(config.task) as play:
         scored = trial(config.task, config.rollout.sampling.max_tokens, 1, ready.task.problems, play)

@@ -1,6 +1,7 @@
 """This module grades made-up completions, so that a reward can be tried before any model is loaded."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
@@ -43,6 +44,12 @@ def no_episode(set_name: str, problem: Problem, text: str) -> EpisodeFacts | Non
     return None
 
 
+def with_one_worker(config: TaskConfig) -> TaskConfig:
+    """Returns a task whose few completions one process grades, since many take long to start."""
+    sets = {name: with_one_worker(of_set) for name, of_set in config.sets.items()}
+    return replace(config, reward=replace(config.reward, workers=1), sets=sets)
+
+
 def trial(
     config: TaskConfig,
     max_tokens: int,
@@ -61,6 +68,7 @@ def trial(
     Needs no model. Raises `UserError` for data that cannot be loaded, and for a reward that cannot be built or always
     fails.
     """
+    config = with_one_worker(config)
     of_sets = problems or {name: usable_problems(of_set, name) for name, of_set in config.all_sets.items()}
     gradings = build_gradings(config, {name: of_set[0] for name, of_set in of_sets.items()}, max_tokens)
     shown = [problem for of_set in of_sets.values() for problem in of_set[:count]]

@@ -1,8 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from grpo.cli import main
+from grpo.config.errors import UserError
 from grpo.config.hydra import compose_config
 from grpo.sandbox.sandbox import unavailable
 from grpo.tasks.extraction import EXTRACTORS
@@ -22,6 +24,22 @@ def test_the_table_shows_what_right_wrong_and_missing_answers_get(words, capsys,
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines() if "+ 1?" in line]
     assert lines[0] == [*["0", "+", "1?", "The", "answer", "is"], r"\boxed{1}.", "1", "math", "1", "right"]
     assert len(lines) == 4
+
+
+def test_a_trial_grades_with_one_process_however_many_the_run_has(words, monkeypatch):
+    started = []
+
+    def start(config, *rest):
+        started.append([of_set.reward.workers for of_set in config.all_sets.values()])
+        raise UserError("enough")
+
+    monkeypatch.setattr("grpo.tasks.trial.build_gradings", start)
+    config = compose_config([*words, "task.reward.workers=8"])
+    mixed = replace(config.task, sets={"a": config.task, "b": config.task})
+    for task in (config.task, mixed):
+        with pytest.raises(UserError, match="enough"):
+            trial(task, 16, 1)
+    assert started == [[1], [1, 1]]
 
 
 def test_a_reward_that_does_not_tell_right_from_wrong_is_said_so(words, capsys):
