@@ -9,7 +9,6 @@ problem_selection   which problems are taken, and which of them are held out
 curriculum     in which order they are asked
 prompt_stream  prompts without end: several sets in one stream, and which rank gets which
 prompt_encoding   problems as token ids, by the chat template
-widest_token   how much text one token can spell
 usable         which problems can be learned from, and what is odd about them
 task           all of this as the `Task` of the loop
 solve_rates    pass rates that a data set brings along

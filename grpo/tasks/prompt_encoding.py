@@ -12,7 +12,6 @@ from grpo.config import PromptConfig, UserError
 from grpo.config.directory import chat_template_in
 from grpo.config.errors import first_line, require
 from grpo.tasks.columns import cell, whole, written
-from grpo.tasks.widest_token import widest_token
 from grpo.types import Problem
 
 QUESTION = "{question}"
@@ -21,7 +20,10 @@ MAX_ADDED_TOKENS = 8
 """A tokenizer adds fewer special tokens than this to a text."""
 
 HUGE = 2**16
-"""A question of more characters than this is not tokenized if its length alone shows that it is too long."""
+"""A question of more characters than this is not tokenized whole if its beginning shows that it is too long."""
+
+MANY_CHARACTERS = 16
+"""Where text has fewer characters a token than this, its beginning shows that it is too long."""
 
 BATCH = 4096
 """This many prompts are tokenized in one call."""
@@ -206,14 +208,11 @@ class PromptEncoder:
         return len(problem.question) + self._frame if countable else math.inf
 
     def _is_beyond(self, problem: Problem, limit: float) -> bool:
-        """Tells whether the length of a huge ASCII question shows already that its prompt exceeds `limit` tokens."""
-        length = len(problem.question.strip())
-        is_huge = length > HUGE and math.isfinite(limit) and math.isfinite(self._bound(problem))
-        return is_huge and length > limit * self._widest
-
-    @functools.cached_property
-    def _widest(self) -> float:
-        return widest_token(self.tokenizer)
+        """Tells whether the beginning of a huge question has more than twice `limit` tokens. Only the last of these
+        may depend on what follows, so its prompt has more than `limit`."""
+        if len(problem.question) <= max(HUGE, MANY_CHARACTERS * limit):
+            return False
+        return len(self._tokens(problem.question[: max(HUGE, MANY_CHARACTERS * int(limit))])) > 2 * limit
 
     @functools.cached_property
     def _frame(self) -> float:
