@@ -6,7 +6,7 @@ the scheduler that steered the run reproduces its decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Proposal:
     """A proposal is what a replayed scheduler decides after one round.
 
-    The round ended at optimizer step `step` and ran under the plan `done`. The scheduler proposes the plan `proposed`
-    for the next round.
+    The round ended at optimizer step `step`. The run had chosen the plan `done` before it, and the scheduler proposes
+    the plan `proposed` after it.
     """
 
     step: int
@@ -40,14 +40,19 @@ class Proposal:
         return self.proposed != self.done or self.verdict.stop or self.verdict.go_back
 
 
-def replay(scheduler: Scheduler, rounds: Iterable[RoundStatistics]) -> list[Proposal]:
-    """Replays `scheduler` on the statistics of all rounds. Returns one proposal for each round."""
+def replay(scheduler: Scheduler, rounds: list[RoundStatistics], sampled_ahead: bool = False) -> list[Proposal]:
+    """Replays `scheduler` on the statistics of all rounds. Returns one proposal for each round.
+
+    With `sampled_ahead` (`pipeline=one_round`), the plan chosen before a round is that under which the next one was
+    sampled, but for the learning rate, which holds at once.
+    """
     _, state = scheduler.init()
-    proposals = []
-    for statistics in rounds:
-        decision = scheduler.next(statistics.plan, statistics, state)
+    proposals, ahead = [], int(sampled_ahead)
+    for statistics, later in zip(rounds, [*rounds[ahead:], *rounds[-1:] * ahead], strict=True):
+        done = replace(later.plan, learning_rate_factor=statistics.plan.learning_rate_factor)
+        decision = scheduler.next(done, statistics, state)
         state = decision.state
-        proposals.append(Proposal(statistics.step, statistics.plan, decision.plan, decision.verdict))
+        proposals.append(Proposal(statistics.step, done, decision.plan, decision.verdict))
     return proposals
 
 

@@ -124,7 +124,7 @@ def write_replay(folder: Path, overrides: Sequence[str]) -> None:
     rounds = [
         statistics_of(row, counts_of(row), counts_of(row, m.FIRST_COUNTS), index) for index, row in enumerate(rows)
     ]
-    decisions = replay(SCHEDULERS["adaptive"](config, ranks), rounds)
+    decisions = replay(SCHEDULERS["adaptive"](config, ranks), rounds, config.pipeline == "one_round")
     lines = [] if any(one.changes for one in decisions) else ["after no round would the plan have been changed"]
     if ranks > 1:
         lines.append(f"decided for {ranks} learner ranks, among which the prompts of a step are shared out evenly")
