@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,7 +52,8 @@ class BatchMaker:
 
     def __call__(self, steps: Sequence[Sequence[GroupWithLogprobs]], plan: RoundPlan) -> list[Batch]:
         """Makes one batch for each optimizer step. Every rank gets the same number of micro-batches. Collective."""
-        passes = chain.from_iterable(repeat(steps, plan.passes))
+        # The last round of a run that was stopped within a round may have fewer steps than its passes.
+        passes = islice(chain.from_iterable(repeat(steps, plan.passes)), plan.refresh_interval)
         return [self._batch(groups, plan, index == 0, index < len(steps)) for index, groups in enumerate(passes)]
 
     def _batch(self, groups: Sequence[GroupWithLogprobs], plan: RoundPlan, first: bool, fresh: bool) -> Batch:

@@ -201,6 +201,8 @@ def test_a_second_pass_learns_from_the_same_samples_and_compares_with_the_policy
     # Only in the round's first step is the current policy the old one.
     assert [None if known is None else known.tolist() for _, known in rows] == [None, *[[-1.0, -2.0, -3.0]] * 3]
     assert RoundPlan(2, 4, 8, passes=2).prompts_per_round == 16
+    # Before the run's end there may be room for one step more.
+    assert len(make(steps[:1], RoundPlan(2, 1, 1, passes=2))) == 1
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6, 1e8])
