@@ -76,6 +76,7 @@ LONGEST_FORMULA = 4096
 """A formula of more characters than this counts as wrong without being parsed, which would take very long."""
 
 _FONT = r"\\(?:text|math)(?:bf|rm|it|normal)?\s*\{"
+_FONTS = re.compile(_FONT + r"([^{}]*)\}")
 _WORDS = re.compile(rf"(?:{_FONT})?[\s(]*(?:(?:[Tt]he|[Aa]n?) +(?=[A-Za-z]))?([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
 # sympy opens an interval at infinity, so the wrong "[0, ∞]" would equal the right "[0, ∞)".
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*(?:\\right)?\]|\[\s*-\s*\\infty")
@@ -93,12 +94,18 @@ _TYPESETTING = tuple(
         (r"[\\,\s]*(?:\\?%|\bpercent\b|\\text\{\s*percent\s*\})", ""),  # 50% counts as 50, as in `number`
         (r"\^\s*\{?\\circ\}?|°", ""),
         (r"^\w+\s*\\in\b", ""),  # x \in [0, 1)
+        (r"\\varnothing\b", r"\\emptyset"),
         (r"^(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3"),
         (r"(?<=[\d}])\s+([A-Za-z]{3,})$", r"\\text{ \1}"),  # a word after a number is a unit, which does not count
         # A number with its base becomes a word, because math_verify would drop the base.
         (r"^\(?(\w+)\)?[\\,\s]*_\s*\{?(?:\\text\{)?\(?(\d+)\)?\}*$", r"\\text{\1base\2}"),
     )
 )
+
+
+# A sign behind a term. The braces of a formula are taken out before.
+_SUM = re.compile(r"[\w)}!']\s*[-+]")
+_LAST_LETTER = re.compile(r"(?<=[\d}\s])[a-z]$")
 
 
 def bare(text: str) -> str:
@@ -118,6 +125,27 @@ def _is_word(text: str) -> bool:
     return len(text) > 2 and text.isalpha() and [*text.casefold()] != sorted(text.casefold())
 
 
+def _with_last_letter(text: str) -> str:
+    """Protects the last letter of a sum, which math_verify would take for a unit and drop.
+
+    >>> _with_last_letter("3+5t"), _with_last_letter("5m"), _with_last_letter(r"\\frac{1+x}{2} m")
+    ('3+5{t}', '5m', '\\\\frac{1+x}{2} m')
+    """
+    outside, inside = "", text
+    while outside != inside:
+        outside, inside = inside, re.sub(r"\{[^{}]*\}", "0", inside)
+    return _LAST_LETTER.sub(r"{\g<0>}", text) if _SUM.search(outside) else text
+
+
+def _with_imaginary_unit(reading: Any, unit: Any) -> Any:
+    """Returns a reading in which each i is the imaginary `unit`. math_verify makes different symbols of the i of 2i and
+    that of (1/2)i, which are never equal."""
+    try:
+        return reading.xreplace({symbol: unit for symbol in reading.free_symbols if str(symbol) == "i"})
+    except (AttributeError, TypeError):  # it is a text, or orders what only real numbers have
+        return reading
+
+
 def mathematics(prose: bool = False) -> Callable[[str, str], float]:
     """Returns a function (extracted, answer) → 1.0 when both are the same number, word or formula, else 0.0.
 
@@ -133,8 +161,13 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
 
     # math_verify's own time limits use signal.alarm, which works in main threads only. Its search for plain numbers is
     # left out, because in a formula that it cannot read it would find some 2 and take that for the answer.
-    def formula(text: str) -> list[Any]:
+    def read(text: str) -> list[Any]:
         return parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None)
+
+    unit = read(r"\sqrt{-1}")[0].doit()
+
+    def formula(text: str) -> list[Any]:
+        return [_with_imaginary_unit(reading, unit) for reading in read(_with_last_letter(text))]
 
     gold = functools.lru_cache(maxsize=1024)(formula)
 
@@ -151,6 +184,8 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
         if len(extracted) > LONGEST_FORMULA or _CLOSED_AT_INFINITY.search(extracted):
             return 0.0
         attempt = bare(extracted)
+        if exact(*(_FONTS.sub(r"\1", text) for text in (attempt, right))):
+            return 1.0
         words = _WORDS.fullmatch(right), _WORDS.fullmatch(attempt)
         if words[0] and words[1] and words[0][1].casefold() == words[1][1].casefold():
             return 1.0

@@ -28,6 +28,11 @@ SAME = [
     ("x^2+1", ["1 + x^2", r"x^{2}+1"]),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", [r"\begin{bmatrix}1\\2\end{bmatrix}"]),
     (r"90^\circ", ["90", "90°", r"90 \text{ degrees}"]),
+    (r"\frac{3+4i}{5}", [r"\frac{3}{5} + \frac{4}{5}i", "0.6 + 0.8i"]),
+    ("2i", [r"(1+i)^2", r"\sqrt{4}i"]),
+    ("3+5t", ["5t+3", "3 + 5 t", "x = 3+5t"]),
+    (r"\emptyset", [r"\varnothing"]),
+    ("June 20", [r"\text{June 20}", r"\text{June }20."]),
 ]
 DIFFERENT = [
     # math_verify multiplies letters.
@@ -47,6 +52,9 @@ DIFFERENT = [
     (r"\{1, 2, 3\}", ["1, 2", r"\{1,2,4\}", r"\{1,2,3,4\}"]),
     ("(3, -4)", ["(-4, 3)", "(3, 4)", "(3, -4, 0)"]),
     ("(3, 4]", ["[3, 4]", "(3, 4)", "(3, 5]"]),
+    (r"\frac{3+4i}{5}", [r"\frac{3-4i}{5}", r"\frac{3}{5}", r"\frac{7}{5}"]),
+    ("3+5t", ["8", "3+5", "3+5s"]),
+    ("June 20", ["June 21", r"\text{July 20}", "20"]),
     # math_verify takes these for equal.
     ("(0, 1)", [r"\{0, 1\}", r"\left\{0, 1\right\}"]),
     (r"\{0, 1\}", ["(0, 1)", r"\left[0, 1\right]"]),
