@@ -120,20 +120,25 @@ def _tests_of(name: str, value: Any) -> list[Callable[[], bool]]:
     if not isinstance(value, type) or value.__module__ != "tests":
         return []
     if unittest and issubclass(value, unittest.TestCase):
-        return [partial(_run_case, case) for case in unittest.defaultTestLoader.loadTestsFromTestCase(value)]
+        cases = unittest.defaultTestLoader.loadTestsFromTestCase(value)
+        return [partial(_run_cases, cases)] if cases.countTestCases() else []
     methods = [test for test in vars(value) if test.startswith("test_")] if name.startswith("Test") else []
     return [_ready(method, getattr(one := value(), method), getattr(one, "setup_method", None)) for method in methods]
 
 
-def _run_case(case: Any) -> bool:
-    result = case.defaultTestResult()
-    case.run(result)
+def _run_cases(cases: Any) -> bool:
+    """Runs the tests of a class of unittest, between its setUpClass and its tearDownClass. Raises what fails first, and
+    returns whether all were skipped."""
+    import unittest
+
+    result = unittest.TestResult()
+    cases.run(result)
     for _, trace in (*result.errors, *result.failures):
         raise AssertionError(trace.strip().rpartition("\n")[2])
-    return bool(result.skipped)
+    return len(result.skipped) >= result.testsRun
 
 
-def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None = None) -> Callable[[], bool]:
+def _ready(name: str, test: Callable[[], Any], setup: Callable[..., Any] | None = None) -> Callable[[], bool]:
     import inspect
 
     try:
@@ -143,7 +148,8 @@ def _ready(name: str, test: Callable[[], Any], setup: Callable[[], Any] | None =
 
     def run() -> bool:
         if setup:
-            setup()
+            # pytest passes it the method of the test, if it takes one.
+            setup(*[test][: len(inspect.signature(setup).parameters)])
         outcome = test()
         if inspect.iscoroutine(outcome):
             import asyncio

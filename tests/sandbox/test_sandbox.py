@@ -153,6 +153,8 @@ FORMS = [
     f"{CASE}unittest.main()",
     f"{CASE}if __name__ == '__main__': unittest.main()",
     "class TestSums:\n    def setup_method(self): self.one = 1\n    def test_one(self): assert f(self.one) == 2",
+    "class TestA:\n    def setup_method(self, method): self.one = 1\n    def test_one(self): assert f(self.one) == 2",
+    CASE.replace("(1)", "(self.one)") + "    @classmethod\n    def setUpClass(cls): cls.one = 1",
     "async def test_one(): assert f(1) == 2",
     "if True:\n    def test_one(): assert f(1) == 2",
     "from solution import f as candidate\nassert candidate(1) == 2",
