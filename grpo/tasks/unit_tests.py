@@ -55,8 +55,9 @@ def code(config: RewardConfig) -> CompletionReward:
 
     def part(completion: str, answer: str, metadata: Mapping[str, Any], prompt: str) -> float:
         tests, program = row_tests(answer, metadata), program_in(completion)
-        name = metadata.get("entry_point")
-        if isinstance(name, str) and not re.search(rf"\bdef\s+{re.escape(name)}\b", program):
+        # It may be a method, such as Solution().twoSum.
+        name = str(metadata.get("entry_point") or "").rpartition(".")[2]
+        if name and not re.search(rf"\bdef\s+{re.escape(name)}\b", program):
             # The completion goes on where the prompt ends.
             program = f"{prompt}\n{program}"
         if not program.strip():
@@ -202,9 +203,12 @@ def _assertion(name: str | None, given: Any, wanted: Any) -> str:
     """Returns one test of a function, which may be a method of a class Solution."""
     lines = given.split("\n") if isinstance(given, str) else None
     arguments = [_read(line) for line in lines if line.strip()] if lines is not None else given
-    wanted = _read(wanted)
+    # Beside arguments in lines of JSON a text is JSON too, and beside others it may be meant as it stands.
+    as_is, wanted = wanted, _read(wanted)
+    unwrapped = f", {as_is!r}" if lines is None and as_is != wanted else ""
     # Some sets put the value that is wanted into a list.
-    unwrapped = f", {wanted[0]!r}" if lines is None and isinstance(wanted, list) and len(wanted) == 1 else ""
+    if lines is None and isinstance(wanted, list) and len(wanted) == 1:
+        unwrapped += f", {wanted[0]!r}"
     return (
         f"try:\n    _found = {name}\nexcept NameError:\n    _found = Solution().{name}\n"
         f"_same(_found(*{list(arguments)!r}), {wanted!r}{unwrapped})"

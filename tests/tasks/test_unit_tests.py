@@ -35,6 +35,8 @@ def stdin(*pairs):
         (ADDS, "print(3)", {"input_output": json.dumps({"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7\n"]})}, ""),
         (METHOD, METHOD.replace("b]", "1]"),
          {"input_output": json.dumps({"fn_name": "add", "inputs": [[[1], 2]], "outputs": [[[1, 2]]]})}, ""),
+        ("def spell(n): return str(n)", "def spell(n): return n + 1",
+         {"input_output": json.dumps({"fn_name": "spell", "inputs": [[5]], "outputs": ["5"]})}, ""),
         (ADDS, "", {"verification_info": json.dumps({"language": "python", "test_cases": stdin(("1 2", "3"))})}, ""),
         (METHOD, ADD,
          {"public_test_cases": json.dumps([{"input": "[1]\n2", "output": "[1, 2]", "testtype": "functional"}]),
@@ -50,6 +52,12 @@ def test_a_program_is_graded_by_the_row_tests_its_row(code, right, wrong, column
     prompt = 'def add(a, b):\n    """Adds."""'
     for program, reward in ((right, 1.0), (wrong, 0.0)):
         assert code(f"So:\n```python\n{program}\n```", answer, columns, {"prompt": prompt}) == reward
+
+
+def test_an_entry_point_may_be_a_method_behind_a_prompt_in_words(code):
+    columns = {"entry_point": "Solution().add", "test": "def check(f):\n    assert f(a=[1], b=2) == [1, 2]"}
+    for program, reward in ((METHOD, 1.0), (METHOD.replace("b]", "1]"), 0.0)):
+        assert code(program, "", columns, {"prompt": "Append b to a, and return it."}) == reward
 
 
 def test_a_program_that_does_not_end_gets_nothing_within_the_limit_of_an_answer():
