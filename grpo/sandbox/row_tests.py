@@ -28,7 +28,7 @@ class Unreadable(Exception):
 
 def examine(source: str, channel: Channel, verdict: int) -> None:
     """Runs tests, and writes to `verdict` why they have failed, or why they say nothing of any program."""
-    peer = Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), {"call": call})
+    peer = Peer(os.fdopen(channel[0], "rb"), os.fdopen(channel[1], "wb"), {"call": call}, imports=False)
     error, unreadable = "", False
     try:
         tree = _readable(source)

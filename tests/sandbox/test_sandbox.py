@@ -218,6 +218,11 @@ def test_tests_that_judge_nothing_are_not_passed(tests, reason):
         ("from datetime import *\ndef f(day): return day + timedelta(1), datetime(2024, 2, 28, tzinfo=timezone.utc)",
          "from datetime import *\nday, moment = f(date(2024, 2, 28))\nassert day == date(2024, 2, 29)\n"
          "assert moment.isoformat() == '2024-02-28T00:00:00+00:00'"),
+        ("import numpy as np\ndef f(n): return np.zeros((n, 0, 2), np.int8)",
+         "import numpy as np\nassert f(3).shape == (3, 0, 2) and f(1).dtype == np.int8 and type(f(1)) is np.ndarray"),
+        ("def f(a):\n    a[0] = 9\n    return float(a.mean())",
+         "import numpy as np\na = np.array([1.0, 2.0, 3.0])\nassert f(a) == 14 / 3 and a[0] == 9"),
+        ("import numpy as np\ndef f(): return np.array([1, 2])", "assert f() == [1, 2]"),
         ("def f(): return range(1, 9, 3)", "assert f() == range(1, 9, 3)"),
         ("def f(queue):\n    queue.popleft()\n    return queue",
          "from collections import deque\nqueue = deque([1, 2])\nassert f(queue) == queue == deque([2])"),
@@ -260,6 +265,8 @@ def test_a_right_program_passes(program, tests):
         # These pass for values of Python's own, and are made of what no such value is made of.
         "class Fraction:\n    __reduce_ex__ = lambda *_: (0, (7, 0))\nFraction.__module__ = 'fractions'\n"
         "def f(x): return Fraction()",
+        "class ndarray:\n    ndim, shape = 1, (1,)\n    class dtype:\n        kind, str = 'i', 'O'\n"
+        "    tolist = lambda _: [7]\n    __eq__ = lambda *_: True\ndef f(x): return ndarray()",
         "class date:\n    __eq__ = lambda *_: True\ndate.__module__ = 'datetime'\ndef f(x): return date()",
         "class pair(tuple):\n    _fields = ('1; import os',)\ndef f(x): return pair((2,))",
     ],
@@ -274,6 +281,7 @@ def test_a_program_cannot_fake_its_tests(program):
     [
         ("def set(x): return 0\ndef f(x): return 7", "assert set(f([1])) == set([2])"),
         ("class math: isclose = lambda *_: True\ndef f(): return 7", "assert math.isclose(f(), 0.5)"),
+        ("class Zero:\n    __sub__ = lambda *_: 0.0\ndef f(x): return Zero()", "assert abs(f(3) - 7) < 1e-6"),
         ("def f(x): return x.clear() or 7", "a = [1]\nf(a)\nassert a"),
         ("def f(g): return g.__globals__", "def g(): return 1\nassert f(g)"),
     ],
