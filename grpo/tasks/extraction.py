@@ -9,16 +9,18 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
 _NUMBER = re.compile(
     r"(?:(?<![\w.)\]}%])(?<![\d)\]}%] )[-\u2212])?"  # a sign, not a subtraction
     r"\$?"
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:(?:\d{1,3}(?:(?:,|\{,\}|,?\\[,!])\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"  # 1,000 or LaTeX's 1{,}000 and 1\,000
     r"(?:[eE][-+]?\d{1,3}(?!\d))?"
     r"(?:/\d+(?![\d.]))?"
 )
 
 _STATED = re.compile(
-    r"(?i)(?:\banswer\b(?:[^.:=\n]{0,60}?\b(?:is|be|equals)\b|\*{0,2}\s*[:=])|^####)"  # The answer is, Answer:, ####
-    r"[\s*:]*((?:[^.\n]|\.(?!\s|$))*)",  # to the end of the sentence or the line
+    # The answer is, The correct option is, Answer:, ####
+    r"(?i)(?:\b(?:answer|correct (?:option|choice))\b(?:[^.:=\n]{0,60}?\b(?:is|be|equals)\b|\*{0,2}\s*[:=])|^####)"
+    r"[\s*:]*",
     re.MULTILINE,
 )
+_SENTENCE = re.compile(r"(?:[^.\n]|\.(?!\s|$))*", re.MULTILINE)
 
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*[.\s]*$")
 
@@ -69,7 +71,7 @@ def last_number(text: str) -> str | None:
     last_match = deque(_NUMBER.finditer(text), maxlen=1)
     if not last_match:
         return None
-    return last_match[0].group().replace("$", "").replace(",", "").replace("\u2212", "-")
+    return re.sub(r"[$,{}\\!]", "", last_match[0].group()).replace("\u2212", "-")
 
 
 def last_line(text: str) -> str | None:
@@ -97,7 +99,7 @@ def final(text: str) -> str | None:
         return marked
     stated = deque(_STATED.finditer(text), maxlen=1)
     if stated:
-        return stated[0][1].strip().strip("*") or None
+        return _SENTENCE.match(text, stated[0].end())[0].strip().strip("*") or None
     bold = _BOLD.search(last_line(text) or "")
     if bold:
         return bold[1].strip()
