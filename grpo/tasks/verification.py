@@ -78,6 +78,9 @@ LONGEST_FORMULA = 4096
 _FONT = r"\\(?:text|math)(?:bf|rm|it|normal)?\s*\{"
 _FONTS = re.compile(_FONT + r"([^{}]*)\}")
 _WORDS = re.compile(rf"(?:{_FONT})?[\s(]*(?:(?:[Tt]he|[Aa]n?) +(?=[A-Za-z]))?([A-Za-z]+(?:[ -][A-Za-z]+)*)[\s).]*\}}?")
+# A letter with its choice, such as (C) 42, but not with another letter.
+_OTHER_LETTER = r"(?!.*(?:\b[B-HJ]\b|\(A\)|\b(?:or|and) A\b))"
+_CHOICE = re.compile(rf"\s*(?:[Oo]ption |[Cc]hoice )?\(?([A-J])(?:[).:]+(?:[\s\\]{_OTHER_LETTER}.*)?)?", re.DOTALL)
 # sympy opens an interval at infinity, so the wrong "[0, ∞]" would equal the right "[0, ∞)".
 _CLOSED_AT_INFINITY = re.compile(r"\\infty\s*(?:\\right)?\]|\[\s*-\s*\\infty")
 # math_verify takes a set such as {0, 1} for the pair or interval (0, 1).
@@ -86,7 +89,11 @@ _PAIR = re.compile(r"(?:\\left *)?[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
 _TYPESETTING = tuple(
     (re.compile(old), new)
     for old, new in (
-        (r"\\[$()!]|\$|\\displaystyle\s*|^(?:\\[,;]|\s)+|(?:\\[,;]|\s)+$", ""),  # delimiters and outer spaces
+        (r"~", " "),
+        (
+            r"\\[$()!]|(?<!\\)\\[\[\]]|\$|\\displaystyle\s*|^(?:\\[,;]|\s)+|(?:\\[,;]|\s)+$",
+            "",
+        ),  # delimiters and outer spaces
         (r"\\,(?=\d{3}(?!\d))", ""),  # 13\,535
         (r"^\{((?:[^{}\\]|\\.|\{[^{}]*\})*)\}$", r"\1"),  # {(2,4)}
         (r"\.(\s*\}?)$", r"\1"),  # the sentence's full stop
@@ -189,6 +196,9 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
         words = _WORDS.fullmatch(right), _WORDS.fullmatch(attempt)
         if words[0] and words[1] and words[0][1].casefold() == words[1][1].casefold():
             return 1.0
+        choice = _CHOICE.fullmatch(_FONTS.sub(r"\1", attempt))
+        if choice and words[0] and len(words[0][1]) == 1:
+            return float(choice[1] == words[0][1].upper())
         if words[0] and words[1] and _is_word(words[0][1]) and _is_word(words[1][1]):
             return 0.0
         if any(_SET.fullmatch(one) and _PAIR.fullmatch(other) for one, other in ((right, attempt), (attempt, right))):
