@@ -37,11 +37,19 @@ import math, re, string, random, collections, functools, itertools, heapq, bisec
 """
 """Solutions of sets in which functions are written take these for granted."""
 SAME = """
-def _plain(value):
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _alike(one, other):
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):  # JSON makes texts of all keys
+        one, other = ({str(key): value for key, value in both.items()} for both in (one, other))
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, float) and isinstance(other, (int, float)) or isinstance(other, float) and isinstance(one, int):
+        return one == other or abs(one - other) <= 1e-6 * max(1, abs(other))
+    return one == other
 def _same(found, *wanted):
-    assert _plain(found) in [_plain(value) for value in wanted], f"{found!r} is not {wanted[0]!r}"
+    assert any(_alike(found, value) for value in wanted), f"{found!r} is not {wanted[0]!r}"
 """
+"""These compare values as `same_output` does outputs."""
 
 
 def code(config: RewardConfig) -> CompletionReward:
@@ -62,6 +70,8 @@ def code(config: RewardConfig) -> CompletionReward:
             program = f"{prompt}\n{program}"
         if not program.strip():
             return 0.0
+        # The program works with objects of the classes that a setup makes, and knows none of the tests' own classes.
+        program = f"{program}\n{metadata.get('test_setup_code') or ''}"
         with Sandbox(limits, closed) as sandbox:
             if not isinstance(tests, str):
                 return float(all(_prints(sandbox, program, *pair) for pair in tests))
@@ -136,7 +146,7 @@ def _same_word(found: str, wanted: str) -> bool:
 def row_tests(answer: str, metadata: Mapping[str, Any]) -> Tests:
     """Returns the tests of a row. Raises UnparsableAnswer if it has none that can be read.
 
-    test_list                                     MBPP
+    test_list                                     MBPP, whose test_setup_code belongs to the program
     test, entry_point                             HumanEval, BigCodeBench; without `check`, test_… and unittest
     input_output                                  APPS, TACO
     verification_info                             Prime Intellect
@@ -145,8 +155,7 @@ def row_tests(answer: str, metadata: Mapping[str, Any]) -> Tests:
     the column of answers                         any of these
     """
     if asserts := _read(metadata.get("test_list")):
-        more = [metadata.get("test_setup_code") or "", *(metadata.get("test_imports") or [])]
-        return "\n".join([*more, *asserts])
+        return "\n".join([*(metadata.get("test_imports") or []), *asserts])
     if isinstance(source := metadata.get("test"), str):
         name = metadata.get("entry_point")
         return f"{source}\ncheck({name})" if name and re.search(r"^def check\b", source, re.MULTILINE) else source

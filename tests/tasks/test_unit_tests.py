@@ -12,6 +12,7 @@ from grpo.tasks.verification import UnparsableAnswer
 
 ADDS = "print(sum(map(int, input().split())))"
 ADD = "def add(a, b):\n    return a + b"
+PAIR = "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b"
 METHOD = "class Solution:\n    def add(self, a: List[int], b: int): return [*a, b]"
 
 
@@ -37,6 +38,10 @@ def stdin(*pairs):
          {"input_output": json.dumps({"fn_name": "add", "inputs": [[[1], 2]], "outputs": [[[1, 2]]]})}, ""),
         ("def spell(n): return str(n)", "def spell(n): return n + 1",
          {"input_output": json.dumps({"fn_name": "spell", "inputs": [[5]], "outputs": ["5"]})}, ""),
+        ("def third(n): return {n: [n / 3, (n,)]}", "def third(n): return {n: [n / 4, (n,)]}",
+         {"input_output": json.dumps({"fn_name": "third", "inputs": [[1]], "outputs": [{"1": [0.3333333, [1]]}]})}, ""),
+        (f"{PAIR}\ndef first(pairs): return min(pairs, key=lambda pair: pair.a).b", "def first(pairs): return 4",
+         {"test_list": ["assert first([Pair(5, 24), Pair(1, 2)]) == 2"], "test_setup_code": PAIR}, ""),
         (ADDS, "", {"verification_info": json.dumps({"language": "python", "test_cases": stdin(("1 2", "3"))})}, ""),
         (METHOD, ADD,
          {"public_test_cases": json.dumps([{"input": "[1]\n2", "output": "[1, 2]", "testtype": "functional"}]),
