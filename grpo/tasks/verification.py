@@ -144,6 +144,14 @@ def _with_last_letter(text: str) -> str:
     return _LAST_LETTER.sub(r"{\g<0>}", text) if _SUM.search(outside) else text
 
 
+def _ends_in_word(text: str, answer: str) -> bool:
+    """Tells whether the answer is a word or a letter, which math_verify does not read in a text, and the text ends in
+    it. A letter has its own case."""
+    word = _WORDS.fullmatch(answer)
+    case = re.IGNORECASE if word and len(word[1]) > 1 else re.NOFLAG
+    return bool(word and re.search(rf"\b{re.escape(word[1])}\W*$", _FONTS.sub(r"\1", text), case))
+
+
 def _with_imaginary_unit(reading: Any, unit: Any) -> Any:
     """Returns a reading in which each i is the imaginary `unit`. math_verify makes different symbols of the i of 2i and
     that of (1/2)i, which are never equal."""
@@ -187,7 +195,10 @@ def mathematics(prose: bool = False) -> Callable[[str, str], float]:
         if exact(extracted, answer):
             return 1.0
         if prose:
-            return float(verify(gold(right), parse(extracted, parsing_timeout=None), timeout_seconds=None))
+            if _ends_in_word(extracted, right):
+                return 1.0
+            found = [_with_imaginary_unit(reading, unit) for reading in parse(extracted, parsing_timeout=None)]
+            return float(verify(gold(right), found, timeout_seconds=None))
         if len(extracted) > LONGEST_FORMULA or _CLOSED_AT_INFINITY.search(extracted):
             return 0.0
         attempt = bare(extracted)

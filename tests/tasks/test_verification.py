@@ -94,4 +94,7 @@ def test_an_answer_that_says_nothing_is_unparsable(same):
 
 
 def test_in_prose_the_answer_is_searched():
-    assert mathematics(prose=True)("so the sum is $7$", "7") == 1.0
+    same = mathematics(prose=True)
+    assert same("so the sum is $7$", "7") == same("it is $4i+3$", "3+4i") == same("it is $3+4i$.", "3+4i") == 1.0
+    assert same("The answer is **C**.", "C") == same("Yes.", "yes") == same(r"on \text{Tuesday}", "Tuesday") == 1.0
+    assert same("It is c", "C") == same("It is (D).", "C") == same("C is wrong", "C") == same("no", "yes") == 0.0
