@@ -488,6 +488,11 @@ def test_rewards_of_minus_one_and_one_are_no_pass_rates(tmp_path):
     rows = [{"step": i + 1, "critic/score/mean": 0.1 + 0.01 * i, "critic/score/min": -1.0} for i in range(20)]
     log = read_log(write_lines(tmp_path / "log.jsonl", rows))
     assert not len(log.history) and "no column is a pass rate" in log.notes[-1]
+    # Nor are those of held-out problems, while their accuracies are.
+    rows = [row | {"critic/rewards/mean": 0.5, "val-core/gsm8k/reward/mean@1": 0.5} for row in rows]
+    assert not len(read_log(write_lines(tmp_path / "r.jsonl", rows)).held_out)
+    rows = [row | {"val-core/gsm8k/acc/mean@1": 0.75} for row in rows]
+    assert set(read_log(write_lines(tmp_path / "a.jsonl", rows)).held_out.values) == {0.75}
 
 
 @pytest.mark.parametrize(("spread", "last"), [(True, 0.3), (False, 0.6)])

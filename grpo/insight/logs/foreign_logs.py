@@ -26,7 +26,7 @@ from grpo.insight.logs.foreign_columns import (
     series_of,
     translated,
 )
-from grpo.insight.logs.foreign_names import TRL, framework_of, held_out_scores, our_name
+from grpo.insight.logs.foreign_names import IN_REWARDS, TRL, framework_of, held_out_scores, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
@@ -80,6 +80,9 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     interval, our_rate_name = 1, our_name(rate_name)
     part = our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else ""
     all_scores = held_out_scores(series, part, scale)
+    if not rate_name and _goes_below_0(series):
+        # Held-out rewards are then no shares of right answers either.
+        all_scores = {name: one for name, one in all_scores.items() if not IN_REWARDS.search(name)}
     name, scores = next(iter(all_scores.items()), ("", NOTHING))
     names = _listed([*all_scores])
     several = f"the held-out scores are those of {name}, the first of {names}" if names != name else ""
@@ -230,8 +233,7 @@ def _listed(names: Sequence[str]) -> str:
 def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
     """Finds the column of pass rates, and its value for a right answer. Returns ("", 1) if there is none."""
     parts = [name for name in series if name.startswith(m.PART)]
-    # Rewards of −1 and 1 have means within 0 to 1, too.
-    if any(len(series[name]) and series[name].values.min() < -SMOOTHED for name in LEAST & series.keys()):
+    if _goes_below_0(series):
         return "", 1.0
     for name in (m.PASS_RATE, m.REWARD):
         if name in series and _is_rate(series[name], 1.0) and (name == m.PASS_RATE or len(parts) < 2):
@@ -243,6 +245,11 @@ def _pass_rate_column(series: Mapping[str, Series]) -> tuple[str, float]:
     if m.REWARD in series and _is_rate(series[m.REWARD], 1.0):
         return m.REWARD, 1.0
     return "", 1.0
+
+
+def _goes_below_0(series: Mapping[str, Series]) -> bool:
+    """Tells whether single rewards are negative. Rewards of −1 and 1 have means within 0 to 1, too."""
+    return any(len(series[name]) and series[name].values.min() < -SMOOTHED for name in LEAST & series.keys())
 
 
 def _right_answer(series: Series, spread: Series) -> float | None:
