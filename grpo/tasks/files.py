@@ -235,16 +235,25 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
-    """Returns the rows of a table of pyarrow. A number of a float32 column is the shortest decimal that rounds to it:
-    3.3, which somebody wrote, and not 3.299999952316284."""
-    import numpy
-    import pyarrow
-
+    """Returns the rows of a table of pyarrow. A number of a float32 column, or within a nested one, is the shortest
+    decimal that rounds to it: 3.3, which somebody wrote, and not 3.299999952316284."""
     rows = table.to_pylist()
-    for name in (field.name for field in table.schema if field.type == pyarrow.float32()):
+    for field in (field for field in table.schema if re.search(r"\bfloat\b", str(field.type))):
         for row in rows:
-            row[name] = None if row[name] is None else float(str(numpy.float32(row[name])))
+            row[field.name] = _shortest(row[field.name], field.type)
     return rows
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    import numpy
+    import pyarrow.types as types
+
+    if types.is_float32(kind):
+        return None if value is None else float(str(numpy.float32(value)))
+    if isinstance(value, dict) and types.is_struct(kind):
+        return {field.name: _shortest(value[field.name], field.type) for field in kind}
+    is_list = isinstance(value, list) and hasattr(kind, "value_type")
+    return [_shortest(one, kind.value_type) for one in value] if is_list else value
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

@@ -134,6 +134,16 @@ def test_numbers_of_single_precision_are_read_as_they_were_written(tmp_path):
         assert [problem.answer for problem in problems] == ["3.3", "1e-07"]
 
 
+def test_floats_within_a_nested_column_are_as_somebody_wrote_them(tmp_path):
+    kind = pyarrow.struct([("truth", pyarrow.float32()), ("all", pyarrow.list_(pyarrow.float32()))])
+    cells = [{"truth": 3.3, "all": [0.1, None]}, None]
+    by_name = pyarrow.array([[("a", 0.5)], None], pyarrow.map_(pyarrow.string(), pyarrow.float32()))
+    table = pyarrow.table({"info": pyarrow.array(cells, kind), "by_name": by_name})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    rows = read_rows(tmp_path / "rows.parquet", "task.data.path")
+    assert [row["info"] for row in rows] == cells and rows[0]["by_name"] == [("a", 0.5)]
+
+
 def test_a_column_without_a_name_is_not_the_ids(tmp_path):
     (tmp_path / "index.csv").write_text(",problem,answer\n0,1 + 1 =,2\n0,2 + 2 =,4\n")
     problems, _ = load_problems(DataConfig(path=f"{tmp_path}/index.csv"))
