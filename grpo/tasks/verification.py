@@ -141,7 +141,7 @@ def _with_last_letter(text: str) -> str:
     outside, inside = "", text
     while outside != inside:
         outside, inside = inside, re.sub(r"\{[^{}]*\}", "0", inside)
-    return _LAST_LETTER.sub(r"{\g<0>}", text) if _SUM.search(outside) else text
+    return _LAST_LETTER.sub(r"{\g<0>}", text) if _SUM.search(outside.rpartition("=")[2]) else text
 
 
 def _ends_in_word(text: str, answer: str) -> bool:

@@ -33,6 +33,7 @@ SAME = [
     (r"\frac{3+4i}{5}", [r"\frac{3}{5} + \frac{4}{5}i", "0.6 + 0.8i"]),
     ("2i", [r"(1+i)^2", r"\sqrt{4}i"]),
     ("3+5t", ["5t+3", "3 + 5 t", "x = 3+5t"]),
+    ("7", ["3 + 4 = 7 m", "7 m"]),
     (r"\emptyset", [r"\varnothing"]),
     ("June 20", [r"\text{June 20}", r"\text{June }20."]),
 ]
