@@ -30,7 +30,8 @@ class SelectionConfig:
     answer_types: list[str] = field(default_factory=list)
     # Questions of at most this many characters are kept. 0 keeps all.
     max_characters: int = 0
-    # True asks questions of the same words once, whatever their case, spacing and punctuation.
+    # True asks questions of the same words once, whatever their case, spacing and punctuation. Earlier messages and
+    # columns that the template shows, such as choices, belong to a question.
     deduplicate: bool = False
     # Problems that these files ask too are left out of training, e.g. [math500.jsonl].
     evaluation_sets: list[str] = field(default_factory=list)

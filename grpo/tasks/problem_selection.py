@@ -83,14 +83,17 @@ class LeftOut:
         return f"{self.considered - self.total:,} of {self.considered:,} problems taken; left out: {counts or 'none'}"
 
 
-def select(problems: Sequence[Problem], config: SelectionConfig) -> tuple[list[Problem], LeftOut]:
-    """Returns the problems that pass every check, in their order, and a report of those left out.
+def select(
+    problems: Sequence[Problem], config: SelectionConfig, asked: Callable[[Problem], str] = lambda one: one.question
+) -> tuple[list[Problem], LeftOut]:
+    """Returns the problems that pass every check, in their order, and a report of those left out. `asked` returns the
+    words that ask a problem, by which a repeated one is known, such as its question with its choices.
 
     Raises `UserError` for a setting that does not suit the data set, and when no problem is left.
     """
     remaining, reasons = list(problems), {}
     overlaps: dict[str, str] = {}
-    for reason, keep in _checks(config, remaining, overlaps):
+    for reason, keep in _checks(config, remaining, overlaps, asked):
         kept, dropped = [], []
         for problem in remaining:
             (kept if keep(problem) else dropped).append(problem)
@@ -134,7 +137,10 @@ def rated_column(problems: Sequence[Problem], column: str) -> str:
 
 
 def _checks(
-    config: SelectionConfig, problems: Sequence[Problem], overlaps: dict[str, str]
+    config: SelectionConfig,
+    problems: Sequence[Problem],
+    overlaps: dict[str, str],
+    asked: Callable[[Problem], str],
 ) -> Iterator[tuple[str, Callable[[Problem], bool]]]:
     """Yields the configured checks, cheap ones first, as pairs (reason to leave a problem out, test for passing)."""
     low, high = config.solve_rate
@@ -173,7 +179,7 @@ def _checks(
             lambda problem: len(problem.question) <= config.max_characters,
         )
     if config.deduplicate:
-        yield "with a repeated question", _without_repeats()
+        yield "with a repeated question", _without_repeats(asked)
     if config.evaluation_sets:
         find = _overlap(config)
         yield "with a question of an evaluation set", lambda problem: _has_no_overlap(problem, find, overlaps)
@@ -184,12 +190,13 @@ def _sources(problem: Problem) -> list[str]:
     return [problem.source] if problem.source else _names(problem, "source")
 
 
-def _without_repeats() -> Callable[[Problem], bool]:
-    """Returns a check that lets each question pass once: it remembers the questions it has seen."""
+def _without_repeats(asked: Callable[[Problem], str]) -> Callable[[Problem], bool]:
+    """Returns a check that lets each question pass once, behind the same messages: it remembers those it has seen."""
     seen: set[str] = set()
 
     def new(problem: Problem) -> bool:
-        text = normalized(problem.question)
+        earlier = (message["content"] for message in problem.messages[:-1])
+        text = normalized("\n".join([*earlier, asked(problem)]))
         if text in seen:
             return False
         seen.add(text)

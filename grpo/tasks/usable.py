@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from grpo.config import TaskConfig, UserError
 from grpo.config.errors import require
@@ -52,7 +53,8 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
         logger.warning("task %s: problems have no answers, and no part of the reward compares with any", config.name)
     if report.unusable or report.repeated:
         logger.warning("task %s: left out of %s", config.name, report)
-    problems, left_out = select(problems, config.data.selection)
+    # Columns that the template shows, such as choices, belong to a question.
+    problems, left_out = select(problems, config.data.selection, partial(filled, config.prompt.template))
     if left_out.total:
         logger.warning("task %s: %s", config.name, left_out)
     if left_out.overlaps:

@@ -435,6 +435,23 @@ def test_answers_that_are_texts_of_a_missing_value_are_reported(tokenizer, write
     assert logged.startswith("task task: 6 answers are texts such as None, by which Python and pandas write that there")
 
 
+def test_a_question_with_other_choices_or_earlier_messages_is_no_repeated_one(tokenizer, write_rows):
+    choices = [["red", "blue"], ["red", "green"], ["red", "blue"]]
+    rows = [{"problem": "Which?", "answer": 0, "choices": these} for these in choices]
+    config = TaskConfig(
+        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0, choices_column="choices"),
+        prompt=PromptConfig(template="{question} {choices}", chat=False),
+        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
+    )
+    config.data.selection.deduplicate = True
+    assert len(loaded_task(config, tokenizer).problems[""]) == 2
+    said = [{"role": "user", "content": "One."}, {"role": "user", "content": "Two."}]
+    rows = [{"problem": [one, {"role": "user", "content": "Go on."}], "answer": "2"} for one in (*said, *said)]
+    config = replace(config, data=DataConfig(path=write_rows(rows), held_out_fraction=0.0), prompt=PromptConfig())
+    config.data.selection.deduplicate = True
+    assert len(usable_problems(config)) == 2
+
+
 def test_questions_that_come_twice_and_sources_of_one_problem_are_reported(tokenizer, write_rows, caplog):
     rows = [{"problem": f"{index % 5} + 1", "answer": f"{index % 5 + 1}", "kind": str(index)} for index in range(10)]
     task_config = TaskConfig(
