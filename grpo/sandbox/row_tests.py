@@ -68,7 +68,38 @@ def _readable(source: str) -> ast.Module:
                 importlib.import_module(name if name != SOLUTION else "builtins")
             except (ImportError, ValueError) as error:  # a relative import may have no name
                 raise Unreadable(f"they import {name or '.'}, which is not installed: {error}") from error
+    if name := _out_of_reach(tree):
+        raise Unreadable(f"they use {name}, and what a program prints or imports is out of their reach")
     return tree
+
+
+OUT_OF_REACH = {
+    **dict.fromkeys(("mock", "unittest.mock"), ("patch", "mock_open")),
+    "contextlib": ("redirect_stdout", "redirect_stderr"),
+}
+"""Tests use these of these modules to replace or to read what stands in the process of the program."""
+
+
+def _out_of_reach(tree: ast.Module) -> str:
+    """Returns what tests use of `OUT_OF_REACH`, or that they put something in the place of sys.stdout, or ""."""
+    import ast
+
+    nodes = list(ast.walk(tree))
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name in OUT_OF_REACH.get(node.module or "", ())
+    }
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in imported:
+            return node.id
+        if isinstance(node, ast.Attribute):
+            module = ast.unparse(node.value)
+            if node.attr in OUT_OF_REACH.get(module, ()) or (module, node.attr) == ("sys", "stdout"):
+                return f"{module}.{node.attr}"
+    return ""
 
 
 SOLUTION = "solution"

@@ -184,6 +184,8 @@ def test_a_wrong_program_fails_tests_of_every_form(tests):
         ("def test_one(two): assert f(1) == two", "test_one needs arguments, which nothing gives it"),
         ("import nosuchpackage\nassert f(1) == 2", "they import nosuchpackage, which is not installed"),
         ("from main import f\nassert f(1) == 2", "they import main, which is not installed"),
+        ("from unittest.mock import patch\nwith patch('os.getpid'): assert f(1) == 2", "they use patch"),
+        ("import io, sys\nsys.stdout = io.StringIO()\nf(1)\nassert not sys.stdout.getvalue()", "they use sys.stdout"),
     ],
 )
 def test_tests_that_judge_nothing_are_not_passed(tests, reason):
@@ -223,6 +225,7 @@ def test_tests_that_judge_nothing_are_not_passed(tests, reason):
         ("def f(a):\n    a[0] = 9\n    return float(a.mean())",
          "import numpy as np\na = np.array([1.0, 2.0, 3.0])\nassert f(a) == 14 / 3 and a[0] == 9"),
         ("import numpy as np\ndef f(): return np.array([1, 2])", "assert f() == [1, 2]"),
+        ("def patch(x): return x + 1", "from unittest.mock import patch as unused\nassert patch(1) == 2"),
         ("def f(): return range(1, 9, 3)", "assert f() == range(1, 9, 3)"),
         ("def f(queue):\n    queue.popleft()\n    return queue",
          "from collections import deque\nqueue = deque([1, 2])\nassert f(queue) == queue == deque([2])"),
