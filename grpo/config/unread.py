@@ -132,6 +132,20 @@ RULES = (
         "use normalization=grpo or another that divides by a number to which it is added",
     ),
     Rule(
+        under("normalization", "scope ddof"),
+        lambda c: (
+            c.normalization.name != "dial"
+            or c.normalization.parts == "each"
+            or bool(c.normalization.exponent or c.normalization.min_std)
+        ),
+        "set normalization.exponent, since σ to the power of 0 is 1",
+    ),
+    Rule(
+        ("checkpoint.export_every",),
+        lambda c: c.checkpoint.export_every <= _rounds(c),
+        "make it at most the rounds of the run",
+    ),
+    Rule(
         ("tracking.profile_rounds",),
         lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
         "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0",

@@ -53,6 +53,12 @@ CASES = [
         ["normalization=dr_grpo", "normalization.epsilon=0.01"],
         "normalization.epsilon=0.01 has no effect here: use norm",
     ),
+    (
+        ["normalization=dr_grpo", "normalization.scope=batch"],
+        "scope=batch has no effect here: set normalization.exponent",
+    ),
+    (["normalization=maxrl", "normalization.ddof=1"], "ddof=1 has no effect here: set normalization.exponent, since"),
+    (["num_steps=8", "checkpoint.export_every=9"], "export_every=9 has no effect here: make it at most the rounds of"),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
     (["dynamics=adaptive", "num_steps=4", "dynamics.adaptive.decide_every=5"], "make it fewer than the rounds of the"),
     (["dynamics=adaptive", "dynamics.adaptive.stop_patience=5"], "set dynamics.adaptive.stop_gain, or leave"),
