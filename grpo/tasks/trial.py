@@ -1,12 +1,14 @@
 """This module grades made-up completions, so that a reward can be tried before any model is loaded."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from grpo.config import TaskConfig
 from grpo.tasks.curriculum import uniform
+from grpo.tasks.grading_worker import UNPARSABLE
 from grpo.tasks.prompt_stream import PromptStream
-from grpo.tasks.rewards import of_episode
+from grpo.tasks.rewards import EXTRACTING, of_episode
 from grpo.tasks.task import VerifiableTask, build_gradings
 from grpo.tasks.unit_tests import known_program
 from grpo.tasks.usable import usable_problems
@@ -37,6 +39,12 @@ MADE_UP = "42"
 SAME = (
     "right answers are not rewarded more than wrong ones: check task.reward.parts and task.reward.extract, and compare "
     "the completions above with what the reward looks for"
+)
+
+
+UNPARSED = (
+    "the answers of these problems cannot be parsed: task.data.answer_pattern finds the part of an answer that counts, "
+    'such as "#### (.*)" for GSM8K\'s; or name another task.data.answer_column, or the part exact for answers in words'
 )
 
 
@@ -137,7 +145,31 @@ def wrong_in(config: TaskConfig, scored: Sequence[ScoredGroup]) -> str:
             f"no episode returned the part {name} of task.reward.parts: an environment's reward or get_reward gives "
             "a number, a function returns it, and tools alone have none, so that another part has to grade them"
         )
-    return misjudged(scored) or ("" if tells_apart(scored) else SAME) or _untaken(config, scored)
+    if {grade.outcome for group in _answered(scored) for grade in group.grades[:2]} == {UNPARSABLE}:
+        return UNPARSED
+    return (
+        misjudged(scored)
+        or ("" if tells_apart(scored) else SAME)
+        or _untaken(config, scored)
+        or _unasked(config, scored)
+    )
+
+
+def _unasked(config: TaskConfig, scored: Sequence[ScoredGroup]) -> str:
+    """Says that the reward looks for a box, and that no prompt asks for one, or returns ""."""
+    boxed = any(reward.extract == "boxed" and EXTRACTING & {*reward.weights} for reward in config.rewards)
+    prompts = [of_set.prompt for of_set in config.all_sets.values()]
+    problems = [group.group.prompt.problem for group in scored]
+    asked = [
+        *(f"{prompt.template} {prompt.system} {prompt.examples}" for prompt in prompts),
+        *(f"{problem.question} {problem.messages}" for problem in problems),
+    ]
+    return (
+        "task.reward.extract=boxed looks for \\boxed{…}, for which these prompts do not ask: ask for it in "
+        "task.prompt.template, or set task.reward.extract=final, unless the model boxes its answers anyway"
+        if boxed and not re.search(r"(?i)box|\{(?!question\})\w", str(asked))
+        else ""
+    )
 
 
 def _untaken(config: TaskConfig, scored: Sequence[ScoredGroup]) -> str:

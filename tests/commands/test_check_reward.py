@@ -67,10 +67,32 @@ def test_a_reward_whose_pass_rates_would_be_false_is_said_so(reward, said, words
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_answers_that_cannot_be_parsed_are_said_so(tmp_path, capsys):
+    rows = [{"problem": f"{number} + 1?", "answer": f"One more. #### {number + 1}"} for number in range(6)]
+    (tmp_path / "sums.json").write_text(json.dumps(rows))
+    assert main(["check-reward", "task=file", f"task.data.path={tmp_path}/sums.json"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert 'task.data.answer_pattern finds the part of an answer that counts, such as "#### (.*)"' in said
+    assert "compare the completions above" not in said
+
+
 def test_an_extraction_that_the_prompt_does_not_ask_for_is_said(words, capsys):
     asked = ["task.prompt.template='{question} Write <answer> </answer>.'", "task.reward.extract=boxed"]
     assert main(["check-reward", *words, *asked]) == 0
     assert "asks for <answer>…</answer>: set task.reward.extract=tag" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [("{question}", True), ("{question} Write \\\\boxed{}.", False), ("{hint} {question}", False)],
+)
+def test_a_box_that_no_prompt_asks_for_is_said(template, expected, tmp_path, capsys):
+    rows = [{"problem": f"{number} + 1?", "answer": str(number + 1), "hint": "Box it."} for number in range(6)]
+    (tmp_path / "sums.json").write_text(json.dumps(rows))
+    asked = [f"task.data.path={tmp_path}/sums.json", f"task.prompt.template='{template}'", "task.reward.extract=boxed"]
+    assert main(["check-reward", "task=file", *asked]) == 0
+    said = "task.reward.extract=boxed looks for \\boxed{…}, for which these prompts do not ask"
+    assert (said in " ".join(capsys.readouterr().out.split())) == expected
 
 
 @pytest.mark.parametrize(
