@@ -390,7 +390,7 @@ def test_a_reward_that_is_no_pass_rate_is_diagnosed_without_one(tmp_path, capsys
     assert main(["dynamics", "diagnose", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "no column is a pass rate, so what needs one is left out" in printed
-    assert "column=NAME scale=NUMBER names one of reward, eval/accuracy, completions/clipped_ratio\n" in printed
+    assert "column=NAME scale=NUMBER names one of reward, eval/accuracy\n" in printed
     assert "verdict: no clear change yet; the reward went from" in printed and "truncated" in printed
     assert "checks need what the log lacks: pass rates, " in printed
     assert "│ Many" in printed

@@ -22,7 +22,7 @@ from grpo.insight.diagnosis.diagnostics import diagnose
 from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.foreign_rows import read_rows
 from grpo.insight.logs.logs import read_log
-from grpo.insight.pages.dynamics import advised
+from grpo.insight.pages.dynamics import advised, analysed
 from tests.insight.structure import complaints
 
 RISING = [0.2 + 0.01 * step for step in range(40)]
@@ -246,6 +246,17 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has neither metrics.jsonl, trainer_state.json, steps.parquet nor"):
         read_log(tmp_path / "empty")
+
+
+def test_a_log_without_a_rate_to_fit_says_what_of_it_is_left_out(tmp_path):
+    for reward, said in (
+        ("0.5", "reward holds '0.5', which is no plain number"),
+        (math.nan, "reward of the log hold no"),
+    ):
+        path = write_lines(tmp_path / "log.jsonl", [{"step": i, "reward": reward, "loss": 1.0} for i in range(9)])
+        with pytest.raises(UserError, match="has no pass rate to fit; ") as refusal:
+            analysed(read_log(path), path)
+        assert said in str(refusal.value) and "names one of" not in str(refusal.value)
 
 
 def test_openrlhfs_names_are_known(tmp_path):

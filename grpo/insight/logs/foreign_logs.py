@@ -175,12 +175,10 @@ def _named(
             f"{path} has no column {name} with numbers; those that have some are: {', '.join(sorted(own_series))}. "
             "Choose the one with the pass rate by column=NAME"
         )
-    known = m.TABLE.get(our_name(name))
-    require("loss" not in re.split("[^a-z]+", name.lower()), f"column={name} is a loss by its name: choose another one")
+    require(not _is_loss(name), f"column={name} is a loss by its name: choose another one")
     require(
-        known is None or known.name in (m.PASS_RATE, m.REWARD),
-        f"column={name} is no pass rate by its name, but: {known.meaning if known else ''}; choose another column, or "
-        "rename that one",
+        not (meaning := _other_meaning(name)),
+        f"column={name} is no pass rate by its name, but: {meaning}; choose another column, or rename that one",
     )
     rates = own_series.get(name, series.get(name, NOTHING))
     if not _is_rate(rates, scale):
@@ -189,6 +187,16 @@ def _named(
             "give its value for a right answer by scale=NUMBER, or choose another column"
         )
     return rates
+
+
+def _is_loss(name: str) -> bool:
+    return "loss" in re.split("[^a-z]+", name.lower())
+
+
+def _other_meaning(name: str) -> str:
+    """Returns the meaning of a column that has one and is no pass rate, or ""."""
+    known = m.TABLE.get(our_name(name))
+    return known.meaning if known and known.name not in (m.PASS_RATE, m.REWARD) else ""
 
 
 def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str:
@@ -205,8 +213,10 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
             f"{scale_hint} for 1"
         )
     if not rate_name:
-        names = _listed(sorted(own_series, key=lambda name: (not _REWARD.search(name), "reward" not in name, name)))
-        return f"no column is a pass rate, so what needs one is left out: column=NAME scale=NUMBER names one of {names}"
+        others = [name for name in own_series if not (_is_loss(name) or _other_meaning(name))]
+        names = _listed(sorted(others, key=lambda name: (not _REWARD.search(name), "reward" not in name, name)))
+        left_out = "no column is a pass rate, so what needs one is left out"
+        return f"{left_out}: column=NAME scale=NUMBER names one of {names}" if names else left_out
     known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
     formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
     return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"

@@ -145,8 +145,7 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None, laws: Sequen
     if not len(log.history) and len(log[m.PASS_RATE]):
         raise UserError(f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}")
     if not len(log.history):
-        why = [note for note in log.notes if "column=" in note]
-        raise UserError("; ".join([f"{path} has no pass rate to fit", *why]))
+        raise UserError("; ".join([f"{path} has no pass rate to fit", *log.notes]))
     if len(log.history) < FEWEST_POINTS:
         raise UserError(
             f"{path} has {len(log.history)} rounds; the dynamics need at least {FEWEST_POINTS} "
