@@ -20,6 +20,8 @@ PACKED = ".gz"
 SEPARATORS = ",;\t|"
 PACKED_BEGINNINGS = {b"\x1f\x8b": (PACKED, "gzip"), b"PAR1": (".parquet", "Parquet")}
 """Files of these two kinds begin so, whatever their names say. Each kind has an ending and a name."""
+SHOWN = 3
+"""An error shows so many names of an object."""
 ZIPPED = b"PK\x03\x04"
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """The package datasets writes these files into a folder by `save_to_disk`: for one data set, and for several splits."""
@@ -70,6 +72,11 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
         which = f"; row {wrong[0]} is none" if wrong[0] > 1 else ""
         if len(listed) == 1 and isinstance(listed[0], list):
             which = ", and this one line is a list: name the file .json"
+        if isinstance(rows, dict):
+            which = (
+                f"; it is one object with {', '.join(list(rows)[:SHOWN])}: keep the list alone, as pandas writes it by "
+                'to_json(FILE, orient="records")'
+            )
         raise UserError(
             f"{path} must hold a row for each problem: a list of JSON objects, or in .jsonl one in each line{which}."
         )
@@ -204,6 +211,8 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
         reader.fieldnames = names
         if any("\0" in name for name in names):
             raise ValueError("its header has NUL characters, so it is perhaps UTF-16: save it as UTF-8")
+        if names and names[0].startswith("{"):
+            raise ValueError("it is JSON Lines by its content: rename it so that it ends in .jsonl")
         _refuse_repeated([name for name in names if name])
         return list(_table_rows(reader, names))
 

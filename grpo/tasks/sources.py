@@ -266,6 +266,8 @@ def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
         nested = [name for name in columns if name.startswith(f"{outer}.")]
         holds = f"it has {', '.join(nested)}" if nested else "its cells have no columns of their own, as text has none"
         hint = f", and nothing within {outer} is {inner}: {holds}"
+    if not hint and data.path.endswith((".csv", ".tsv")):
+        hint = "; the first line of a table names its columns"
     lack = f"{data.path} has no column {name!r} (task.data.{key})" if name else f"task.data.{key} names no column"
     return f"{lack}; {data.path if not name else 'it'} has {', '.join(columns)}{hint}"
 

@@ -50,6 +50,16 @@ def test_tables_of_all_systems_are_read(text, tmp_path):
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "fetch it with `git lfs pull`"),
         ("a.jsonl.gz", b"{}", "Not a gzipped file"),
         ("a.jsonl", b"\x1f\x8b\x08", "is a gzip file by its content: rename it so that it ends in .gz"),
+        (
+            "a.json",
+            b'{"train": [{"problem": "q"}], "test": []}',
+            "it is one object with train, test: keep the list alone",
+        ),
+        (
+            "a.csv",
+            b'{"problem": "q", "answer": "1"}\n',
+            "it is JSON Lines by its content: rename it so that it ends in",
+        ),
         ("a.csv", b"PAR1", "is a Parquet file by its content: rename it so that it ends in .parquet"),
         ("a.csv", f'{SUMS}"1 + 2 =,3\n4 + 4,8\n'.encode(), "the row that begins in line 3 has quotation marks that"),
         ("a.csv", f"{SUMS}1 + 2,3,4\n".encode(), "line 3 has 3 cells and the header 2: put a text with ',' in quotes"),
@@ -58,6 +68,12 @@ def test_tables_of_all_systems_are_read(text, tmp_path):
 def test_a_file_that_cannot_be_read_says_why(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     assert message in refusal(tmp_path / name)
+
+
+def test_a_table_without_a_header_is_said_to_need_one(tmp_path):
+    (tmp_path / "a.csv").write_text("1 + 2 =,3\n4 + 4 =,8\n")
+    with pytest.raises(UserError, match="it has 1 . 2 =, 3; the first line of a table names its columns"):
+        load_problems(DataConfig(path=str(tmp_path / "a.csv")))
 
 
 def test_a_comma_in_the_header_of_a_table_with_tabs_is_no_separator(tmp_path):
