@@ -206,11 +206,17 @@ def _options(value: Any) -> Sequence[Any]:
     return options if isinstance(options, list) and len(options) > 1 else ()
 
 
-def foreign_format(columns: Sequence[str], question_column: str) -> str:
-    """Returns a hint at the task config that reads a file with TRL's or verl's columns, or "" for other columns."""
-    if "prompt" not in columns or question_column == "prompt":
+def foreign_format(columns: Sequence[str], question_column: str, answer_column: str | None) -> str:
+    """Returns a hint at the task config that reads a file with TRL's or verl's columns, or at what to write in place of
+    ShareGPT's, or "" for other columns."""
+    if "conversations" in columns:
+        return (
+            "; ShareGPT's conversations are not read: write the question as text, or as messages with role and content"
+        )
+    verls = "reward_model.ground_truth"
+    if "prompt" not in columns or (question_column == "prompt" and (verls not in columns or answer_column == verls)):
         return ""
-    name, format_name = ("verl", "verl's") if "reward_model.ground_truth" in columns else ("trl", "TRL's")
+    name, format_name = ("verl", "verl's") if verls in columns else ("trl", "TRL's")
     return f"; these look like {format_name} columns, which task={name} reads"
 
 

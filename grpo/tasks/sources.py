@@ -260,7 +260,7 @@ def _problems_of_rows(rows: list[dict[str, Any]], stem: str, data: DataConfig) -
 def _lacking(data: DataConfig, key: str, columns: Sequence[str]) -> str:
     """Returns a message about a column that the data lack, with the columns that they have."""
     name = getattr(data, key)
-    hint = foreign_format(columns, data.question_column) or likely(columns, key)
+    hint = foreign_format(columns, data.question_column, data.answer_column) or likely(columns, key)
     outer, _, inner = (name or "").partition(".")
     if inner and outer in columns:
         nested = [name for name in columns if name.startswith(f"{outer}.")]

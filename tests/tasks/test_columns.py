@@ -114,9 +114,16 @@ def test_messages_as_python_prints_them_are_no_question(tmp_path):
         load_problems(compose_config(["task=trl", f"task.data.path={path}"]).task.data)
 
 
+def test_verls_columns_are_known_to_a_task_that_reads_trls(write_rows):
+    data = DataConfig(path=write_rows([VERL]), question_column="prompt", answer_column="solution")
+    with pytest.raises(UserError, match="no column 'solution'.* these look like verl's columns, which task=verl reads"):
+        load_problems(data)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ({"conversations": []}, "it has conversations; ShareGPT's conversations are not read: write the question as"),
         (VERL, "reward_model.ground_truth, .* these look like verl's columns, which task=verl reads"),
         ({"prompt": "7?", "solution": "7"}, "it has prompt, solution; these look like TRL's columns, which task=trl"),
         ({"q": "7?", "a": "7"}, "has no column 'problem' .task.data.question_column.; it has q, a[.]$"),
