@@ -107,6 +107,11 @@ RULES = (
         "give a model of the hub, by model=huggingface model.path=OWNER/NAME",
     ),
     Rule(
+        ("dynamics.guard",),
+        lambda c: c.dynamics.name == "fixed" or c.dynamics.guard,
+        "use dynamics=fixed, since dynamics=adaptive always has its guard",
+    ),
+    Rule(
         ("dynamics.adaptive.decide_every",),
         lambda c: c.dynamics.adaptive.decide_every < _rounds(c),
         "make it fewer than the rounds of the run",
@@ -225,9 +230,15 @@ RULES = (
     ),
 )
 
+MEANT = ("model.lora.alpha", "dynamics.guard")
+"""Somebody who types these keys means their default values too, such as an alpha of 32."""
+
 NOT_TRAINED = (
     Rule(
-        ("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dynamics.", "dry_run"),
+        (
+            *("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dynamics.", "dry_run"),
+            "evaluation.every_rounds",
+        ),
         lambda _: False,
         "only grpo train reads it; use that",
     ),
@@ -235,6 +246,11 @@ NOT_TRAINED = (
         under("learner", "learning_rate schedule warmup_steps weight_decay max_gradient_norm"),
         lambda _: False,
         "only grpo train reads it; use that",
+    ),
+    Rule(
+        ("model.lora.",),
+        lambda c: c.model.start,
+        "give the folder of an adapter or a checkpoint as model.path",
     ),
     Rule(
         ("rollout.sampling.temperature",),
@@ -261,9 +277,9 @@ RULES_OF = {"train": RULES, "launch": RULES, "eval": NOT_TRAINED, "solve-rates":
 def unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rule] = RULES) -> dict[str, str]:
     """Returns the words that have no effect in `config`, each with a message that says how to mend it."""
     changed = {key: value for key, _, value in differences(TrainConfig(), config)}
-    if any(word.startswith("model.lora.alpha=") for word in words):
-        # People type 32, which is the default.
-        changed["model.lora.alpha"] = config.model.lora.alpha
+    for key in MEANT:
+        if any(word.startswith(f"{key}=") for word in words):
+            changed[key] = value_at(config, key)
     messages: dict[str, str] = {}
     for word in words:
         for key in _typed(word, changed):

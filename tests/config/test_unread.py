@@ -60,6 +60,10 @@ CASES = [
     (["normalization=maxrl", "normalization.ddof=1"], "ddof=1 has no effect here: set normalization.exponent, since"),
     (["num_steps=8", "checkpoint.export_every=9"], "export_every=9 has no effect here: make it at most the rounds of"),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
+    (
+        ["dynamics=adaptive", "dynamics.guard=false"],
+        "dynamics.guard=False has no effect here: use dynamics=fixed, since",
+    ),
     (["dynamics=adaptive", "num_steps=4", "dynamics.adaptive.decide_every=5"], "make it fewer than the rounds of the"),
     (["dynamics=adaptive", "dynamics.adaptive.stop_patience=5"], "set dynamics.adaptive.stop_gain, or leave"),
     (
@@ -132,6 +136,11 @@ def test_a_command_that_measures_a_model_takes_no_words_of_training_alone():
     words = ["experiment=tiny", "rollout.sampling.temperature=0.6"]
     with pytest.raises(UserError, match="temperature=0.6 has no effect here: set evaluation.temperature, or leave it"):
         refuse_unread(words, compose_config(words), NOT_TRAINED)
+    words = ["experiment=tiny", "model.lora.rank=8"]
+    with pytest.raises(UserError, match="rank=8 has no effect here: give the folder of an adapter or a checkpoint as"):
+        refuse_unread(words, compose_config(words), NOT_TRAINED)
+    with pytest.raises(UserError, match="evaluation.every_rounds=2 has no effect here: only grpo train reads it"):
+        refuse_unread(["evaluation.every_rounds=2"], compose_config(["evaluation.every_rounds=2"]), NOT_TRAINED)
     kept = ["experiment=tiny", "learner.micro_batch_tokens=64", "task.data.question_column=q"]
     refuse_unread(kept, compose_config(kept), NOT_TRAINED)
 
