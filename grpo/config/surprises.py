@@ -91,6 +91,8 @@ def _odd_bounds(config: TrainConfig) -> Iterator[str]:
             f"limits.tokens={config.limits.tokens} ends the run after its first round, which samples {per_round:,} "
             "completions of a token or more"
         )
+    if config.rollout.refill.enabled and config.rollout.refill.max_waves == 1:
+        yield "rollout.refill.max_waves=1 counts the first wave, so no silent group is replaced: make it 2 or more"
     if (gain := config.dynamics.adaptive.stop_gain) >= MUCH_GAIN:
         yield (
             f"dynamics.adaptive.stop_gain={gain:g} is a share of all problems, so the run ends unless it may still "

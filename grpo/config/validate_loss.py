@@ -39,6 +39,12 @@ def check_loss(config: TrainConfig) -> None:
         f"objective.kl.refresh_every={kl.refresh_every} needs a copy of the reference, which LoRA training does not "
         "keep: set it to 0",
     )
+    on_policy = config.dynamics.name == "fixed" and config.dynamics.refresh_interval == 1
+    require(
+        not (kl.coefficient and on_policy and kl.refresh_every == kl.refresh_rate == 1),
+        "objective.kl.refresh_every=1 copies the policy into the reference after each step, so the KL of the next one "
+        "is 0: raise it, or lower objective.kl.refresh_rate",
+    )
     require(0 < kl.refresh_rate <= 1, f"objective.kl.refresh_rate={kl.refresh_rate} must lie in (0, 1]")
     _check_correction(config)
     sampling = config.rollout.sampling

@@ -96,6 +96,7 @@ learner.learning_rate=abc → learner.learning_rate=abc: it takes a number
 task=mawps → task.data.path
 objective.correction.floor=3 → must lie between 0 and objective.correction.cap=2.0
 objective.correction.floor=-1 → objective.correction.floor=-1.0 must not be negative
+objective.kl.coefficient=0.1  objective.kl.refresh_every=1 → so the KL of the next one is 0: raise it, or lower
 objective.correction.cap=0.5 → objective.correction.cap=0.5 must lie below and above 1
 objective.correction.floor=1.5 → objective.correction.floor=1.5 and objective.correction.cap=2.0 must
 objective.correction.veto=1 → objective.correction.veto=1.0 must lie in [0, 1)

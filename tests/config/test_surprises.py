@@ -14,6 +14,7 @@ def said_of(*words):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["normalization=dapo", "rollout.refill.max_waves=1"], "so no silent group is replaced: make it 2 or more"),
         (["objective.clip_high=28"], "objective.clip_high=28 clips ratios at 29: 0.28 is DAPO's"),
         (["objective.kl.estimator=k1", "objective.kl.coefficient=0.04"], "in the loss does nothing on average"),
         (["learner.betas=[0.999,0.9]"], "has the momentum first and the average of squares second: [0.9, 0.999]"),
