@@ -125,7 +125,8 @@ def _several(word: str, key: str) -> str:
         if key == "tracking":
             both = ": tracking=wandb tracking.tensorboard=true has both"
         return f"{word!r} names several choices of {key}, and a run has one{both}"
-    if kind_of(key) in (int, float) and all(re.fullmatch(r"\d{3}", value) for value in values[1:]):
+    grouped = values[0].strip("-0") and all(re.fullmatch(r"\d{3}", value) for value in values[1:])
+    if kind_of(key) in (int, float) and grouped:
         return f"{word!r} gives several values: a number has no commas, {key}={''.join(values)}"
     if kind_of(key) is float and re.fullmatch(r"-?\d+,\d+", ",".join(values)):
         return f"{word!r} gives several values: a decimal number has a point, {key}={'.'.join(values)}"

@@ -169,6 +169,7 @@ def test_a_sweep_takes_whole_numbers_with_an_exponent_too():
         ),
         ("experiment=tiny,", "leave out the comma at its end, 'experiment=tiny'"),
         ("normalization.exponent=0,5", "several values: a decimal number has a point, normalization.exponent=0.5"),
+        ("learner.learning_rate=0,001", "a decimal number has a point, learner.learning_rate=0.001"),
         ("num_steps=1,000", "'num_steps=1,000' gives several values: a number has no commas, num_steps=1000"),
         ("tracking=wandb,tensorboard", "and a run has one: tracking=wandb tracking.tensorboard=true has both"),
         ("task.reward.parts=rewards.py:f", "it takes a list of parts, [{name: math}]"),
