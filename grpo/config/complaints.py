@@ -52,7 +52,7 @@ GROUPS = {
     r"Multiple values for task@task\.sets\.(\w+)": "two sets have the name {0}: give each a name of its own",
     r"To append to your default list use (\+task@task\.sets\.\S+)": "a set is added by a + before it: write {0}",
     r"Multiple values for ([\w/]+)|([\w/]+) appears more than once": (
-        "{0} is chosen twice: leave out the + before it; in a file's list of defaults write `override {0}: …`"
+        "{0} is chosen twice: leave out the + before it; in a file's list of defaults write `override /{0}: …`"
     ),
     r"force-add of config groups is not supported: '\++(.*?)'": "a group takes no ++ before it: write {0}",
     r"An item is already at '(.*?)'": "{0} is there already: leave out the + before it",

@@ -52,6 +52,10 @@ def test_a_list_of_defaults_that_names_no_file_says_which(tmp_path):
     ("content", "message"),
     [
         (b"# @package _global_\ndefaults:\n  - model: tiny\n", "experiment/mine.yaml: in its list of defaults, write"),
+        (
+            b"# @package _global_\ndefaults:\n  - /model: tiny\n",
+            "in a file's list of defaults write `override /model: …`",
+        ),
         (b"# @package _global_\ndefaults:\n  - override task: gsm8k\n", "a recipe's list of defaults names a group"),
         (b"# @package _global_\ndefaults:\n  - /experiment: mine\n", "a configuration file names itself in its list"),
         (b"# @package\nnum_steps: 3\n", "a file's first line says @package without a place: write `# @package _glob"),
