@@ -204,7 +204,11 @@ def _unknown_choice(text: str) -> str:
     elsewhere = [folder.parent.name for folder in sorted(config_directory().glob(f"*/{choice}.yaml"))]
     other = f", but {elsewhere[0]}={choice}" if elsewhere else ""
     choices_hint = f"{other}: choose one of {', '.join(options)}" if options else other
-    if group == "model" and "/" in choice:
+    if choice.endswith(".yaml"):
+        choices_hint = f": one of your own is DIR/{group}/NAME.yaml, and chosen by --config-dir DIR {group}=NAME"
+    elif group == "task" and "." in choice:
+        choices_hint = f": problems of a file are given as task=file task.data.path={choice}"
+    elif group == "model" and "/" in choice:
         choices_hint = f": a model of the hub or of a folder is given as model=huggingface model.path={choice}"
     if not slash:
         return f"{file}there is no {group.removesuffix('.yaml')}.yaml beside it"

@@ -76,6 +76,8 @@ task.prompt.template=Solve. → lacks {question}, where the problem is put
 task=null → task=null: a group takes the name of one of its choices, such as task=file
 hardware=8 → hardware=8: a group takes the name of one of its choices, such as task=file
 learner=[1] → a group takes the name of one of its choices, such as task=file
+task=d/mine.jsonl → there is no task=d/mine.jsonl: problems of a file are given as task=file task.data.path=d/mine.js
+experiment=my/mine.yaml → one of your own is DIR/experiment/NAME.yaml, and chosen by --config-dir DIR experiment=NAME
 model=Qwen/Qwen3-0.6B → there is no model=Qwen/Qwen3-0.6B: a model of the hub or of a folder is given as
 seed=1,2 → 'seed=1,2' gives several values: put one text in quotes
 seed=99999999999999999999 → must be at most 4294967295
@@ -94,9 +96,9 @@ evaluation.sampling.temperature=0.6 → unknown config key evaluation.sampling.t
 experiment=nope → there is no experiment=nope: choose one of alphabet_sort_qwen3_4b, 
 learner.learning_rate=abc → learner.learning_rate=abc: it takes a number
 task=mawps → task.data.path
+objective.kl.coefficient=0.1  objective.kl.refresh_every=1 → so the KL of the next one is 0: raise it, or lower
 objective.correction.floor=3 → must lie between 0 and objective.correction.cap=2.0
 objective.correction.floor=-1 → objective.correction.floor=-1.0 must not be negative
-objective.kl.coefficient=0.1  objective.kl.refresh_every=1 → so the KL of the next one is 0: raise it, or lower
 objective.correction.cap=0.5 → objective.correction.cap=0.5 must lie below and above 1
 objective.correction.floor=1.5 → objective.correction.floor=1.5 and objective.correction.cap=2.0 must
 objective.correction.veto=1 → objective.correction.veto=1.0 must lie in [0, 1)
