@@ -27,6 +27,7 @@ MOST_CHARACTERS = 1_000_000
 TOLERANCE = Decimal("1e-6")
 _BLOCK = re.compile(r"^([^\n`~]*)(`{3,8}|~{3,8})[ \t]*\{?\.?(\w*)[^\n]*\n(.*?)(?:\2|\Z)", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^\s*(?:def|class|import|from|assert|async)\b", re.MULTILINE)
+_WHOLE = re.compile(r"^(?:async def|def|class)\b|\binput\(|\bstdin\b|\bopen\(0", re.MULTILINE)
 PRELUDE = """from typing import *
 from collections import *
 from functools import *
@@ -86,18 +87,20 @@ def code(config: RewardConfig) -> CompletionReward:
 
 def program_in(completion: str) -> str:
     """Returns the last program between fences, or the whole text if it has none. Blocks that are called Python come
-    before others, such as one that shows an output.
+    before others, such as one that shows an output, and those that define or read something before others, such as one
+    that shows how the program is used.
 
     >>> program_in("First:\\n```python\\nx = 1\\n```\\nThat is all."), program_in("x = 2")
     ('x = 1\\n', 'x = 2')
     """
-    blocks: dict[bool, str] = {}
+    blocks: dict[tuple[bool, bool], str] = {}
     for before, _, name, text in _BLOCK.findall(completion.replace("\r\n", "\n")):
         if name.lower() in ("", "python", "python3", "py"):
             # A block in a list is indented as its fence is.
             indent = "" if before.strip() else before
-            blocks[bool(name)] = re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
-    return blocks.get(True) or blocks.get(False) or completion
+            program = re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+            blocks[bool(name), bool(_WHOLE.search(program))] = program
+    return blocks[max(blocks)] if blocks else completion
 
 
 def known_program(metadata: Mapping[str, Any]) -> str:

@@ -109,6 +109,8 @@ def test_a_row_without_readable_tests_is_not_the_fault_of_the_program(answer, co
         ("~~~python {.code}\n    x = 8\n~~~", "    x = 8\n"),
         ("```python\nprint(9)\n```\nprints\n```\n9\n```\nand\n```text\nnone\n```", "print(9)\n"),
         ("Here: ```py\nx = 10```", "x = 10"),
+        ("```python\ndef f(): return 11\n```\nYou may try:\n```python\nprint(f())\n```\n", "def f(): return 11\n"),
+        ("```python\nn = int(input())\n```\n`n` is:\n```python\n12\n```", "n = int(input())\n"),
     ],
 )
 def test_the_last_program_of_a_completion_counts(completion, program):
