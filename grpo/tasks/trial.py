@@ -67,7 +67,7 @@ def trial(
 ) -> list[ScoredGroup]:
     """Grades three made-up completions of each of the first `count` problems of each set: the right answer, a wrong
     one, and none. A problem without an answer gets two: some answer, and none. Where programs are judged, the answers
-    are those that the rows have.
+    are programs that the rows have, and a row of tests alone has no right one.
 
     Where the reward has a function of the user's own, answers are written in the first form in which right ones earn
     more. The wrong answer is taken from the set's first problem with another answer, or is made up where there is none.
@@ -88,9 +88,10 @@ def trial(
                 reward = config.all_sets[name].reward.of(problem.source)
                 form = other_form or FORMS[reward.extract]
                 answers = (_said(problem), _wrong(problem, of_set)) if problem.answer else (MADE_UP,)
-                if "code" in reward.weights and (right := known_program(problem.metadata)):
+                if "code" in reward.weights:
                     others = (known_program(other.metadata) for other in of_set if other is not problem)
-                    form, answers = PROGRAM, (right, next(filter(None, others), "pass"))
+                    right, wrong = known_program(problem.metadata), next(filter(None, others), "pass")
+                    form, answers = PROGRAM, (right, wrong) if right else (wrong,)
                 texts = [*(form % answer for answer in answers), NOTHING]
                 groups.append(_group(problem, texts, [play(name, problem, text) for text in texts]))
         return groups

@@ -124,6 +124,15 @@ def test_programs_are_tried_with_the_solutions_of_the_rows(tmp_path):
     assert [list(group.rewards) for group in scored] == [[1.0, 0.0, 0.0]] * 2
 
 
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+def test_a_program_of_which_a_row_has_the_tests_alone_has_no_right_completion(tmp_path):
+    rows = [{"problem": f"Echo {n}.", "answer": json.dumps({"inputs": ["1"], "outputs": ["1"]})} for n in range(2)]
+    (tmp_path / "tests.json").write_text(json.dumps(rows))
+    words = ["task=file", f"task.data.path={tmp_path}/tests.json", "task.reward.parts=[{name: code}]"]
+    scored = trial(compose_config([*words, "task.reward.timeout_seconds=60"]).task, 512, 2)
+    assert [len(group.rewards) for group in scored] == [2, 2] and tells_apart(scored)
+
+
 def test_an_episode_is_played_with_made_up_turns(words, capsys):
     episode = ["task.episode=tests.episodes.acts:Counter", "task.reward.parts=[{name: episode}]"]
     assert main(["check-reward", *words, *episode]) == 0
