@@ -75,7 +75,8 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
     if unknown or bool(module) != bool(names if colon else "") or not (first or module):
         raise UserError(
             f"task.episode={path!r} must be written as file.py:name, or file.py:name,name for several tools; "
-            f"{' and '.join(READY)} come with grpo, and may stand alone or before them"
+            f"{' and '.join(READY)} come with grpo, and may stand alone or before them, and a program is written "
+            '"program: COMMAND"'
         )
     found = [READY[name.strip()](limits or LimitsConfig()) for name in first]
     found += [imported(f"{module}:{name.strip()}") for name in names.split(",") if colon]
