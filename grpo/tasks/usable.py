@@ -27,6 +27,8 @@ MOST_READ = 100
 FEW = 9
 # Columns of these names mostly hold the choices of a question.
 CHOICES = ("choices", "options")
+# Columns of these names hold what models do not read here.
+PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 # Python's and pandas's texts for a missing value.
 MISSING = {"None", "nan", "NaN", "null", "<NA>", "NaT"}
 
@@ -106,7 +108,10 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
     ]
     missing = [problem.problem_id for problem in usable if problem.answer in MISSING]
     broken = [problem.problem_id for problem in usable if "\ufffd" in problem.question]
+    pictures = [name for name in PICTURES if all(problem.metadata.get(name) for problem in usable)]
     odd = {
+        f"no model sees the column {', '.join(pictures)} here, since all read text only: leave out the problems that "
+        "need it": bool(pictures),
         f"the answer of all {len(usable)} problems is {listed(tuple(answers))}: check task.data.answer_column": (
             len(answers) == 1 and all(answers)
         ),

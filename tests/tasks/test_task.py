@@ -424,6 +424,12 @@ def test_rows_that_hardly_mean_well_are_reported(asked, answer, line, tokenizer,
     assert logged == ([f"task task: {line}"] if line else [])
 
 
+def test_a_column_of_pictures_that_no_model_sees_is_reported(tokenizer, write_rows, caplog):
+    rows = [{"problem": f"{index} + 1", "answer": str(index), "image": "a.png"} for index in range(9)]
+    loaded_task(TaskConfig(data=DataConfig(path=write_rows(rows), held_out_fraction=0.0)), tokenizer)
+    assert any("no model sees the column image here, since all read text only" in line for line in caplog.messages)
+
+
 def test_answers_that_are_texts_of_a_missing_value_are_reported(tokenizer, write_rows, caplog):
     rows = [{"problem": f"{index} + 1", "answer": "None" if index % 3 else str(index)} for index in range(9)]
     task_config = TaskConfig(
