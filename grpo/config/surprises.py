@@ -10,8 +10,9 @@ from grpo.config.run import TrainConfig
 
 # Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
 MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
-# The same of a sequence's clip, a sampling temperature, Adam's ε, and a gradient norm.
+# The same of a sequence's clip, a sampling temperature, Adam's ε, a gradient norm, and a token's clip.
 WIDE_SEQUENCE_CLIP, COLD, HOT, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 2.0, 1e-2, 1e-6
+NARROW_CLIP = 5e-3
 # The same of a KL's coefficient, and of the share of problems that are held out.
 LARGE_KL, LARGE_SHARE = 1.0, 0.5
 # The same of the way that a curriculum goes, and of the share of the learning rate that is left, usually FLOOR.
@@ -127,7 +128,13 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
             "objective.kl.estimator=k1 in the loss does nothing on average: use k2 or k3, or put it into the reward by "
             "objective.kl.place=reward"
         )
-    if objective.ratio == "sequence" and max(objective.clip_low, objective.clip_high) >= WIDE_SEQUENCE_CLIP:
+    clips = objective.name in ("clip", "cispo")
+    if clips and objective.ratio == "token" and max(objective.clip_low, objective.clip_high) < NARROW_CLIP:
+        yield (
+            f"objective.clip_low={objective.clip_low:g} and clip_high={objective.clip_high:g} clip nearly every moved "
+            "token, and are those of a whole sequence (objective=gspo): 0.2 is usual"
+        )
+    if clips and objective.ratio == "sequence" and max(objective.clip_low, objective.clip_high) >= WIDE_SEQUENCE_CLIP:
         yield (
             f"objective.clip_low={objective.clip_low:g} and clip_high={objective.clip_high:g} hardly clip the ratio of "
             "a whole sequence: GSPO takes 3e-4 and 4e-4"

@@ -84,6 +84,7 @@ NEEDED = {
     ),
     ("rollout.max_staleness",): "pipeline=continuous",
     ("hardware.hosts",): "hardware.shell=ssh|srun|each",
+    ("learner.dither",): "learner.precision=bfloat16|auto",
     ("learner.min_lr_fraction",): "learner.schedule=linear|cosine",
     under("evaluation", "samples_per_problem every_rounds temperature top_p top_k max_tokens greedy pass_at"): (
         "evaluation.num_problems"
@@ -96,6 +97,8 @@ NEEDED = {
     ("task.prompt.tool_parser",): "task.episode",
     ("task.reward.overlong_buffer",): "task.reward.overlong=soft",
     under("task.curriculum", "solve_rate_column without_solve_rate"): "task.curriculum.name=weighted|anneal|online",
+    ("task.curriculum.block",): "task.curriculum.name=weighted|anneal",
+    ("task.curriculum.prior_samples",): "task.curriculum.name=weighted|online",
     under("task.curriculum", "easy hard width anneal_prompts"): "task.curriculum.name=anneal",
     under("task.curriculum", "half_life rest rest_silent"): "task.curriculum.name=online",
 }

@@ -59,6 +59,12 @@ CASES = [
     ),
     (["normalization=maxrl", "normalization.ddof=1"], "ddof=1 has no effect here: set normalization.exponent, since"),
     (["num_steps=8", "checkpoint.export_every=9"], "export_every=9 has no effect here: make it at most the rounds of"),
+    (
+        ["experiment=tiny", "learner.dither=false"],
+        "learner.dither=False has no effect here: set learner.precision=bfloat",
+    ),
+    (["task.curriculum.block=99"], "task.curriculum.block=99 has no effect here: set task.curriculum.name=weighted"),
+    (["task.curriculum.prior_samples=9"], "samples=9.0 has no effect here: set task.curriculum.name=weighted, or"),
     (["task.reward.format_pattern=x"], "task.reward.format_pattern=x has no effect here: add the part format"),
     (
         ["dynamics=adaptive", "dynamics.guard=false"],
