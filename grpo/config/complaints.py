@@ -30,7 +30,7 @@ WANTED = {
     r"converted to Integer|subclass of int": "a whole number",
     r"converted to Float|subclass of float": "a number",
     r"not a valid bool|subclass of bool": "true or false",
-    r"to string: |subclass of str": "text",
+    r"to string: |subclass of str|is incompatible with type hint 'str'": "text",
     r"Union\[bool, str\]": "true, false or auto",
     r"ListConfig, list or tuple|ListConfig(?s:.*)reference_type=List|type hint 'typing.List": LIST,
     r"subclass of \w+Config|Cannot assign \w+ to Dict|merge DictConfig with ListConfig": SECTION,
@@ -172,7 +172,7 @@ def misfit(text: str, word: str = "") -> str:
             f"a list or text stands where {SECTION} belong, or these where a list does, such as "
             "task.reward.parts: [{name: math}]; `grpo config KEY` says which"
         )
-    value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)", text)
+    value_match = re.search(r"Value '(.*?)' of type|Value '(.*?)' is|value: (.*)|Value (\S+) \(\w+\) is", text)
     value = next(filter(None, value_match.groups()), "") if value_match else ""
     looked_up = re.search(r"interpolation '(\$.*?)'", text)
     if looked_up:

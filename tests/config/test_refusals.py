@@ -67,6 +67,7 @@ mine.py → cannot read 'mine.py': grpo starts no script of your own
 --dry-run → unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a
 experiment=tiny  task=gsm8k → task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more
 experiment=tiny  task.reward.parts=[] → task.reward.parts is empty: name a reward
+task.prompt.examples=[["1 + 1", 2]] → task.prompt.examples=[["1 + 1", 2]]: each entry takes text, not 2
 task.prompt.examples=[{q: a}] → task.prompt.examples=[{q: a}]: each entry takes a list, [a,b]
 output_dir= → output_dir is empty: name a folder
 rollout=vllm_server  rollout.servers.urls=[notaurl] → urls: 'notaurl' is no address of a server, such
