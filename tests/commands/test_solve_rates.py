@@ -1,21 +1,25 @@
 """These tests run `grpo solve-rates` on the tiny model, and check what follows from measured rates."""
 
 import json
+import shlex
 from collections import Counter
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.runs import rows
 from grpo.commands.solve_rates import _begun, _measure, _require_same
-from grpo.config import DataConfig, TrainConfig, UserError
+from grpo.config import DataConfig, SelectionConfig, TrainConfig, UserError
+from grpo.config.hydra import compose_config
 from grpo.dynamics.difficulty import Difficulty
 from grpo.insight.pages.solve_rates import analysed, mass, reasons, recommended, silent_share, write_solve_rates
 from grpo.insight.plans.planning import balanced_exponent, speaking_band
 from grpo.run.clocks import Clocks
 from grpo.run.measured_model import Candidate
+from grpo.tasks.problem_selection import select
 from grpo.tasks.solve_rates import read_solve_rates
 from grpo.tasks.sources import load_problems
 from grpo.telemetry.phases import Phases
@@ -199,11 +203,12 @@ def test_problems_that_few_samples_have_failed_by_bad_luck_are_not_to_be_left_ou
     correct = np.random.default_rng(0).binomial(4, 0.35, 900)
     even = analysed([(int(k), 4) for k in correct], exponent=1.0)
     assert even.kept == pytest.approx(0.806, abs=0.03) and even.within > 0.95
-    assert not any("selection" in word for word in recommended(even, "rate"))
+    assert not any("selection" in word for word in recommended(even, "rate", Path("rates.jsonl")))
     assert "would leave out" in reasons(even)[1] and "most of them by bad luck" in reasons(even)[1]
     hard = np.concatenate([correct, np.zeros(900, int)])
     uneven = analysed([(int(k), 4) for k in hard], exponent=1.0)
-    assert uneven.within < 0.7 and "'task.data.selection.solve_rate=[0.083,0.917]'" in recommended(uneven, "rate")
+    words = recommended(uneven, "rate", Path("rates.jsonl"))
+    assert uneven.within < 0.7 and "'task.data.selection.solve_rate=[0.083,0.917]'" in words
 
 
 @pytest.mark.slow
@@ -225,6 +230,21 @@ def test_the_page_says_what_to_do_with_the_rates(tmp_path, capsys):
     assert_well_made(page)
 
 
+def test_recommended_words_can_follow_the_measured_words(tmp_path, capsys):
+    """The data have other columns than the file of rates, and a reason before each answer."""
+    (tmp_path / "my rates").mkdir()
+    path = tmp_path / "my rates" / "solve_rates.jsonl"
+    table = [{"problem": f"{k} + 0", "answer": f"{k}", "solve_rate": 0.0 if k < 9 else 0.5} for k in range(18)]
+    counts = [{"solve_rate_correct": int(8 * row["solve_rate"]), "solve_rate_samples": 8} for row in table]
+    path.write_text("\n".join(json.dumps(row | count) for row, count in zip(table, counts, strict=True)))
+    write_solve_rates(rows(path), path, "solve_rate", 1.0)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recommended settings: "))
+    for measured_words in (["task=gsm8k"], ["task=arithmetic"], ["experiment=tiny"]):
+        config = compose_config([*measured_words, *shlex.split(line.partition(": ")[2])])
+        kept, _ = select(load_problems(config.task.data, config.task.reward)[0], config.task.data.selection)
+        assert [problem.answer for problem in kept] == [f"{k}" for k in range(9, 18)]
+
+
 def test_rates_of_a_sample_each_recommend_nothing(tmp_path, capsys):
     table = [{"problem": f"q {k}", "answer": "1", "solve_rate": float(k % 2)} for k in range(30)]
     table = [row | {"solve_rate_correct": int(row["solve_rate"]), "solve_rate_samples": 1} for row in table]
@@ -237,10 +257,6 @@ def test_rates_of_a_sample_each_recommend_nothing(tmp_path, capsys):
 
 
 def test_weighted_training_reads_the_column(tmp_path):
-    from grpo.config import SelectionConfig
-    from grpo.tasks.problem_selection import select
-    from grpo.types import Problem
-
     problems = [Problem(f"p-{k}", f"q {k}", "1", {"solve_rate": k / 8}) for k in range(9)]
     kept, _ = select(problems, SelectionConfig(solve_rate_column="solve_rate", solve_rate=[0.25, 0.75]))
     assert [problem.problem_id for problem in kept] == ["p-2", "p-3", "p-4", "p-5", "p-6"]

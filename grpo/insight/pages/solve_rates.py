@@ -6,6 +6,7 @@ The tables show how many groups would be silent at each group size, and which pr
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,7 @@ import numpy as np
 
 from grpo.config.errors import require
 from grpo.config.folder import RATES_PAGE_FILE
+from grpo.config.rewording import path_word
 from grpo.config.start import run_name
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.sigma import gradient_mass, silent_rate
@@ -46,6 +48,8 @@ WORTH = "{:.0%} of the problems are worth training on: neither too hard nor too 
 ENOUGH = 0.5
 # Where more of the problems than this are worth training on, those that a selection leaves out are mostly good ones.
 WITHOUT_SELECTION = 0.9
+# The file of rates has its questions and its bare answers in these columns.
+COLUMNS = ("task.data.question_column=problem", "task.data.answer_column=answer", "task.data.answer_pattern=")
 # The largest width of a bar, in units of the pass rate.
 WIDEST_BAR = 0.1
 
@@ -136,8 +140,9 @@ def few_samples(analysis: SolveRates) -> str:
     )
 
 
-def recommended(analysis: SolveRates, column: str) -> list[str]:
-    """Returns the recommended settings as arguments of the command line."""
+def recommended(analysis: SolveRates, column: str, path: Path) -> list[str]:
+    """Returns the recommended settings as arguments of the command line. A selection reads the file of rates at `path`,
+    whose columns have other names than those of the data that were measured."""
     low, high = analysis.band
     return [
         f"dynamics.group_size={analysis.group_size}",
@@ -145,6 +150,7 @@ def recommended(analysis: SolveRates, column: str) -> list[str]:
         f"normalization.exponent={analysis.exponent:g}",
         *(
             [
+                *("task.data.source=file", shlex.quote(path_word("task.data.path", path)), *COLUMNS),
                 f"task.data.selection.solve_rate_column={column}",
                 f"'task.data.selection.solve_rate=[{low:.3f},{high:.3f}]'",
             ]
@@ -252,7 +258,7 @@ def write_solve_rates(
     advice = [
         Block(Kind.TABLE, silence_rows(analysis), "Silent groups by group size", only=TERMINAL),
         Block(Kind.TABLE, mass_rows(analysis), title, only=TERMINAL),
-        Block(Kind.COMMAND, recommended(analysis, column), "Recommended settings"),
+        Block(Kind.COMMAND, recommended(analysis, column, path), "Recommended settings"),
         Block(Kind.LINES, reasons(analysis)),
     ]
     shown = Page(
