@@ -209,7 +209,11 @@ def _require_column(problems: Sequence[Problem], column: str, key: str) -> None:
     """Raises `UserError` unless some problem has `column`, which the setting `key` needs."""
     if problems and not any(column in problem.metadata for problem in problems):
         has = ", ".join(problems[0].metadata) or "no further column"
-        remedy = "name theirs in task.data.source_column" if key == "sources" else f"rename one of them to {column}"
+        remedies = {
+            "sources": "name theirs in task.data.source_column",
+            "solve_rate_column": "name theirs, or measure pass rates by grpo solve-rates",
+        }
+        remedy = remedies.get(key) or (f"rename one of them to {column}" if problems[0].metadata else "leave it out")
         raise UserError(f"task.data.selection.{key} needs a column {column!r}; the data set has {has}: {remedy}")
 
 

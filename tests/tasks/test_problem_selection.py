@@ -187,6 +187,15 @@ def test_a_selection_that_cannot_be_meant_is_one_line(settings, message):
         taken(RATED, **settings)
 
 
+def test_problems_without_any_column_are_not_said_to_have_one_to_rename():
+    with pytest.raises(
+        UserError, match="has no further column: name theirs, or measure pass rates by grpo solve-rates"
+    ):
+        taken([problem(0)], solve_rate=[0.1, 0.9])
+    with pytest.raises(UserError, match="needs a column 'domain'; the data set has no further column: leave it out"):
+        taken([problem(0)], domains=["Algebra"])
+
+
 def test_an_unknown_source_names_those_there_are():
     with pytest.raises(UserError, match="sources: 'GSM8k' is unknown; choose from gsm8k, math"):
         taken([problem(0, source="gsm8k"), problem(1, source="math")], sources=["GSM8k"])
