@@ -29,6 +29,7 @@ from grpo.telemetry.notebook import NotebookDisplay, in_notebook
 from grpo.telemetry.trackers import Trackers, service_trackers
 from grpo.types import FinishedRound, RoundPlan
 from grpo.types import metrics as m
+from grpo.types.rounds import is_news
 
 
 def open_services(config: TrainConfig, collective: Collective, saved: Saved | None) -> Trackers:
@@ -168,6 +169,6 @@ class Recorder:
             replace(plan, entropy_coefficient=None, entropy_bonus=True)
             for plan in (self._plan or statistics.plan, progress.plan)
         )
-        if after != before or verdict.stop or verdict.go_back:
+        if after != before or verdict.stop or verdict.go_back or is_news(verdict.reason):
             self._files.display.note(f"step {statistics.step}: {verdict.reason}")
         self._plan = progress.plan

@@ -69,6 +69,19 @@ class Verdict:
     reason: str = "as configured"
 
 
+# A reason that begins so says that nothing has happened.
+NOTHING_NEW = ("as configured", "as before", "nothing asks for a change")
+
+
+def is_news(reason: str) -> bool:
+    """Tells whether a verdict's reason has something to say, as it may where the plan stays: a rate is at fault.
+
+    >>> is_news("the learning rate is too high"), is_news("as before")
+    (True, False)
+    """
+    return bool(reason) and not reason.startswith(NOTHING_NEW)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[State]):
     """A decision is what the scheduler returns after a round: the next plan, a verdict, and the scheduler's state."""

@@ -473,6 +473,7 @@ def test_a_page_lists_after_which_steps_the_run_changed_its_plan_or_went_back(tm
     path = tmp_path / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[8] |= {"plan/next_reason": "a gate is broken: back to step 4", "run/went_back": 1.0}
+    rows[15] |= {"plan/next_reason": "the rate is too high"}
     rows[19] |= {"plan/next_reason": "G 8→4"}
     for row in rows[20:]:
         row["plan/group_size"] = 4.0
@@ -481,7 +482,8 @@ def test_a_page_lists_after_which_steps_the_run_changed_its_plan_or_went_back(tm
     page = (tmp_path / "report.html").read_text()
     table = page[page.index("Decisions of the scheduler") :]
     cells = re.findall(r"<t([hd])[^>]*>\s*([^<]*?)\s*</t\1>", table)
-    assert [text for _, text in cells[2:6]] == ["9", "a gate is broken: back to step 4", "20", "G 8→4"]
+    listed = ["9", "a gate is broken: back to step 4", "16", "the rate is too high", "20", "G 8→4"]
+    assert [text for _, text in cells[2:8]] == listed
 
 
 @pytest.mark.slow

@@ -291,7 +291,12 @@ def test_only_a_change_of_what_is_sampled_is_remarked_on():
     assert remarks_of(HEALTHY, HEALTHY, plans=[RoundPlan(4, 1, 2), RoundPlan(8, 1, 2)]) == ["step 2: as configured"]
 
 
-def remarks_of(*rounds, plans=None):
+def test_a_rate_that_is_at_fault_is_remarked_on_where_the_plan_stays():
+    assert remarks_of(HEALTHY, verdict=Verdict(reason="as before")) == []
+    assert remarks_of(HEALTHY, verdict=Verdict(reason="the rate is too high")) == ["step 1: the rate is too high"]
+
+
+def remarks_of(*rounds, plans=None, verdict=None):
     """Returns the notes of a run whose rounds have these means, without the note on the first round."""
     noted = Noted()
     recorder = Recorder(SingleRank(), RecordFiles(noted, noted, noted), samples_per_round=0)
@@ -300,7 +305,7 @@ def remarks_of(*rounds, plans=None):
         means = {name: Mean(value, 1.0) for name, value in values.items()}
         statistics = RoundStatistics(index, index + 1, plan, means, {}, {}, ())
         progress = Progress(index + 1, index + 1, 0, plans[index] if plans else plan, None)
-        recorder.after_round(FinishedRound(statistics, Collected((), (), plan, 0), progress, Verdict()))
+        recorder.after_round(FinishedRound(statistics, Collected((), (), plan, 0), progress, verdict or Verdict()))
     first, *others = noted.notes
     assert first == "step 1: of the completions 50% were cut off"
     return others

@@ -28,7 +28,7 @@ from grpo.telemetry.ending import read_resumptions
 from grpo.telemetry.json_lines import read_json_lines, read_metrics
 from grpo.telemetry.row_kinds import PLAN
 from grpo.types import metrics as m
-from grpo.types.rounds import lag
+from grpo.types.rounds import is_news, lag
 
 # A comparison of evaluations needs these besides pass@1.
 COMPARED = ("per_problem", "pass@k", "samples_per_problem", "mean_length", "truncated_fraction")
@@ -181,12 +181,15 @@ def since_going_back(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def decisions_of(rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Returns (step, reason) of the rounds after which the plan changed or the run went back to an earlier policy."""
+    """Returns (step, reason) of the rounds after which the plan changed, the run went back to an earlier policy, or the
+    scheduler had something to say."""
     keys = (m.GROUP_SIZE, m.INTERVAL, m.PROMPTS, m.RATE_FACTOR)
     return [
         (before["step"], before.get(m.REASON, ""))
         for before, after in pairwise(rows)
-        if before.get(m.WENT_BACK) or any(before.get(key) != after.get(key) for key in keys)
+        if before.get(m.WENT_BACK)
+        or is_news(before.get(m.REASON, ""))
+        or any(before.get(key) != after.get(key) for key in keys)
     ]
 
 

@@ -12,6 +12,7 @@ from grpo.insight.pages.dynamics_panels import Dynamics
 from grpo.insight.pages.glossary import signed
 from grpo.insight.pages.page import Number
 from grpo.insight.pages.verdict import guess
+from grpo.types.rounds import is_news
 
 # A gain of pass rate for which it is worth training on.
 WORTHWHILE = 0.02
@@ -101,7 +102,8 @@ def law_rows(analysis: Dynamics) -> list[tuple[str, ...]]:
 
 
 def decisions_rows(proposals: Sequence[Proposal]) -> list[tuple[str, ...]]:
-    """Returns a table of the rounds after which the scheduler proposed another plan, with old and new values."""
+    """Returns a table of the rounds after which the scheduler proposed another plan, with old and new values, or had
+    something to say."""
     return [
         ("after step", "G", "τ", "prompts", "rate ×", "why"),
         *(
@@ -114,7 +116,7 @@ def decisions_rows(proposals: Sequence[Proposal]) -> list[tuple[str, ...]]:
                 proposal.verdict.reason,
             )
             for proposal in proposals
-            if proposal.changes
+            if proposal.changes or is_news(proposal.verdict.reason)
         ),
     ]
 
