@@ -9,6 +9,7 @@ from importlib import import_module
 from types import ModuleType
 
 import grpo
+from grpo.config.directory import config_directory
 from grpo.config.errors import WRONG_USE, EndedElsewhere, UserError
 from grpo.config.flags import read_words
 from grpo.host import environment, ranks
@@ -103,7 +104,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         meant = f"did you mean {near[0]}? " if near else ""
         meant = f"did you mean grpo dynamics {command}? " if command in ANALYSES else meant
         meant = "leave out the second grpo; " if command == "grpo" else meant
-        meant = f"did you mean grpo train {command}? " if "=" in command else meant
+        recipe = f"experiment={command}" if (config_directory() / "experiment" / f"{command}.yaml").is_file() else ""
+        recipe = (
+            "checkpoint.resume=true output_dir=RUN" if command == "resume" else recipe or command * ("=" in command)
+        )
+        meant = f"did you mean grpo train {recipe}? " if recipe else meant
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
     protect()

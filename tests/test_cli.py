@@ -51,6 +51,8 @@ def test_every_analysis_is_known_to_the_first_word():
 def test_help_of_what_is_no_command_says_so(capsys):
     assert main(["help", "nothing"]) == WRONG_USE
     assert "unknown command 'nothing'; there are: train" in capsys.readouterr().err
+    for word, meant in (("tiny", "experiment=tiny"), ("resume", "checkpoint.resume=true output_dir=RUN")):
+        assert main([word]) == WRONG_USE and f"did you mean grpo train {meant}? there" in capsys.readouterr().err
 
 
 def test_a_wrong_key_is_one_line_before_anything_heavy_is_imported(capsys):
