@@ -104,11 +104,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         meant = f"did you mean {near[0]}? " if near else ""
         meant = f"did you mean grpo dynamics {command}? " if command in ANALYSES else meant
         meant = "leave out the second grpo; " if command == "grpo" else meant
-        recipe = f"experiment={command}" if (config_directory() / "experiment" / f"{command}.yaml").is_file() else ""
-        recipe = (
-            "checkpoint.resume=true output_dir=RUN" if command == "resume" else recipe or command * ("=" in command)
-        )
-        meant = f"did you mean grpo train {recipe}? " if recipe else meant
+        words = {"resume": "checkpoint.resume=true output_dir=RUN"}.get(command, command if "=" in command else "")
+        if (config_directory() / "experiment" / f"{command}.yaml").is_file():
+            words = f"experiment={command}"
+        meant = f"did you mean grpo train {words}? " if words else meant
         say(f"grpo: unknown command {command!r}; {meant}there are: {', '.join(COMMANDS)}")
         return WRONG_USE
     protect()
