@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,9 @@ def broken_gates(run: Path, config: TrainConfig, step: int) -> list[str]:
                 first = state.firsts[gate.metric] if gate.from_start else 0.0
                 broken = state.beyond[bound_of(gate)] >= gate.rounds
                 reasons[number] = beyond_bound(gate, numbers[gate.metric] - first) if broken else ""
+        if numbers.get(m.WENT_BACK) and numbers["step"] <= step:
+            # The run went back from the policy that broke them, and measures the other one anew.
+            state, reasons = replace(state, beyond={}), {}
     return [reason for reason in reasons.values() if reason]
 
 

@@ -104,6 +104,16 @@ def test_a_model_is_judged_by_the_numbers_of_its_own_policy(run):
     ]
 
 
+def test_a_model_to_which_a_run_went_back_is_judged_anew(tmp_path):
+    gate = GateConfig(metric="completions/repetition_fraction", above=0.2, rounds=2, then="back")
+    values = ((2, 0.0, False), (4, 0.3, False), (6, 0.3, True), (8, 0.3, False))
+    rows = [{"step": step, gate.metric: value, "run/went_back": float(back)} for step, value, back in values]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    broken = [broken_gates(tmp_path, TrainConfig(gates=[gate]), step) for step in (2, 4, 6, 8)]
+    # The policy of step 4 made the run go back. That of step 6 was beyond the bound in one round since.
+    assert broken == [[], ["completions/repetition_fraction is 0.3, above 0.2"], [], []]
+
+
 def test_an_export_of_a_model_beyond_its_gates_is_refused_unless_it_is_asked_for(run, tmp_path, capsys):
     checkpoint = run[0] / "checkpoints" / "step-00000004"
     assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 2
