@@ -5,7 +5,7 @@ A collector samples each prompt once, replaces silent groups, or gives more comp
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from operator import attrgetter
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from grpo.config import BudgetConfig, RefillConfig
 from grpo.interfaces import Collective, Draw, Sampler, Task
 from grpo.rollout.grading_thread import GradingThread, sampled_and_graded
 from grpo.rollout.group_source import Source
-from grpo.types import Collected, RolloutGroup, RoundPlan, ScoredGroup
+from grpo.types import Collected, Observed, RolloutGroup, RoundPlan, ScoredGroup
 
 Item = TypeVar("Item")
 
@@ -194,10 +194,17 @@ class BudgetedCollector:
 
 
 def _joined(first: RolloutGroup, second: RolloutGroup) -> RolloutGroup:
-    """Joins the completions of two groups of one prompt."""
+    """Joins the completions of two groups of one prompt. Episodes of the second may open otherwise than the first's."""
+    prompt, own = first.prompt.token_ids, second.prompt.token_ids
+    completions = second.completions
+    if own != prompt:
+        alike = (one == other for one, other in zip(prompt, own, strict=False))
+        keep = sum(takewhile(bool, alike))
+        opening = Observed(0, own[keep:], keep)
+        completions = tuple(replace(each, observed=(opening, *each.observed)) for each in completions)
     return replace(
         first,
-        completions=first.completions + second.completions,
+        completions=first.completions + completions,
         oldest_version=min(first.oldest_version, second.oldest_version),
         newest_version=max(first.newest_version, second.newest_version),
     )

@@ -10,7 +10,7 @@ from grpo.config import BudgetConfig, RefillConfig
 from grpo.rollout.collect import BudgetedCollector, PlainCollector, RefillingCollector
 from grpo.rollout.grading_thread import GradingThread
 from grpo.tasks.prompt_stream import dealt
-from grpo.types import Grade, Problem, Prompt, RoundPlan, ScoredGroup
+from grpo.types import Completion, Grade, Observed, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup
 from tests.fakes import ScriptedSampler, ScriptedTask, SingleRank, asking, ids, on_ranks
 
 MIXED, RIGHT, WRONG = (1, 0), (1, 1), (0, 0)
@@ -153,6 +153,35 @@ def test_a_budget_asks_a_few_times_and_the_rest_where_it_is_spread():
         ["0", "1", "2"],
     ]
     assert [group.rewards for group in groups] == [(1, 1), (1, 0, 1, 0, 1), (0, 0, 1)]
+
+
+class OpeningSampler(ScriptedSampler):
+    """This sampler's later episodes open otherwise than the first ones."""
+
+    def generate(self, draw, on_group=None):
+        later, groups = draw.first_sample > 0, []
+        for place, prompt in enumerate(draw.prompts):
+            prompt = replace(prompt, token_ids=(1, 4) if later else (1, 2, 3))
+            seen = ((Observed(0, (9,)), Observed(1, (10,))), (Observed(1, (11,), keep=1),))[: 1 + later]
+            episodes = tuple(
+                Completion((7, 8), (-1.0, -1.0), str(sample), False, observed=pieces)
+                for sample, pieces in enumerate(seen, draw.first_sample)
+            )
+            groups.append(RolloutGroup(prompt, episodes, 0, 0))
+            on_group(place, groups[-1])
+        return groups
+
+
+def test_later_episodes_of_a_budget_keep_an_opening_of_their_own():
+    task, plan = ScriptedTask([(1, 0, 1)]), RoundPlan(group_size=2, refresh_interval=1, prompts_per_step=1)
+    budget = BudgetConfig(enabled=True, pilot=1)
+    collector = BudgetedCollector(
+        task, OpeningSampler(), GradingThread(task), budget, SingleRank(), lambda counts, rest: [2]
+    )
+    [scored] = collector.collect(plan, 9).groups
+    assert scored.group.prompt.token_ids == (1, 2, 3)
+    read = [[(*prompt, *part.whole) for prompt, part in each.branches((1, 2, 3))] for each in scored.group.completions]
+    assert read == [[(1, 2, 3, 9, 7, 10, 8)], [(1, 4, 9, 7, 10, 8)], [(1, 4, 7), (1, 11, 8)]]
 
 
 def test_a_budget_is_spread_over_the_prompts_of_all_ranks():
