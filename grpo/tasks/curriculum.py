@@ -107,6 +107,8 @@ class Online:
     After it was asked, a problem rests for `rest` positions, or `rest_silent` when its group was silent (all correct or
     all wrong). When too few problems are rested, those closest to the end of their rest are taken. The visit is the
     position.
+
+    All prompts between two calls of `record_outcomes` come from one draw, however many are taken at a time.
     """
 
     def __init__(self, rates: Floats, config: CurriculumConfig, grouping: Grouping, seed: int) -> None:
@@ -118,6 +120,7 @@ class Online:
         self._asked_at = np.zeros(len(rates))
         self._rests_until = np.zeros(len(rates))
         self._out: dict[int, int] = {}  # problems given out since the last `record_outcomes` → their positions
+        self._drawn_at: int | None = None  # the position at which they were drawn
 
     def indices(self, start: int, count: int) -> Indices:
         import numpy as np
@@ -127,11 +130,13 @@ class Online:
         indices: list[int] = []
         while len(indices) < count:
             first = start + len(indices)
-            drawn = self._draw(first, count - len(indices))
+            if self._drawn_at is None or first < self._drawn_at:
+                self._drawn_at = first
+            drawn = self._draw(self._drawn_at, count - len(indices))
             indices += drawn
             self._out |= {index: position for position, index in enumerate(drawn, start=first)}
             if len(self._out) == self._prior.shape[1]:
-                self._out = {}
+                self._out, self._drawn_at = {}, None
         return np.array(indices, int)
 
     def visit(self, position: int) -> int:
@@ -144,7 +149,7 @@ class Online:
             self._asked_at[index] = cursor
             silent = tried and correct in (0, tried)
             self._rests_until[index] = cursor + (self._config.rest_silent if silent else self._config.rest)
-        self._out = {}
+        self._out, self._drawn_at = {}, None
 
     def weights(self, cursor: int) -> Floats:
         """Returns the expected gradient of each problem at the position `cursor`."""

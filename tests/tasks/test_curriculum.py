@@ -119,6 +119,18 @@ def test_a_look_at_the_first_prompts_changes_no_online_stream():
     assert looked.indices(5, 5).tolist() == untouched.indices(5, 5).tolist()
 
 
+@pytest.mark.parametrize("pieces", [[2, 2, 2, 2], [2, 3, 11], [8, 4, 8]])
+def test_online_asks_the_same_problems_however_many_are_taken_at_a_time(pieces):
+    """Dynamic sampling takes a round's prompts in several waves, and an audit takes them at once."""
+    whole, in_pieces = online(), online()
+    for stream in (whole, in_pieces):
+        stream.record_outcomes([(7, 4, 8)], 4)
+    asked = whole.indices(4, sum(pieces)).tolist()
+    starts = [4 + sum(pieces[:index]) for index in range(len(pieces))]
+    drawn = [in_pieces.indices(start, piece) for start, piece in zip(starts, pieces, strict=True)]
+    assert np.concatenate(drawn).tolist() == asked
+
+
 def test_online_follows_what_was_measured():
     stream = online(rates=[0.5] * 8, rest=1, rest_silent=1, half_life=10**9, prior_samples=1)
     stream.record_outcomes([(index, 4 if index == 2 else 8 * (index % 2), 8) for index in range(8)], 8)
