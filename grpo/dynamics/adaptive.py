@@ -234,7 +234,9 @@ class AdaptiveScheduler:
         rule, now = replace(self._setting.refresh, longest=state.longest), plan.refresh_interval
         choice = choose_refresh_interval(rule, off_policyness(statistics), time, now, gains)
         if choice.interval == now:
-            return now, "", state
+            # The first decision at an interval says why it holds.
+            before = [past.interval for past in state.rounds[: -self._setting.decide_every]]
+            return now, choice.reason if choice.stale and before[-1:] != [now] else "", state
         reason = f"τ {now}→{choice.interval}: {choice.reason}"
         return choice.interval, reason, replace(state, longest=choice.interval) if choice.interval < now else state
 

@@ -119,10 +119,14 @@ def _growth(measured: OffPolicyness, interval: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RefreshChoice:
-    """A refresh choice is the chosen interval with the reason for the choice."""
+    """A refresh choice is the chosen interval with the reason for the choice.
+
+    It is `stale` where a longer interval would save time, and samples would not keep.
+    """
 
     interval: int
     reason: str
+    stale: bool = False
 
 
 def choose_refresh_interval(
@@ -155,4 +159,7 @@ def choose_refresh_interval(
             return RefreshChoice(interval, f"{saved:.0%} of the time for the same learning is saved; {drift}")
     if shorter and learned(current) <= (1 - rule.least_saving) * learned(shorter[0]):
         return RefreshChoice(shorter[0], f"fresher samples learn more in a second; {drift}")
+    if longer and not reachable and time.seconds(longer[0]) <= (1 - rule.least_saving) * time.seconds(current):
+        reason = f"τ stays at {current}, since samples would not keep at {longer[0]}; {drift}"
+        return RefreshChoice(current, reason, stale=True)
     return RefreshChoice(current, f"a longer τ would save less than {rule.least_saving:.0%}; {drift}")

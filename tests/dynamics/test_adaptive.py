@@ -192,6 +192,21 @@ def test_a_rate_stays_as_it_is_where_nothing_is_measured_any_more():
         assert plan.learning_rate_factor == 1.0
 
 
+def test_a_run_says_once_why_an_interval_holds_where_refreshes_are_dear_and_samples_do_not_keep():
+    made = config(cost="seconds", smallest_group=16, largest_group=16)
+    scheduler, world, reasons = SCHEDULERS["adaptive"](made, 1), SimulatedRun(), []
+    plan, state = scheduler.init()
+    for _ in range(20):
+        statistics = world.round(plan)
+        stale = {"policy/ratio_squared": Mean(1.1 if plan.refresh_interval > 1 else 1.0, 1.0)}
+        seconds = statistics.seconds | {"sync": 9.0, "round": statistics.seconds["round"] + 8.0}
+        decision = scheduler.next(plan, replace(statistics, means=statistics.means | stale, seconds=seconds), state)
+        plan, state = decision.plan, decision.state
+        reasons.append(decision.verdict.reason)
+    assert plan.refresh_interval == 2
+    assert ["τ stays at 2, since samples would not keep at 3" in reason for reason in reasons].count(True) == 1
+
+
 @pytest.mark.slow
 def test_the_same_facts_give_the_same_plans_also_after_a_resume():
     scheduler = SCHEDULERS["adaptive"](config(), 1)

@@ -39,6 +39,9 @@ def test_the_reason_names_what_decided():
     drift = "ESS 0.99 and 0.0% clipped at τ 2"
     assert choose(calm, current=2).reason == f"26% of the time for the same learning is saved; {drift}"
     assert choose(OffPolicyness(8, 0.5, 0.0), current=8).reason == "off-policy: ESS 0.50 and 0.0% clipped at τ 8"
+    stale = choose(OffPolicyness(interval=2, ess=0.9, clipped=0.0), current=2)
+    assert stale.stale and stale.reason.startswith("τ stays at 2, since samples would not keep at 3; ESS 0.90")
+    assert not choose(OffPolicyness(2, 0.9, 0.0), StepTime(10.0, 0.1), 2).stale
     assert choose(calm, StepTime(10.0, 0.1), 2).reason == f"a longer τ would save less than 5%; {drift}"
     assert choose(calm, current=2, gains=False).reason == f"steps gain nothing; {drift}"
 
