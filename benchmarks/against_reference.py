@@ -87,7 +87,7 @@ class Case:
     @property
     def plan(self) -> RoundPlan:
         passes = self.config.dynamics.passes
-        return RoundPlan(4, len(self.groups), 4, passes=passes, entropy_coefficient=self.bonus)
+        return RoundPlan(4, passes * len(self.groups), 4, passes=passes, entropy_coefficient=self.bonus)
 
 
 @dataclass(frozen=True)
