@@ -19,6 +19,7 @@ from grpo.config.folder import (
     LEFT_BEHIND,
     METRICS_FILE,
     PROMPTS_FILE,
+    REFERENCE_FILE,
     STATE_FILE,
     checkpoints_in,
     step_of,
@@ -99,10 +100,8 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
         for name, *values in differences(asdict(old), asdict(config)):
             then, now = (value if isinstance(value, str) and value else json.dumps(value) for value in values)
             if name != "checkpoint.resume":
-                unread = ", which a resumed run does not read: its weights are the checkpoint's" * (
-                    name == "model.start"
-                )
-                print(f"  changed since: {name}: {then} → {now}{unread}")
+                read = _read_of_start(config, checkpoint) * (name == "model.start")
+                print(f"  changed since: {name}: {then} → {now}{read}")
         if state.get(PROBLEMS, task.identity) != task.identity:
             print("  changed since: the problems, so those of the rounds before may come again or not at all")
     check_resumed(old, config, progress.step)
@@ -115,6 +114,13 @@ def saved_run(config: TrainConfig, path: Path, task: LoadedTask, collective: Col
     reached = on_first(collective, lambda: _reached(Path(config.output_dir), progress.step))
     resumption = None if reached is None else _resumption(config, old, checkpoint, progress.step, reached)
     return Saved(checkpoint, progress, resumption)
+
+
+def _read_of_start(config: TrainConfig, checkpoint: Path) -> str:
+    """Says what a run that goes on from a checkpoint reads of `model.start`."""
+    kept = config.model.lora.rank or (checkpoint / REFERENCE_FILE).exists()
+    what = "does not read" if kept or not config.objective.kl.coefficient else "takes as the reference of its KL alone"
+    return f", which a resumed run {what}: its weights are the checkpoint's"
 
 
 def _reached(output: Path, step: int) -> float:

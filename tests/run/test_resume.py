@@ -52,6 +52,16 @@ def setting(*keys, value):
     return change
 
 
+def test_another_start_is_named_as_what_it_is_to_a_resumed_run(config, capsys):
+    save(config, 10)
+    config.model.start = "runs/other/checkpoints/step-00000002"
+    resumed(config)
+    assert "which a resumed run does not read: its weights are the checkpoint's" in capsys.readouterr().out
+    config.objective.kl.coefficient = 0.1
+    resumed(config)
+    assert "which a resumed run takes as the reference of its KL alone" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
