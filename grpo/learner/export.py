@@ -1,10 +1,12 @@
 """The trained model is exported as a Hugging Face directory that transformers and vLLM load."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +18,7 @@ from grpo.host.together import on_first
 from grpo.interfaces import Collective
 from grpo.learner.policy import DTYPES, Policy, base_model
 from grpo.learner.weights import gathered, saved_buffers, weight_buckets
+from grpo.models.resolve import CONFIG
 
 CARD_FILE = "README.md"
 EXPORT_DTYPES = DTYPES | {"float16": torch.float16}
@@ -68,7 +71,21 @@ def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -
             weights |= {name: tensor.cpu().clone() for name, tensor in bucket}
     weights |= {name: buffer.cpu().clone() for name, buffer in saved_buffers(policy.language_model).items()}
     model = base_model(policy.language_model)
-    on_first(collective, lambda: _fill(folder, lambda writing: model.save_pretrained(writing, state_dict=weights)))
+
+    def write(writing: Path) -> None:
+        model.save_pretrained(writing, state_dict=weights)
+        # It names the type of the model's own weights, in which these would be loaded.
+        file = writing / CONFIG
+        file.write_text(json.dumps(_of_dtype(json.loads(file.read_text()), dtype), indent=2) + "\n")
+
+    on_first(collective, lambda: _fill(folder, write))
+
+
+def _of_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """Returns a model's config, and those within it, with `dtype` as the type of the weights."""
+    inner = {name: _of_dtype(value, dtype) for name, value in config.items() if isinstance(value, dict)}
+    named = {name: dtype for name, value in config.items() if name == "dtype" and isinstance(value, str)}
+    return {**config, **inner, **named}
 
 
 def export_adapter(policy: Policy, folder: Folder, collective: Collective) -> None:

@@ -42,6 +42,8 @@ def test_a_model_is_written_in_the_dtype_that_is_asked_for(dtype, kind, policy, 
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto").state_dict()
     before = AutoModelForCausalLM.from_pretrained(base).state_dict()
     assert written.keys() == before.keys() and {weight.dtype for weight in stored.values()} == {kind}
+    # Config and weights name the same type, in which others load the model.
+    assert {weight.dtype for weight in written.values()} == {kind}
     # A number is rounded up or down, by less than a step.
     step = {torch.float16: 2**-10, torch.float32: 0.0}[kind]
     assert all(torch.allclose(written[name].float(), before[name], step, 1e-7) for name in before)
