@@ -9,7 +9,7 @@ of each copy is compared. Contents are compared by the checksums when a run goes
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import fsspec
@@ -20,10 +20,12 @@ from grpo.config.errors import UserError, first_line, require
 from grpo.config.folder import (
     CHECKPOINTS,
     CHECKSUMS_FILE,
+    COMPLETIONS_FOLDER,
     LAUNCHER_FILE,
     LOCK_FILE,
     MODEL_FOLDER,
     checkpoints_in,
+    completions_in,
     step_of,
 )
 from grpo.host.alive import working
@@ -62,6 +64,8 @@ class Upload:
             self._store.makedirs(self._root, exist_ok=True)
             self._store.pipe_file(self._there(PROBE), b"")
             self._store.rm_file(self._there(PROBE))
+            # Files of completions → their bytes in the store at the start, and when those were written that it has now.
+            self._sizes, self._written = self._completions_there(), dict[str, int]()
         # The checkpoints that this start has sent, and all that are known to be there.
         self._sent: set[str] = set()
         self._known: set[str] = set()
@@ -81,6 +85,8 @@ class Upload:
                 name = PurePosixPath(entry["name"]).name
                 if entry["type"] == "file" and name not in OF_THIS_MACHINE:
                     self._get(entry["name"], self._run, PurePosixPath(name))
+            for name in self._sizes:
+                self._get(self._there(COMPLETIONS_FOLDER, name), self._run, PurePosixPath(COMPLETIONS_FOLDER, name))
             scores = scores_in(self._run)
             scored = [name for name in whole if step_of(Path(name)) in scores]
             best = max(scored, key=lambda name: scores[step_of(Path(name))], default=whole[-1])
@@ -153,6 +159,7 @@ class Upload:
         while (new := self._lacking()) or everything:
             for file in (*self._records(), *(self._model() if everything else ())):
                 self._put(file)
+            self._put_completions()
             everything = False
             # The run may remove a checkpoint meanwhile.
             if new and self._send(new[-1]):
@@ -174,6 +181,22 @@ class Upload:
 
     def _records(self) -> list[Path]:
         return [file for file in sorted(self._run.iterdir()) if file.is_file() and file.name not in OF_THIS_MACHINE]
+
+    def _put_completions(self) -> None:
+        """Copies the files of completions that the store lacks, or that this run has written since it got them."""
+        for file, _ in completions_in(self._run / COMPLETIONS_FOLDER):
+            with suppress(FileNotFoundError):  # a resumed run removes those of the rounds that it takes again
+                written, size = file.stat().st_mtime_ns, file.stat().st_size
+                known = self._written.get(file.name, written if self._sizes.get(file.name) == size else 0)
+                if known != written:
+                    self._put(file)
+                self._written[file.name] = written
+
+    def _completions_there(self) -> dict[str, int]:
+        """Returns the files of completions that the store has, with their bytes."""
+        folder = self._there(COMPLETIONS_FOLDER)
+        entries = self._store.ls(folder, detail=True) if self._store.exists(folder) else ()
+        return {PurePosixPath(entry["name"]).name: entry["size"] for entry in entries if entry["type"] == "file"}
 
     def _model(self) -> list[Path]:
         return [file for file in sorted((self._run / MODEL_FOLDER).rglob("*")) if file.is_file()]

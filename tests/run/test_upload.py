@@ -78,6 +78,27 @@ def test_a_new_machine_gets_the_best_checkpoint_too_which_the_run_may_export(run
     assert names == ["step-00000004", "step-00000012"]
 
 
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_store_and_a_new_machine_get_the_completions_of_each_round_once_unless_a_round_was_taken_again(
+    kind, run, tmp_path, monkeypatch
+):
+    sent, put = [], Upload._put
+    monkeypatch.setattr(Upload, "_put", lambda upload, file: (sent.append(file.name), put(upload, file)))
+    folder = run(4) / "completions"
+    folder.mkdir()
+    for address in [f"{kind}://{tmp_path}/store/all"] * 2:
+        upload = Upload(address, tmp_path / "run")
+        for number in (1, 2):
+            (folder / f"step-0000000{number}-rank-0.parquet").write_text(f"round {number}")
+            upload._copy(True)
+            upload._copy(True)
+    # The second start has written both rounds anew, the first of them before it looked.
+    names = [name for name in sent if name.endswith(".parquet")]
+    assert names == [f"step-0000000{number}-rank-0.parquet" for number in (1, 2, 2)]
+    Upload(address, tmp_path / "new").fetch()
+    assert files(tmp_path / "new/completions") == files(folder)
+
+
 def test_a_store_whose_names_lead_out_of_the_run_is_refused(tmp_path):
     store, folder = fsspec.filesystem("memory"), f"{tmp_path}/store/checkpoints/step-00000004"
     store.store[f"{folder}/SHA256SUMS"] = store.store[f"{folder}/../../out"] = store.open("/x", "wb")
