@@ -16,8 +16,11 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -34,6 +37,9 @@ from grpo.types.imported import imported
 Chat = Callable[..., Awaitable[Message]]
 """A chat takes the messages so far, and tools as functions or as JSON schemas, and returns the assistant's message. It
 raises `EpisodeOver` once the episode has reached a limit."""
+
+Tool = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""A tool takes the arguments of a call by their names."""
 
 TOOLS, ENVIRONMENT, FUNCTION, PROGRAM = "tools", "an environment", "a function", "a program"
 LAST_CHARACTERS = 2**20
@@ -177,25 +183,28 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
         if form.kind == PROGRAM:
             return Outcome(_rewards(await _run(form.words, problem, row)), counts)
         if form.kind == TOOLS:
-            tools = {function.__name__: function for function in form.functions}
+            tools = {function.__name__: partial(_called, function) for function in form.functions}
             await _converse(chat, messages, form, tools, counts)
             return Outcome({}, counts)
-        environment = form.functions[0]()
+        # Some things belong to the thread that has made them, such as connections of sqlite3.
+        thread = ThreadPoolExecutor(1)
+        environment = await _called(form.functions[0], {}, thread)
         columns = _accepted(environment.reset, {**row, "prompt": copy.deepcopy(messages)})
-        observation = await _called(environment.reset, columns)
+        observation = await _called(environment.reset, columns, thread)
         if observation is not None:
             _require_no_messages(observation)
             shown, content = _shown(observation), messages[-1]["content"]
             parts = content + shown if isinstance(shown, str) else [{"type": "text", "text": content}, *shown]
             messages[-1] = {**messages[-1], "content": parts}
-        tools = {name: getattr(environment, name) for name in methods_of(form.functions[0])}
+        methods = methods_of(form.functions[0])
+        tools = {name: partial(_called, getattr(environment, name), thread=thread) for name in methods}
     except EpisodeOver:
         return Outcome({}, counts)
     with suppress(EpisodeOver):
         await _converse(chat, messages, form, tools, counts)
     own_reward = getattr(environment, "get_reward", None)
-    reward = await _called(own_reward, {}) if callable(own_reward) else _reward_of(environment)
-    return Outcome(_rewards(reward), counts, _state(environment))
+    reward = await _called(own_reward if callable(own_reward) else partial(_reward_of, environment), {}, thread)
+    return Outcome(_rewards(reward), counts, await _called(partial(_state, environment), {}, thread))
 
 
 def _require_no_messages(observation: Any) -> None:
@@ -260,7 +269,7 @@ async def _converse(
     chat: Chat,
     messages: list[Message],
     form: Form,
-    tools: Mapping[str, Callable[..., Any]],
+    tools: Mapping[str, Tool],
     counts: Counter[str],
 ) -> None:
     """Lets the model call tools until it calls none. Functions that it calls in one message run together, and methods
@@ -273,14 +282,14 @@ async def _converse(
     messages.append(message)
 
 
-async def _result(tools: Mapping[str, Callable[..., Any]], call: Mapping[str, Any], counts: Counter[str]) -> Message:
+async def _result(tools: Mapping[str, Tool], call: Mapping[str, Any], counts: Counter[str]) -> Message:
     """Returns the message that answers a call. A tool's exception is a message too, which the model can read."""
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     counts["calls"] += 1
     try:
         if name not in tools:
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
-        content = _shown(await _called(tools[name], arguments))
+        content = _shown(await tools[name](arguments))
         messages_of([{"role": "tool", "content": content}])
     except BaseException as error:  # such as the panics of libraries in Rust
         if isinstance(error, GeneratorExit) or (
@@ -321,11 +330,12 @@ def _text(value: Any) -> str:
     return text
 
 
-async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a function that may be async. Several that are not run in threads beside each other."""
+async def _called(function: Callable[..., Any], arguments: Mapping[str, Any], thread: Executor | None = None) -> Any:
+    """Calls a function that may be async. Several that are not run in threads beside each other, or all in `thread`."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    returned = await asyncio.to_thread(_returned, function, arguments)
+    loop = asyncio.get_running_loop()
+    returned = await loop.run_in_executor(thread, copy_context().run, _returned, function, arguments)
     return await returned if inspect.isawaitable(returned) else returned
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sqlite3
 import sys
 
 import pytest
@@ -320,3 +321,34 @@ def test_the_error_of_a_program_is_shown_and_not_what_it_writes_behind():
 def test_a_tool_that_ends_its_process_is_read_as_a_failure():
     outcome, shown = play("exits", call("exits"))
     assert shown[1][-1]["content"] == '{"error": "SystemExit: no key"}' and outcome.counts["failed_calls"] == 1
+
+
+class OfDatabase:
+    """This environment holds a connection that belongs to the thread that has made it."""
+
+    def __init__(self):
+        self._database = sqlite3.connect(":memory:")
+
+    def reset(self) -> None:
+        self._database.execute("create table seen (word)")
+
+    def add(self, word: str) -> int:
+        """Adds a word.
+
+        Args:
+            word: The word.
+        """
+        return self._database.execute("insert into seen values (?)", [word]).rowcount
+
+    @property
+    def count(self) -> int:
+        return self._database.execute("select count(*) from seen").fetchone()[0]
+
+    def get_reward(self) -> float:
+        return float(self.count)
+
+
+def test_all_that_an_environment_does_runs_in_one_thread():
+    outcome, shown = play("tests.episodes.test_forms:OfDatabase", call("add", word="a"), call("add", word="b"))
+    assert [message[-1]["content"] for message in shown[1:]] == ["1", "1"]
+    assert (outcome.rewards, outcome.state) == ({"reward": 2.0}, {"count": 2})
