@@ -206,7 +206,7 @@ def _namespace(tree: ast.Module, peer: Peer, names: list[str]) -> dict[str, Any]
     nodes = list(ast.walk(tree))
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     made = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    made |= {node.name or "" for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)}
     made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     made |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
     bases = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
@@ -215,5 +215,5 @@ def _namespace(tree: ast.Module, peer: Peer, names: list[str]) -> dict[str, Any]
     space: dict[str, Any] = {"__name__": "tests"}
     for name in (wanted & bases & {*sys.stdlib_module_names, *OTHER_MODULES}) - {*own}:
         space[name] = importlib.import_module(OTHER_MODULES.get(name, name))
-    theirs = (wanted - {*own} - space.keys()) & {*names} or wanted & {*own} & {*names}
-    return space | {name: peer.ask("global", name) for name in theirs}
+    theirs = wanted - {*own} - space.keys() or wanted & {*own}
+    return space | {name: peer.ask("global", name) for name in theirs & {*names}}

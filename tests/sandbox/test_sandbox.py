@@ -283,6 +283,7 @@ def test_a_program_cannot_fake_its_tests(program):
     ("program", "tests"),
     [
         ("def set(x): return 0\ndef f(x): return 7", "assert set(f([1])) == set([2])"),
+        ("def all(found): return True", "assert all(f(x) == x + 1 for x in (1, 2))"),
         ("class math: isclose = lambda *_: True\ndef f(): return 7", "assert math.isclose(f(), 0.5)"),
         ("class Zero:\n    __sub__ = lambda *_: 0.0\ndef f(x): return Zero()", "assert abs(f(3) - 7) < 1e-6"),
         ("def f(x): return x.clear() or 7", "a = [1]\nf(a)\nassert a"),
