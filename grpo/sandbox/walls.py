@@ -27,7 +27,7 @@ SCRATCH_BYTES = 64 * 2**20
 
 # Name → its numbers on x86_64 and on aarch64, which lacks some.
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-PIVOT_ROOT, CLONE = (155, 41), (56, 220)
+PIVOT_ROOT, CLONE, PRLIMIT = (155, 41), (56, 220), (302, 261)
 CLONE3, MOUNT_SETATTR = 435, 442
 FORBIDDEN = {
     # They start a process, or a namespace in which a process has rights.
@@ -254,5 +254,7 @@ def _filter(column: int, architecture: int) -> bytes:
     # Libraries try `clone` next, whose flags say whether it makes a thread.
     lines += [(equal, 0, 1, CLONE3), (answer, 0, 0, unknown)]
     lines += [(equal, 0, 3, CLONE[column]), (load, 0, 0, 16), (has, 1, 0, CLONE_THREAD), (answer, 0, 0, refuse)]
+    # A program may limit itself alone, whose number is 0, and not the process that tests it.
+    lines += [(equal, 0, 3, PRLIMIT[column]), (load, 0, 0, 16), (equal, 1, 0, 0), (answer, 0, 0, refuse)]
     lines += [(answer, 0, 0, allow)]
     return b"".join(struct.pack("HBBI", *line) for line in lines)

@@ -103,6 +103,7 @@ def test_a_program_cannot_leave_its_sandbox(sandbox, program, error):
             "mount(b'x', b'/tmp', b'tmpfs', 0, 0)",
             "syscall(250, 0, -3, 1)",
             "syscall(425, 8, 0)",
+            "prlimit64(libc.getppid(), 9, None, None)",
         ),
     ],
 )
