@@ -148,6 +148,11 @@ class RoundNumbers:
             )
         return numbers
 
+    def go_on(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the metrics of the rounds before a resumed run. Those that had rewards and no pass rate were not
+        judged."""
+        self._unjudged = any(m.REWARD in row and m.PASS_RATE not in row for row in rows)
+
     def judges(self, statistics: RoundStatistics) -> bool:
         """Tells whether a round has a pass rate: it and all rounds before it were judged."""
         self._unjudged |= not statistics.judged

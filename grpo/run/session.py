@@ -197,6 +197,7 @@ class Session:
         evaluator = self._evaluator(files)
         past = past_rows(config, self._collective, progress.step)
         self._numbers.evaluated = evaluator.results.get
+        self._numbers.go_on(past)
         self._numbers.outlook = Outlook(config.num_steps, price_per_hour(config), past)
         facts = {"config": asdict(config), "base": self._base and asdict(self._base), PROBLEMS: self._problems}
         resumed_at = progress.step if config.checkpoint.resume else -1

@@ -140,3 +140,12 @@ def test_gates_see_a_rounds_derived_numbers_and_the_evaluation_of_its_policy(cap
     numbers(statistics)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("grpo: gates: evaluation/nothing was not measured in this round")
+
+
+def test_rounds_before_a_resumption_that_nothing_judged_leave_no_pass_rate_after_it():
+    statistics = RoundStatistics(1, 4, RoundPlan(2, 2, 1), {}, {(1, 2): 1}, {"round": 1.0}, ())
+    rounds = ({"reward/mean": 0.4}, {"reward/mean": 1.0, "pass_rate": 1.0}, {"completions/length_mean": 3.0})
+    for rows, judged in ((rounds, False), (rounds[1:], True), ((), True)):
+        numbers = RoundNumbers()
+        numbers.go_on(rows)
+        assert numbers.judges(statistics) is judged
