@@ -84,11 +84,13 @@ def schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def methods_of(kind: type) -> dict[str, Callable[..., Any]]:
-    """Returns the public methods of a class of environments that are its tools: all but `reset` and `get_reward`."""
+    """Returns the public methods of a class of environments that are its tools: all but `reset` and `get_reward`, and
+    no static methods, as in TRL."""
     return {
         name: function
         for name, function in inspect.getmembers(kind, callable)
         if (inspect.ismethod(function) or inspect.isfunction(inspect.unwrap(function)))
         and not name.startswith("_")
         and name not in RESERVED
+        and not isinstance(inspect.getattr_static(kind, name), staticmethod)
     }

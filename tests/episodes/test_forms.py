@@ -352,3 +352,26 @@ def test_all_that_an_environment_does_runs_in_one_thread():
     outcome, shown = play("tests.episodes.test_forms:OfDatabase", call("add", word="a"), call("add", word="b"))
     assert [message[-1]["content"] for message in shown[1:]] == ["1", "1"]
     assert (outcome.rewards, outcome.state) == ({"reward": 2.0}, {"count": 2})
+
+
+class WithHelpers:
+    """This environment has functions that are no methods."""
+
+    def reset(self) -> str:
+        return self.drawn(3)
+
+    @staticmethod
+    def drawn(number):
+        return "*" * number
+
+    @classmethod
+    def look(cls) -> str:
+        """Looks."""
+        return cls.drawn(2)
+
+
+def test_methods_of_objects_and_classes_are_tools_and_static_methods_are_none():
+    form = form_of("tests.episodes.test_forms:WithHelpers")
+    assert [schema["function"]["name"] for schema in form.schemas] == ["look"]
+    _, shown = play("tests.episodes.test_forms:WithHelpers", call("look"))
+    assert [shown[0][-1]["content"], shown[1][-1]["content"]] == ["How many?***", "**"]
