@@ -229,7 +229,7 @@ def _state(environment: Any) -> dict[str, Any]:
         # A property may raise anything, and an open file has no JSON.
         with suppress(Exception):
             if not name.startswith("_") and not callable(value := getattr(environment, name)):
-                state[name] = json.loads(json.dumps(value))
+                state[name] = json.loads(json.dumps(value, default=_plain))
     return state
 
 
@@ -322,7 +322,16 @@ def _shown(returned: Any) -> str | list[Any]:
     )
 
 
-def _text(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    """Returns a number or an array of numpy or torch as Python's own. Raises TypeError for anything else."""
+    if type(value).__module__ not in ("numpy", "torch") or not hasattr(value, "tolist"):
+        raise TypeError
+    return value.tolist()
+
+
+def _text(value: Any) -> Any:
+    with suppress(TypeError):
+        return _plain(value)
     is_unreadable = isinstance(value, bytes | bytearray | set | frozenset | Iterator | AsyncIterator)
     # An object without a text of its own shows its address, which differs from one episode to the next.
     if is_unreadable or re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import sys
 
+import numpy as np
 import pytest
 
 from grpo.config import LimitsConfig
@@ -375,3 +376,20 @@ def test_methods_of_objects_and_classes_are_tools_and_static_methods_are_none():
     assert [schema["function"]["name"] for schema in form.schemas] == ["look"]
     _, shown = play("tests.episodes.test_forms:WithHelpers", call("look"))
     assert [shown[0][-1]["content"], shown[1][-1]["content"]] == ["How many?***", "**"]
+
+
+class OfNumpy:
+    """This environment keeps its numbers as numpy gives them."""
+
+    def reset(self) -> None:
+        self.reward, self.places = np.float32(0.5), [np.arange(2)]
+
+    def look(self) -> list:
+        """Looks."""
+        return {"at": self.places[0], "of": np.int64(4)}
+
+
+def test_numbers_and_arrays_of_numpy_are_read_and_kept_as_pythons_own():
+    outcome, shown = play("tests.episodes.test_forms:OfNumpy", call("look"), {"role": "assistant", "content": "5"})
+    assert json.loads(shown[1][-1]["content"]) == {"at": [0, 1], "of": 4}
+    assert outcome.state == {"reward": 0.5, "places": [[0, 1]]}
