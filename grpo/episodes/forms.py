@@ -52,8 +52,8 @@ class EpisodeOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form is what `task.episode` names: functions that are tools, a class of environments, a function, or the words
-    of a program's command."""
+    """A form is what `task.episode` names: functions that are tools, a class of environments and perhaps functions
+    beside it, a function, or the words of a program's command."""
 
     kind: str
     functions: tuple[Callable[..., Any], ...] = ()
@@ -66,8 +66,8 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
     ``"verifiers:ID"``. Tools that come with grpo stand before it, as in ``"python,file.py:name"``, or alone. They keep
     to `limits`.
 
-    A class with a method `reset` is an environment. A function whose first parameter is `chat` leads its own
-    conversation. All other functions are tools. Raises UserError for everything else.
+    A class with a method `reset` is an environment, and functions may be named beside it. A function whose first
+    parameter is `chat` leads its own conversation. All other functions are tools. Raises UserError for everything else.
     """
     if path.startswith(PROGRAM_WORD):
         return _program(path)
@@ -86,13 +86,8 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
         )
     found = [READY[name.strip()](limits or LimitsConfig()) for name in first]
     found += [imported(f"{module}:{name.strip()}") for name in names.split(",") if colon]
-    if len(found) == 1 and inspect.isclass(found[0]):
-        if not callable(getattr(found[0], "reset", None)):
-            raise UserError(f"task.episode: {path} is a class without a method reset: an environment needs one")
-        if inspect.isgeneratorfunction(found[0].reset) or inspect.isasyncgenfunction(found[0].reset):
-            raise UserError(f"task.episode: the method reset of {path} yields: write return, with what the model reads")
-        _require_takes(found[0], 0, f"{path} is made anew for each episode, so its __init__ takes no argument but self")
-        return Form(ENVIRONMENT, (found[0],), tuple(map(schema_of, methods_of(found[0]).values())))
+    if sum(map(inspect.isclass, found)) == 1:
+        return _environment(path, found)
     names, leads = _parameters(found[0]), _parameters(found[0])[:1] == ["chat"]
     if "chat" in names[1:] or (inspect.iscoroutinefunction(found[0]) and not leads and not found[0].__doc__):
         raise UserError(
@@ -106,18 +101,34 @@ def form_of(path: str, limits: LimitsConfig | None = None) -> Form:
             raise UserError(f"task.episode: {path} leads a conversation, so write it as async def")
         _require_takes(found[0], 2, f"{path} is called with two arguments: write async def NAME(chat, problem)")
         return Form(FUNCTION, (found[0],))
-    for one in found:
+    return Form(TOOLS, tuple(found), _schemas(path, found))
+
+
+def _environment(path: str, found: Sequence[Any]) -> Form:
+    """Returns the form of a class of environments, and of functions that are tools beside its methods."""
+    kind, *functions = sorted(found, key=inspect.isclass, reverse=True)
+    if not callable(getattr(kind, "reset", None)):
+        raise UserError(f"task.episode: {path} is a class without a method reset: an environment needs one")
+    if inspect.isgeneratorfunction(kind.reset) or inspect.isasyncgenfunction(kind.reset):
+        raise UserError(f"task.episode: the method reset of {path} yields: write return, with what the model reads")
+    _require_takes(kind, 0, f"{path} is made anew for each episode, so its __init__ takes no argument but self")
+    return Form(ENVIRONMENT, (kind, *functions), _schemas(path, [*functions, *methods_of(kind).values()]))
+
+
+def _schemas(path: str, tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+    """Describes tools. Raises UserError for what is none, and for two with one name."""
+    for one in tools:
         leads = _parameters(one)[:1] == ["chat"]
         if leads or callable(getattr(one, "reset", None)):
-            what = "leads a conversation" if leads else "is an environment"
+            what = "leads a conversation" if leads else "is one of several environments"
             raise UserError(f"task.episode={path}: {one.__name__} {what}, and so stands alone: leave out the others")
-    schemas = tuple(map(schema_of, found))
+    schemas = tuple(map(schema_of, tools))
     called = Counter(schema["function"]["name"] for schema in schemas)
     if twice := [name for name, times in called.items() if times > 1]:
         raise UserError(
             f"task.episode={path}: {len(schemas)} tools, and more than one has the name {twice[0]}: rename it"
         )
-    return Form(TOOLS, tuple(found), schemas)
+    return schemas
 
 
 def _parameters(function: Any) -> list[str]:
@@ -198,6 +209,7 @@ async def played(form: Form, chat: Chat, problem: Problem, row: Mapping[str, Any
             messages[-1] = {**messages[-1], "content": parts}
         methods = methods_of(form.functions[0])
         tools = {name: partial(_called, getattr(environment, name), thread=thread) for name in methods}
+        tools |= {function.__name__: partial(_called, function, thread=thread) for function in form.functions[1:]}
     except EpisodeOver:
         return Outcome({}, counts)
     with suppress(EpisodeOver):

@@ -259,9 +259,10 @@ def test_a_function_leads_its_own_conversation():
         ),
         (f"{ACTS}:add,undescribed", "the tool undescribed has no docstring"),
         (f"{ACTS}:add,add", "more than one has the name add: rename it"),
-        (f"{ACTS}:add,Counter", "Counter is an environment, and so stands alone: leave out the others"),
+        (f"{ACTS}:SlowCounter,Counter", "SlowCounter is one of several environments, and so stands alone: leave out"),
+        (f"{ACTS}:three_turns,Counter", "three_turns leads a conversation, and so stands alone"),
         (f"{ACTS}:three_turns,add", "three_turns leads a conversation, and so stands alone"),
-        (f"{ACTS}:add,NoEnvironment", "the tool NoEnvironment is no function: write def NAME"),
+        (f"{ACTS}:add,NoEnvironment", "add,NoEnvironment is a class without a method reset"),
         (f"{ACTS}:gives_rewards", "gives_rewards yields: write return, with the reward"),
         (f"{ACTS}:add_two", "the tool partial is no function: write def NAME"),
         (f"{ACTS}:yielding", "the tool yielding yields: write return"),
@@ -393,3 +394,10 @@ def test_numbers_and_arrays_of_numpy_are_read_and_kept_as_pythons_own():
     outcome, shown = play("tests.episodes.test_forms:OfNumpy", call("look"), {"role": "assistant", "content": "5"})
     assert json.loads(shown[1][-1]["content"]) == {"at": [0, 1], "of": 4}
     assert outcome.state == {"reward": 0.5, "places": [[0, 1]]}
+
+
+def test_functions_may_be_tools_beside_an_environment():
+    moves = (call("calculator", expression="2 + 3"), call("add", a=1, b=2), call("count", step=1))
+    outcome, shown = play(f"calculator,{ACTS}:add,Counter", *moves, row={"start": 4})
+    assert [messages[-1]["content"] for messages in shown[1:]] == ["5", "3", "It stands at 5."]
+    assert outcome.rewards == {"reward": 5.0}
