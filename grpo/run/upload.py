@@ -196,7 +196,8 @@ class Upload:
         """Returns the files of completions that the store has, with their bytes."""
         folder = self._there(COMPLETIONS_FOLDER)
         entries = self._store.ls(folder, detail=True) if self._store.exists(folder) else ()
-        return {PurePosixPath(entry["name"]).name: entry["size"] for entry in entries if entry["type"] == "file"}
+        sizes = {PurePosixPath(entry["name"]).name: entry["size"] for entry in entries}
+        return {name: size for name, size in sizes.items() if name.startswith("step-")}
 
     def _model(self) -> list[Path]:
         return [file for file in sorted((self._run / MODEL_FOLDER).rglob("*")) if file.is_file()]
