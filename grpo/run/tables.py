@@ -230,6 +230,7 @@ class Price:
     overlapped        whether sampling and learning run at the same time
     devices           devices that the run holds
     by_measured_lengths  whether prompts and completions count by mean lengths, not by the largest ones
+    refilled          whether further prompts, which do not count here, are sampled in place of silent groups
     """
 
     rounds: int
@@ -239,6 +240,7 @@ class Price:
     overlapped: bool
     devices: int
     by_measured_lengths: bool = False
+    refilled: bool = False
 
     @property
     def round_seconds(self) -> float:
@@ -308,14 +310,16 @@ def price(
         overlapped=config.pipeline != "off",
         devices=world_size + serving,
         by_measured_lengths=lengths is not None,
+        refilled=config.rollout.refill.enabled,
     )
 
 
 def price_rows(priced: Price, per_hour: float) -> list[tuple[str, str, str]]:
     """Returns table rows (what, in a round, in all rounds). `per_hour` is a device's hourly price, 0 if not known."""
     sure = "as measured" if priced.by_measured_lengths else "at most"
+    sampled = f"{'as measured, ' * priced.by_measured_lengths}without refills" if priced.refilled else sure
     rows = [
-        (f"completion tokens to sample, {sure}", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
+        (f"completion tokens to sample, {sampled}", f"{priced.sampled:,}", f"{priced.sampled * priced.rounds:,}"),
         (f"packed tokens to learn from, {sure}", f"{priced.learned:,}", f"{priced.learned * priced.rounds:,}"),
     ]
     if not priced.seconds:

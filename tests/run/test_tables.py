@@ -268,6 +268,9 @@ def test_the_table_holds_what_is_known_and_no_more():
         "completion tokens to sample, at most",
         "packed tokens to learn from, at most",
     ]
+    # Silent groups are replaced by more samples, and nobody knows beforehand by how many.
+    refilled = priced("rollout.refill.enabled=true", machine=None)
+    assert price_rows(refilled, 2.0)[0][0] == "completion tokens to sample, without refills"
     rows = price_rows(priced("num_steps=36000"), 2.5)
     assert rows[-2:] == [
         ("device hours, on 1", "", "52.00"),
