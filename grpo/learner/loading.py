@@ -73,7 +73,7 @@ def load_policy(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(lora_seed)
             language_model = with_lora(language_model, model)
-    elif lora_seed is not None:
+    else:
         _freeze_towers(language_model)
     rule = logit_rule(config, float32=model.head_precision == "float32")
     policy = Policy(language_model, chunk, rule, proof.in_trees, together)

@@ -1,5 +1,6 @@
 """Every model that is accepted is computed exactly; the others are refused with the difference that was measured."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -234,6 +235,13 @@ def test_a_vision_tower_is_not_trained(tmp_path):
     assert left == {"vision_tower", "multi_modal_projector"}
     text_alone = {name for name, _ in policy.named_parameters() if ".language_model." in name}
     assert trained == text_alone
+    # A checkpoint leaves the tower out. A reference begins with such a checkpoint too.
+    shards = tmp_path / "checkpoint" / "learner"
+    shards.mkdir(parents=True)
+    torch.save({"module": policy.state_dict()}, shards / "mp_rank_00_model_states.pt")
+    reference = loading.load_policy(files, replace(model, start=str(shards.parent)), "float32", 64)
+    weights = dict(reference.named_parameters())
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in policy.named_parameters())
 
 
 def test_adapters_on_fused_experts_are_refused(tmp_path):
