@@ -147,8 +147,9 @@ class AheadSource:
         # All ranks give up together, or none.
         if self._collective.maximum(any(isinstance(result, Interrupted) for result in results)):
             raise Interrupted
-        if self._collective.maximum(any(isinstance(result, SamplerLost) for result in results)):
-            raise SamplerLost(NOBODY_LEFT)
+        lost = next((result for result in results if isinstance(result, SamplerLost)), None)
+        if self._collective.maximum(lost is not None):
+            raise lost or SamplerLost(NOBODY_LEFT)
         failure = next((result for result in results if isinstance(result, GradingFailed)), None)
         fail_together(self._collective, failure, GradingFailedElsewhere)
         self._taken_cursor = end

@@ -220,14 +220,20 @@ def test_a_new_group_size_is_that_of_prompts_asked_from_then_on():
     assert [scored.count[1] for scored in run.round(larger).groups] == [4, 4]
 
 
-def test_the_run_ends_with_a_line_when_no_server_is_left():
-    run = Run(max_staleness=3)
-    run.sampler.quick = False
-    run.source.begin(PLAN, 100)
-    for _, _, pending in run.sampler.asked:
-        pending.set_exception(SamplerLost("all are gone"))
-    with pytest.raises(SamplerLost, match="no vLLM server is left"):
-        run.source.take(2)
+def test_the_run_ends_with_the_reason_why_no_server_is_left():
+    def raised(collective):
+        task, sampler = ScriptedTask([(1, 0)] * 8, collective.rank, 2), SlowSampler()
+        sampler.quick = collective.rank == 1
+        source = AheadSource(task, sampler, collective, 3, GradingThread(task))
+        source.begin(PLAN, 100)
+        for _, _, pending in () if sampler.quick else sampler.asked:
+            pending.set_exception(SamplerLost("the last server refused a request with 400"))
+        with pytest.raises(SamplerLost) as error:
+            source.take(2)
+        return str(error.value)
+
+    with_loss, without = on_ranks(2, raised)
+    assert with_loss == "the last server refused a request with 400" and without.startswith("no vLLM server is left")
 
 
 def test_groups_under_way_are_left_where_the_run_has_to_save_at_once(monkeypatch):
