@@ -14,6 +14,7 @@ from grpo.config.optimizer import with_learning_rate
 from grpo.config.plain_json import read_object
 from grpo.evaluation.held_out import is_unjudged, points_gained
 from grpo.insight.pages.glossary import duration
+from grpo.insight.pages.summary import comparable
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import metrics as m
 
@@ -66,10 +67,10 @@ def card(
     the folder. `has_manifest` says whether the run's manifest lies beside the card. `rounds` are the rows of
     metrics.jsonl, which tell what training has cost.
     """
-    so_far = [row for row in evaluations if row["step"] <= step]
+    so_far, left_out = comparable([row for row in evaluations if row["step"] <= step])
     parts = [_header(config, library), _summary(config, step, so_far, library), _use(config, library, _example(so_far))]
     facts = chain(_facts(config, step), _spent(rounds, so_far))
-    parts += [_results(so_far), _table("Training", facts), _again(config, code)]
+    parts += [_results(so_far), *left_out, _table("Training", facts), _again(config, code)]
     if has_manifest:
         parts.append(MANIFEST)
     return "\n\n".join(parts) + "\n"

@@ -20,7 +20,8 @@ def test_the_configuration_in_a_card_trains_the_same_again(experiment, tmp_path)
 
 def evaluation(step, value, **others):
     rate = {"value": value, "low": value / 2, "high": 1.0}
-    return {"step": step, "problems": 8, "samples_per_problem": 4, "temperature": 1.0, "pass@1": rate, **others}
+    settings = {"problems": 8, "samples_per_problem": 4, "temperature": 1.0}
+    return {"step": step, **settings, "per_problem": [{"problem_id": "p"}], "pass@1": rate, **others}
 
 
 def test_the_card_says_what_training_brought_and_where_it_was_not_measured():
@@ -30,6 +31,12 @@ def test_the_card_says_what_training_brought_and_where_it_was_not_measured():
     assert "pass@1 on 8 held-out problems was 25.0% before training and 50.0% after step 4. It was not" in text
     assert "| math500 | 4 | pass@1 | 50.0% | [40.0%, 60.0%] | 500 |" in text and "75.0%" not in text
     assert "It was not evaluated on held-out problems" in card(compose_config([]), 6, [], {})
+    # A resumed run may ask other problems, or more of them, of which nothing was known before.
+    others = [evaluation(0, 0.25), evaluation(4, 0.5, problems=16), evaluation(6, 0.75, problems=16)]
+    text = card(compose_config([]), 6, others, {})
+    assert "pass@1 on 16 held-out problems was 50.0% after step 4 and 75.0% after step 6" in text
+    assert "1 earlier evaluation is left out, since the evaluations differ in problems (8 and 16)." in text
+    assert "before training" not in text
 
 
 def test_the_card_of_a_run_without_answers_tells_the_mean_reward():
@@ -102,7 +109,8 @@ def test_the_card_says_how_the_code_asks_otherwise_than_training_did(word, note)
 
 def test_the_card_names_the_file_the_base_and_its_license_and_asks_a_problem_of_the_data(tmp_path):
     words = ["model=smollm2_135m", "task=file", f"task.data.path={tmp_path}/sums.jsonl"]
-    problems = [{"question": "x" * 1001}, {"question": 'How "many"?'}]
+    questions = ("x" * 1001, 'How "many"?')
+    problems = [{"problem_id": str(number), "question": text} for number, text in enumerate(questions)]
     text = card(compose_config(words), 6, [evaluation(4, 0.5, per_problem=problems)], {})
     assert "\nbase_model: HuggingFaceTB/SmolLM2-135M-Instruct\nlicense: apache-2.0\n" in text
     assert "# smollm2, trained with GRPO on sums.jsonl\n" in text
