@@ -220,6 +220,9 @@ def foreign_format(columns: Sequence[str], question_column: str, answer_column: 
     return f"; these look like {format_name} columns, which task={name} reads"
 
 
+PICTURES = ("image", "video", "audio")
+"""Columns of these names, or of these with an s, hold what models do not read here."""
+
 _QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 _ANSWERS = ("answer", "solution", "ground_truth", "label", "target", "output", "response", "completion")
 

@@ -23,7 +23,7 @@ HUGE = 2**16
 """A question of more characters than this is not tokenized whole if its beginning shows that it is too long."""
 
 MANY_CHARACTERS = 16
-"""Where text has fewer characters a token than this, its beginning shows that it is too long."""
+"""So many characters for each token of the limit are the beginning of a huge question."""
 
 BATCH = 4096
 """This many prompts are tokenized in one call."""
@@ -208,11 +208,13 @@ class PromptEncoder:
         return len(problem.question) + self._frame if countable else math.inf
 
     def _is_beyond(self, problem: Problem, limit: float) -> bool:
-        """Tells whether the beginning of a huge question has more than twice `limit` tokens. Only the last of these
-        may depend on what follows, so its prompt has more than `limit`."""
-        if len(problem.question) <= max(HUGE, MANY_CHARACTERS * limit):
+        """Tells whether the beginning of a huge question has more than twice `limit` tokens. Later text may change
+        how the beginning is cut into tokens, mostly its last ones. Twice the limit is a margin for that, not a proof.
+        """
+        question = problem.question.strip()
+        if len(question) <= max(HUGE, MANY_CHARACTERS * limit):
             return False
-        return len(self._tokens(problem.question[: max(HUGE, MANY_CHARACTERS * int(limit))])) > 2 * limit
+        return len(self._tokens(question[: max(HUGE, MANY_CHARACTERS * int(limit))])) > 2 * limit
 
     @functools.cached_property
     def _frame(self) -> float:

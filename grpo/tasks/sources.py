@@ -13,6 +13,7 @@ from grpo.config import DataConfig, RewardConfig, UserError
 from grpo.config.errors import require
 from grpo.tasks.arithmetic import arithmetic_problems
 from grpo.tasks.columns import (
+    PICTURES,
     Row,
     cell,
     columns_of,
@@ -281,7 +282,7 @@ def _lacking_cell(row: Row, data: DataConfig) -> str:
 
 def _picture(row: Row, question: str) -> str:
     """Returns the mark by which a question shows what lies in a column of that name, as verl's data do, or ""."""
-    marks = (mark for mark in ("image", "video", "audio") if f"<{mark}>" in question)
+    marks = (mark for mark in PICTURES if f"<{mark}>" in question)
     return next((f"<{mark}>" for mark in marks if row.get(mark) or row.get(f"{mark}s")), "")
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from grpo.config import TaskConfig, UserError
 from grpo.config.errors import require
-from grpo.tasks.columns import cell, columns_of
+from grpo.tasks.columns import PICTURES, cell, columns_of
 from grpo.tasks.grading import unparsable
 from grpo.tasks.problem_selection import select
 from grpo.tasks.prompt_encoding import filled, unfilled
@@ -27,8 +27,6 @@ MOST_READ = 100
 FEW = 9
 # Columns of these names mostly hold the choices of a question.
 CHOICES = ("choices", "options")
-# Columns of these names hold what models do not read here.
-PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 # Python's and pandas's texts for a missing value.
 MISSING = {"None", "nan", "NaN", "null", "<NA>", "NaT"}
 
@@ -108,7 +106,8 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
     ]
     missing = [problem.problem_id for problem in usable if problem.answer in MISSING]
     broken = [problem.problem_id for problem in usable if "\ufffd" in problem.question]
-    pictures = [name for name in PICTURES if all(problem.metadata.get(name) for problem in usable)]
+    names = [name for kind in PICTURES for name in (kind, f"{kind}s")]
+    pictures = [name for name in names if all(problem.metadata.get(name) for problem in usable)]
     odd = {
         f"no model sees the column {', '.join(pictures)} here, since all read text only: leave out the problems that "
         "need it": bool(pictures),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from tokenizers import Regex, normalizers
 from tokenizers.processors import TemplateProcessing
@@ -325,6 +327,12 @@ def test_a_huge_question_of_which_the_tokenizer_keeps_little_is_tokenized_whole(
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex("#+"), "#")
     encode = PromptEncoder(tokenizer, PromptConfig(chat=False, max_tokens=100))
     assert encode.longest([Problem("huge", "#" * 100_000, "")], 100) == 1
+
+
+def test_blanks_around_a_question_which_templates_strip_do_not_make_it_huge(tokenizer):
+    encode = PromptEncoder(tokenizer, PromptConfig(max_tokens=100))
+    problem = Problem("wide", " " * 100_000 + "1 + 1", "")
+    assert not encode._is_beyond(problem, 100) and encode._is_beyond(replace(problem, question="1" * 100_000), 100)
 
 
 def test_questions_that_hold_a_special_token_are_found(tokenizer):
