@@ -8,8 +8,8 @@ from grpo.config.aliases import ALIASES, ELSEWHERE, VALUES
 # A name is suggested only if it is this much like the unknown one (difflib's ratio), or if one of the two begins with
 # the other and the shorter has this many letters. Words that share less rarely mean the same.
 LIKE, BEGINNING = 0.8, 3
-# All keys of a section are named where it has at most this many.
-MOST_LISTED = 8
+# All keys of a section are named where it has at most this many, and all keys of one name where they are so few.
+MOST_LISTED, MOST_NAMED = 8, 3
 
 
 def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
@@ -70,10 +70,13 @@ def _in_section(key: str, meant: str, config_keys: Sequence[str]) -> str:
 
 
 def nearest(key: str, config_keys: Sequence[str]) -> str:
-    """Returns the key that is most like an unknown one, or "".
+    """Returns the key that is most like an unknown one, a few keys of one name, or "".
 
     Names of the typed section come first, and there a beginning of a name comes before a likeness. Then come a name
     that only one key has, and likenesses among all names.
+
+    >>> nearest("lerning_rate", ["dynamics.adaptive.learning_rate", "learner.learning_rate"])
+    'learner.learning_rate or dynamics.adaptive.learning_rate'
     """
     section, _, last_name = key.rpartition(".")
     within = {name.rpartition(".")[2]: name for name in config_keys if section and name.startswith(f"{section}.")}
@@ -90,7 +93,8 @@ def nearest(key: str, config_keys: Sequence[str]) -> str:
     if len(keys) == 1 or within:
         # Of names that several other sections have, none is meant in a section that is there.
         return keys[0] if len(keys) == 1 else ""
-    return next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=LIKE)), "")
+    alike = difflib.get_close_matches(key, keys, n=1, cutoff=LIKE)
+    return alike[0] if alike else " or ".join(sorted(keys, key=len)) if not section and len(keys) <= MOST_NAMED else ""
 
 
 def _begins(one: str, other: str) -> bool:

@@ -188,6 +188,11 @@ def _check_episode(config: TrainConfig) -> None:
     task = config.task
     uses = [part.name for part in task.reward.parts if part.name.partition("/")[0] == EPISODE]
     require(
+        task.name != "verifiers" or bool(task.episode),
+        "task=verifiers needs the environment that the model acts in: set task.episode=verifiers:ID, after "
+        "`bash launch/verifiers.sh ID PACKAGE` has set it up",
+    )
+    require(
         bool(task.episode) or not uses,
         f"task.reward.parts names {uses[:1]}, which an episode returns: set task.episode, or name another part",
     )

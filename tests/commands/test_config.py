@@ -136,6 +136,7 @@ def test_a_key_that_is_nearly_one_leads_to_it_or_to_its_section(capsys):
     for word, lead in (
         ("learner.zero_stages", "did you mean learner.zero_stage?"),
         ("learner.zeroo", "`grpo config learner` lists them"),
+        ("lerning_rate", "did you mean learner.learning_rate or dynamics.adaptive.learning_rate?"),
     ):
         assert main(["config", word]) == WRONG_USE
         assert capsys.readouterr().err == f"grpo: no key and no choice contains {word!r}: {lead}\n"

@@ -95,6 +95,7 @@ def test_a_dry_run_shows_how_an_episode_of_each_set_opens(tmp_path):
         (["task.prompt.chat=false"], "task.episode is a conversation"),
         (["task.episode=", "task.limits.turns=2"], "task.limits are those of episodes"),
         (["task.episode=", "task.limits.turns=8", "task.reward.parts=[{name: episode}]"], "which an episode returns"),
+        (["task=verifiers", "task.episode="], "set task.episode=verifiers:ID"),
     ],
 )
 def test_a_run_whose_episodes_cannot_be_played_is_refused(tmp_path, words, complaint):
