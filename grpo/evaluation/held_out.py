@@ -152,13 +152,19 @@ def points_gained(evaluations: Sequence[Mapping[str, Any]]) -> float:
 
 def is_unjudged(result: Mapping[str, Any]) -> bool:
     """Tells whether an evaluation measures the mean reward only. That is so where its problems have no answers, no
-    grader judges them, and their mean rewards are no shares of right completions."""
+    grader judges them, and their mean rewards are not those of right completions that earn 1, and wrong ones 0 or −1.
+    """
     rows = result.get("per_problem", ())
     return (
         "mean_reward" in result
         and not any(row.get("answer") or row.get("judged") for row in rows)
-        and any(row["reward"] != row["correct"] / row["total"] for row in rows)
+        and any(row["reward"] not in _of_right(row["correct"], row["total"]) for row in rows)
     )
+
+
+def _of_right(correct: int, total: int) -> tuple[float, float]:
+    """Returns the mean rewards of `total` completions that earn 1 where they are right, and else 0 or −1."""
+    return correct / total, (2 * correct - total) / total
 
 
 def both_unjudged(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -53,10 +53,12 @@ def test_an_evaluation_without_answers_is_scored_and_described_by_its_mean_rewar
     assert score(lengths) == 3.75
     assert result_lines(lengths) == ["the completions of 2 held-out problems earn a mean reward of 3.75"]
     assert evaluation_numbers(lengths)["evaluation/reward_mean"] == 3.75
-    # A pass rate is measured with an answer, with a grader that needs none, and by rewards of 1 and 0.
+    # A pass rate is measured with an answer, with a grader that needs none, and by rewards of 1 and 0, or 1 and −1.
     graded = [row | {"judged": True} for row in lengths["per_problem"]]
     for judged in (result("7", [3.5, 4.0], 4), result("", [1.0, 1.0], 4), summarize(graded, [1])):
         assert score(judged) == 1.0 and result_lines(judged)[0].startswith("of 2 held-out problems 100.0% are solved")
+    signed = result("", [-0.5, -0.5], 1)
+    assert score(signed) == 0.25 and result_lines(signed)[0].startswith("of 2 held-out problems 25.0% are solved")
 
 
 def test_the_usual_sets_are_known_by_name_and_asked_whole():
