@@ -175,7 +175,7 @@ def sampling_means(collected: Collected) -> dict[str, Mean]:
         means[m.NO_ANSWER] = _mean([not answered for answered in flags])
     for part in sorted({part for grade in true_grades for part in grade.parts}):
         means[f"{m.PART}{part}"] = _mean([grade.parts[part] for grade in true_grades if part in grade.parts])
-    return means | _by_source(groups)
+    return means | _by_source(groups, collected.asked_first)
 
 
 def episode_means(completions: Sequence[Completion]) -> dict[str, Mean]:
@@ -199,9 +199,9 @@ def episode_means(completions: Sequence[Completion]) -> dict[str, Mean]:
     }
 
 
-def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
+def _by_source(groups: Sequence[ScoredGroup], first: int) -> dict[str, Mean]:
     """Returns reward, pass rate, length, truncation and silence of each named source of problems, see
-    `sampling_means`."""
+    `sampling_means`. Where a group's `first` answers decided how many followed, they alone make the pass rate."""
     by_source: dict[str, list[ScoredGroup]] = {}
     for group in groups:
         by_source.setdefault(group.group.prompt.problem.source, []).append(group)
@@ -213,7 +213,7 @@ def _by_source(groups: Sequence[ScoredGroup]) -> dict[str, Mean]:
             completions = _finished(source_groups)
             of_source = {
                 "reward_mean": [grade.reward for grade in grades],
-                m.PASS_RATE: [grade.correct for grade in grades],
+                m.PASS_RATE: [grade.correct for group in graded for grade in group.grades[: first or None]],
                 "length_mean": [len(completion.token_ids) for completion in completions],
                 "truncated_fraction": [completion.truncated for completion in completions],
                 "silent_fraction": [group.silent for group in graded],

@@ -244,6 +244,10 @@ def test_each_source_of_problems_has_numbers_of_its_own():
     means = sampling_means(replace(collected, sampled=outage))
     assert means["source/sums/pass_rate"] == means["source/sums/reward_mean"] == Mean(2.0, 2)
     assert means["source/words/pass_rate"].count == 0 and means["source/words/length_mean"].value == 2.0
+    # Under a rollout budget mixed first answers bring more, which would draw the rate towards one half.
+    spread = replace(collected, asked_first=1)
+    assert sampling_means(spread)["source/sums/pass_rate"] == Mean(2.0, 2)
+    assert sampling_means(spread)["source/sums/reward_mean"] == Mean(3.0, 4)
 
 
 def test_means_of_episodes_count_turns_calls_and_failures():
