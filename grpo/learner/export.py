@@ -49,7 +49,7 @@ class Folder:
             for name, text in self.texts.items():
                 (writing / name).write_text(text, encoding="utf-8")
             # safetensors gives its files to the owner alone. All get the rights of a usual file, which others may read.
-            for file in writing.iterdir():
+            for file in filter(Path.is_file, writing.iterdir()):
                 shutil.copymode(writing / CARD_FILE, file)
         except BaseException:
             shutil.rmtree(writing, ignore_errors=True)

@@ -17,6 +17,7 @@ from grpo.learner.export import EXPORT_DTYPES as DTYPES
 from grpo.learner.export import Folder, export, export_adapter
 from grpo.learner.loading import load_policy
 from grpo.learner.policy import base_model
+from grpo.models.tiny import character_tokenizer
 from tests.fakes import SingleRank
 from tests.learner.models import files_of, tiny_llama
 
@@ -119,6 +120,18 @@ def test_a_kill_in_the_middle_leaves_no_folder_that_looks_whole(policy, tmp_path
     assert (tmp_path / ".writing-model" / "model.safetensors").exists()
     export(policy, "float32", folder_at(target), SingleRank())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_all_who_may_read_the_card_may_read_the_files_and_the_folder_of_a_tokenizers_further_templates(tmp_path):
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = {"default": "{{ messages }}", "tools": "{{ tools }}"}
+    (folder := folder_at(tmp_path / "model", tokenizer.save_pretrained)).fill(
+        lambda writing: os.close(os.open(writing / "weights", os.O_CREAT, 0o600))
+    )
+    card = folder.path / "README.md"
+    for path in folder.path.rglob("*"):
+        assert path.stat().st_mode == (folder.path if path.is_dir() else card).stat().st_mode, path
+    assert (folder.path / "additional_chat_templates").is_dir()
 
 
 def test_an_adapter_is_trained_on_as_it_was_left(base, tmp_path):
