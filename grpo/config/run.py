@@ -27,8 +27,8 @@ class AdaptiveConfig:
     fewest_prompts: int = 0
     # The schedule also doubles the prompts per optimizer step, up to this many; 0: never above prompts_per_step.
     most_prompts: int = 0
-    # The schedule also changes the learning rate, by a factor on it, so that steps gain most. Where it may not and the
-    # rate is at fault, a line says so.
+    # The schedule also changes the learning rate, by a factor on it, so that steps gain most. Where it may not and
+    # would surely lower it, a line says so.
     learning_rate: bool = False
     # Progress should cost fewest tokens or seconds. Seconds are fitted to the run's own rounds; two runs of one seed
     # then differ, since their clocks do.

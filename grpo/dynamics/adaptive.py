@@ -17,7 +17,7 @@ from grpo.dynamics.adaptive_state import AdaptiveState, afresh, remember, state_
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.gain import Gain, Products
-from grpo.dynamics.group_size import BatchRule, choose_batch
+from grpo.dynamics.group_size import CALM, BatchRule, choose_batch
 from grpo.dynamics.history import FEWEST_POINTS, pass_rate
 from grpo.dynamics.refresh_interval import (
     OffPolicyness,
@@ -198,11 +198,12 @@ class AdaptiveScheduler:
         )
         changes = changes_of_batch(plan, changed_plan, difficulty)
         reason = f"{', '.join(changes)}: {choice.reason}" if changes else ""
-        at_fault = choice.at_fault and not rule.changes_rate
-        if at_fault and not state.told:
-            rate = f"the learning rate is too high: steps would gain most at {choice.best_rate:.2g} of it"
+        is_high = choice.is_high and not rule.changes_rate
+        if is_high and not state.told:
+            better = f"dynamics.adaptive.learning_rate=true would take about {CALM * choice.best_rate:.2g} of it"
+            rate = f"the learning rate is high: {better}"
             reason = f"{reason}; {rate}" if reason else rate
-        return changed_plan, reason, replace(state, told=state.told or at_fault)
+        return changed_plan, reason, replace(state, told=state.told or is_high)
 
     def _cost(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> StepCost:
         """Returns the costs of a prompt, a completion and a step, in tokens or in seconds."""

@@ -6,7 +6,8 @@ signal, the smallest batch gains most for its cost. Where heat is large, small b
 only larger ones gain anything. Where no batch gains anything, the learning rate is too high, and no batch mends it.
 
 Where the learning rate may change too, it makes up for any aim: a step gains aim²·A/2C at its best rate. Then the batch
-is chosen at which the square of the aim costs least, and the rate that suits it.
+is chosen at which the square of the aim costs least, and the rate that suits it. Where the rate may not change, a
+choice says whether it is so high that it would surely be lowered.
 """
 
 from dataclasses import dataclass, replace
@@ -18,8 +19,6 @@ from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
 
 # Another batch is taken where it gains this many times as much for its cost.
 LEAST_MORE = 1.1
-# The learning rate is at fault where steps would gain most at less than this share of it.
-AT_FAULT = 0.5
 # A rate that may change goes to this share of that at which steps gain most, where they gain three quarters as much.
 # Above it little more is gained, and what is lost by an error grows fast.
 CALM = 0.5
@@ -75,13 +74,14 @@ class BatchChoice:
     """A batch choice holds the chosen batch, the factor on the learning rate, and the reason of a change.
 
     `rate` is relative to the rate as it is, and 1 where the rule keeps the rate. `best_rate` is the factor at which the
-    chosen batch would gain most, and `at_fault` says that this is surely less than half.
+    chosen batch would gain most, and `is_high` says that a rule which may change the rate would surely lower it,
+    whatever batch is allowed.
     """
 
     chosen: BatchSetting
     rate: float
     best_rate: float
-    at_fault: bool
+    is_high: bool
     reason: str
 
 
@@ -111,8 +111,7 @@ def choose_batch(
     chance = 1.0 if rule.changes_rate else gain.chance(aims[best], costs[best], aims[now], costs[now])
     if now in allowed and (0 < worth[best] < LEAST_MORE * worth[now] or chance < CERTAIN):
         best = now
-    lowest, highest = gain.best_rate(aims[best])
-    rate = _rate(aims[best] / gain.heat, lowest) if rule.changes_rate else 1.0
+    rate = _rate(aims[best] / gain.heat, gain.best_rate(aims[best])[0]) if rule.changes_rate else 1.0
     heat = gain.heat / aims[now] if aims[now] else float("inf")
     what = "steps gain nothing" if nothing else f"{chance:.0%} sure that a {cost.unit} gains more"
     if rule.changes_rate:
@@ -122,7 +121,10 @@ def choose_batch(
         sizes = " to ".join(map(str, sorted({rule.smallest, rule.largest})))
         bounds = f"dynamics.adaptive allows groups of {sizes} completions"
         reason = f"{bounds}; {reason}" if rule.changes_rate else bounds
-    return BatchChoice(best, rate, aims[best] / gain.heat, highest < AT_FAULT, reason)
+    largest = replace(first, group_size=rule.largest, prompts_per_step=rule.most)
+    best_aim = max(aims[best], float(progress_of_step(largest, difficulty)) / (whole or 1.0))
+    is_high = CALM * gain.best_rate(best_aim)[1] < 1 / LEAST_FACTOR
+    return BatchChoice(best, rate, aims[best] / gain.heat, is_high, reason)
 
 
 def _rate(best: float, lowest: float) -> float:

@@ -62,10 +62,18 @@ def test_where_nothing_gains_the_first_batch_comes_back_and_the_rate_is_too_high
     assert (
         choice.chosen == NOW
         and choice.rate == 1.0
-        and choice.at_fault
+        and choice.is_high
         and choice.best_rate == pytest.approx(0.1, rel=0.2)
     )
     assert choice.reason.startswith("steps gain nothing, since the heat of a step is ")
+
+
+def test_a_rate_is_high_where_it_would_surely_be_lowered_at_every_batch_allowed():
+    one_size = replace(RULE, smallest=8, largest=8)
+    assert [choose(heat, rule=one_size).is_high for heat in (0.1, 0.5, 1.2, 4.0)] == [False, False, True, True]
+    assert not choose(1.2, rule=one_size, rounds=4, noise=1.0).is_high
+    # Four times the prompts would aim steps twice as well.
+    assert choose(1.2, rule=RULE).is_high and not choose(1.2, rule=FREE).is_high
 
 
 def test_a_batch_stays_while_it_is_uncertain_that_another_gains_more():
