@@ -119,8 +119,12 @@ def test_the_exported_model_loads_in_transformers_and_is_evaluated_by_vllm(finis
 
 def test_a_checkpoint_is_exported_as_the_run_exports_its_model(finished, tmp_path):
     output, _ = finished
+    # The model goes to the disk to which a link leads.
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "model").symlink_to(tmp_path / "disk")
     done = grpo("export", str(output), f"{tmp_path}/model")
     assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "model").is_symlink() and (tmp_path / "disk" / "config.json").exists()
     assert f"{output}/checkpoints/step-00000012 is exported to {tmp_path}/model" in done.stdout
     for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md"):
         assert (tmp_path / "model" / name).read_bytes() == (output / "model" / name).read_bytes(), name

@@ -20,15 +20,21 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
 
     `place` is a checkpoint, or the folder of a run, whose best checkpoint is taken (see `best_checkpoint`). Raises
     UserError if there is no checkpoint, if its model is beyond a gate of its run, unless `despite_gates`, if
-    `directory` is not empty or cannot be made, if `adapter` is set for a run without adapters, and if the model that
-    the run began with is gone.
+    `directory` is not empty or cannot be made, if it is the working folder or that of a whole disk, if `adapter` is set
+    for a run without adapters, and if the model that the run began with is gone.
     """
     refuse_several(place)
     place = place.resolve()
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not an empty folder: give a new one")
-    inside = next((parent for parent in directory.resolve().parents if (parent / STATE_FILE).exists()), None)
+    # The whole model takes the place of an empty folder, but for these.
+    replaced = directory.resolve()
+    require(
+        not replaced.is_mount() and replaced != Path.cwd(),
+        f"{directory} is the working folder or that of a whole disk: give a new one in it, as {directory / 'model'}",
+    )
+    inside = next((parent for parent in replaced.parents if (parent / STATE_FILE).exists()), None)
     require(not inside, f"{directory} lies in the checkpoint {inside}, which it would damage: give a folder elsewhere")
     require_writable(directory, key="")
     config = read_config(checkpoint)

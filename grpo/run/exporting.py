@@ -104,7 +104,8 @@ def export_checkpoint(
     learner = config.learner
     policy = load_policy(files, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
     run, step = checkpoint.parent.parent, step_of(checkpoint)
-    folder = Folder(directory, as_asked(files.tokenizer, config), _texts(run, config, step, adapter))
+    # A link leads to the disk on which somebody wants the model, so it stays.
+    folder = Folder(directory.resolve(), as_asked(files.tokenizer, config), _texts(run, config, step, adapter))
     _write_into(folder, policy, dtype or learner.precision, alone, adapter)
     return checkpoint
 

@@ -49,6 +49,22 @@ def test_a_folder_that_cannot_be_exported_is_one_line(words, message, tmp_path, 
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("place", "inside"), [(".", "model"), ("../disk", "../disk/model")])
+def test_a_folder_whose_place_nothing_can_take_is_refused_before_anything_is_loaded(
+    place, inside, tmp_path, monkeypatch, capsys
+):
+    for name in ("checkpoint", "here", "disk"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint/state.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)
+    assert main(["export", "../checkpoint", place]) == 2
+    assert f"{place} is the working folder or that of a whole disk: give a new one in it, as {inside}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_the_best_checkpoint_is_that_of_the_best_evaluation_which_may_have_come_later(tmp_path):
     def evaluated(step, value, temperature):
         rate = {"value": value, "low": 0.0, "high": 1.0}
