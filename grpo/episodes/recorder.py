@@ -60,6 +60,7 @@ class Recorder:
         self.messages: tuple[Message, ...] = ()
         self.num_opening, self.num_calls = 0, 0
         self.written: tuple[int, ...] = ()
+        self._newest = 0
 
     @property
     def opening(self) -> tuple[int, ...]:
@@ -77,8 +78,11 @@ class Recorder:
                         return Place(branch, earlier.length, *bridge)
         return Place(None, 0, *self._template.begun(messages, tools))
 
-    def record(self, place: Place, messages: Sequence[Message], tools: Tools | None, turn: Completion) -> Message:
-        """Adds a turn that was sampled at `place`, and returns it as a message."""
+    def record(
+        self, place: Place, messages: Sequence[Message], tools: Tools | None, turn: Completion, number: int = 0
+    ) -> Message:
+        """Adds a turn that was sampled at `place`, and returns it as a message. The turn with the highest `number` is
+        the episode's last one: turns that are asked at once end in any order."""
         branch = place.branch
         if branch is None or place.length < len(branch.ids):
             branch = _Branch([*place.context])
@@ -96,12 +100,12 @@ class Recorder:
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable
         self.num_calls += len(message.get("tool_calls") or ())
-        self.last, self.messages = turn, (*messages, message)
         keys = _keys([*messages, message], tools)
-        own = (
-            place for place in range(len(messages)) if any(keys[place + 1] in branch.ends for branch in self._branches)
-        )
-        self.written = (*own, len(messages))
+        if number >= self._newest:
+            ends = {key for branch in self._branches for key in branch.ends}
+            own = (place for place in range(len(messages)) if keys[place + 1] in ends)
+            self._newest, self.last, self.messages = number, turn, (*messages, message)
+            self.written = (*own, len(messages))
         end = Earlier(len(branch.ids), message, branch.ids[-1], place.text)
         branch.ends[keys[-1]] = end
         if message.keys() & {*THOUGHTS}:

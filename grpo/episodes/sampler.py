@@ -283,17 +283,20 @@ class _Play:
                 raise Failed(f"it has asked for {MOST_REFUSALS} turns beyond its limit")
             question.reply(None)
             return
-        # It counts from now on, since several may be asked at once.
+        # It counts from now on, since several may be asked at once. Its number decides what is drawn in it.
         self._under_way.append(question)
+        number = self._num_asked
+        self._num_asked += 1
         try:
-            answer = await self._turn(question)
+            answer = await self._turn(question, number)
         finally:
             self._under_way = [asked for asked in self._under_way if asked is not question]
         if not question.gone():
             question.reply(answer)
 
-    async def _turn(self, question: Question) -> Answer | None:
-        """Samples and records the turn that a question asks for, unless nobody waits for it any more."""
+    async def _turn(self, question: Question, number: int) -> Answer | None:
+        """Samples and records the turn that the episode's question `number` asks for, unless nobody waits for it any
+        more."""
         template = self._stage.template
         fits = template.may_fit(question.messages, self._stage.max_length)
         try:
@@ -304,30 +307,29 @@ class _Play:
             raise Failed(str(error)) from error
         except Exception as error:  # templates and tokenizers raise many kinds for what agents may say
             raise Failed(f"the messages cannot be read ({type(error).__name__}: {first_line(error)})") from error
-        room = self._room(place)
+        room = self._room(place, is_first=number == 0)
         if place is None or room <= 0:
             return None
-        prompt = replace(self._prompt, token_ids=place.context, turn=self._num_asked)
-        self._num_asked += 1
+        prompt = replace(self._prompt, token_ids=place.context, turn=number)
         most = min(room, question.max_tokens or room)
         turn = Turn(prompt, self._sample, replace(self._sampling, max_tokens=most))
         self._ask(turn)
         completion: Completion = await asyncio.wrap_future(turn.completion)
         if question.gone():
             return None
-        message = self.recorder.record(place, question.messages, question.tools, completion)
+        message = self.recorder.record(place, question.messages, question.tools, completion, number)
         if completion.truncated and most == room:
             filled = len(place.context) + len(completion.token_ids) >= self._stage.max_length
             self._ended = "room" if filled else "tokens"
         return Answer(message, completion, len(place.context))
 
-    def _room(self, place: Place | None) -> int:
+    def _room(self, place: Place | None, is_first: bool) -> int:
         """Returns how many tokens the next turn may have behind `place`, which is None for a text that is far too long.
         The episode fails where that is none and it has not begun. Later it ends there, unless its agent goes on with a
         shorter history."""
         longest = self._stage.max_length
         behind = longest - len(place.context) if place else 0
-        if behind <= 0 and not self._num_asked:
+        if behind <= 0 and is_first:
             opening = f"{len(place.context)} tokens" if place else "far more tokens"
             raise Failed(
                 f"the conversation opens with {opening}, tools included, and model.max_length={longest} leaves none "

@@ -178,6 +178,23 @@ def test_episodes_are_the_same_in_a_run_repeated(episodes, engine):
     ]
 
 
+def test_turns_that_are_asked_at_once_are_the_same_in_whatever_order_they_come(episodes, monkeypatch):
+    def played():
+        [group] = episodes("four_at_once").generate(Draw(prompts(1), 8))
+        tokens = [
+            sorted((tuple(before), token) for before, token in contexts(group.prompt, c)) for c in group.completions
+        ]
+        return tokens, [(c.text, c.episode.messages) for c in group.completions]
+
+    def late(recorder, messages, tools):
+        time.sleep(0.1 * (3 - int(messages[0]["content"])))
+        return place(recorder, messages, tools)
+
+    in_order, place = played(), Recorder.place
+    monkeypatch.setattr(Recorder, "place", late)
+    assert played() == in_order
+
+
 def test_limits_of_turns_and_tokens_end_an_episode_and_cut_it_off(episodes):
     [group] = episodes("three_turns", turns=2).generate(Draw(prompts(1), 8))
     ended = {completion.episode.ended for completion in group.completions}
