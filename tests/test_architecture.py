@@ -260,7 +260,7 @@ def test_every_package_that_is_imported_is_declared():
     assert set().union(*MAY_NAME.values()) <= everything
     # Files that these rooms only read where somebody has them need more.
     assert MAY_NAME["insight"] | MAY_NAME["dynamics"] | MAY_NAME["evaluation"] | MAY_NAME["config"] <= light | {
-        *("pyarrow", "tensorboard"),
+        *("pyarrow", "tensorboard")
     }
 
 

@@ -81,11 +81,7 @@ def _plain_read(product: Tensor, targets: Tensor, extent: Tensor, cooling: list[
 
 
 def _plain_read_and_keep(
-    product: Tensor,
-    targets: Tensor,
-    extent: Tensor,
-    cooling: list[float],
-    kept: torch.dtype,
+    product: Tensor, targets: Tensor, extent: Tensor, cooling: list[float], kept: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = _logs(product, extent, cooling).exp() - _one_hot(product, targets).to(extent.dtype)
     return *_plain_read(product, targets, extent, cooling), wide.to(kept)

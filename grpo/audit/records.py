@@ -93,10 +93,7 @@ def _changed(before: Any, after: Any) -> list[list[Any]]:
 
 
 def check_course(
-    output: Path,
-    manifest: Mapping[str, Any],
-    starts: Sequence[Start],
-    rounds: Mapping[str, Sequence[Row]],
+    output: Path, manifest: Mapping[str, Any], starts: Sequence[Start], rounds: Mapping[str, Sequence[Row]]
 ) -> Iterator[Line]:
     """Compares the order of the rounds, the resumptions, the end, and the manifest beside the model with one another.
     `rounds` holds the rows of metrics.jsonl, prompts.jsonl and evaluations.jsonl, by these names."""

@@ -77,9 +77,7 @@ def _asking_each_once(config: TrainConfig) -> TrainConfig:
     task = config.task
     data, curriculum = replace(task.data, held_out_fraction=0.0), replace(task.curriculum, name="uniform")
     return replace(
-        config,
-        task=replace(task, data=data, curriculum=curriculum),
-        evaluation=replace(config.evaluation, pass_at=[1]),
+        config, task=replace(task, data=data, curriculum=curriculum), evaluation=replace(config.evaluation, pass_at=[1])
     )
 
 

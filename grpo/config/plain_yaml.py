@@ -75,10 +75,7 @@ def _load_keys(file: IO[str]) -> Any:
     file.seek(0)
     # OmegaConf makes a key of a text, and reads a text in quotes as YAML.
     kind = "a list" if not OmegaConf.is_dict(content) else "text" if _is_text(file.read()) else ""
-    require(
-        not kind,
-        f"{Path(file.name).name} holds {kind}, {_HOLDS_KEYS}",
-    )
+    require(not kind, f"{Path(file.name).name} holds {kind}, {_HOLDS_KEYS}")
     return content
 
 

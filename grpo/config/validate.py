@@ -333,10 +333,7 @@ def _check_mlflow(uri: str) -> None:
         not a_word or Path(uri).is_dir(),
         f"tracking.mlflow={uri} is no address and no folder: give http://HOST:PORT, sqlite:///FILE or file:FOLDER",
     )
-    _require(
-        not re.fullmatch(r"[\w.-]+:\d+/?", uri),
-        f"tracking.mlflow={uri} lacks its protocol: give http://{uri}",
-    )
+    _require(not re.fullmatch(r"[\w.-]+:\d+/?", uri), f"tracking.mlflow={uri} lacks its protocol: give http://{uri}")
 
 
 def _nothing_to_resume(output: Path) -> str:

@@ -112,10 +112,7 @@ class AdaptiveScheduler:
         reason = f"{action.reason}; prompts {before}→{prompts}" if chosen_fewer else action.reason
         state = replace(state, longest=min(state.longest, action.interval), fewest=fewest)
         plan = replace(
-            plan,
-            refresh_interval=action.interval,
-            learning_rate_factor=action.rate_factor,
-            prompts_per_step=prompts,
+            plan, refresh_interval=action.interval, learning_rate_factor=action.rate_factor, prompts_per_step=prompts
         )
         verdict = Verdict(action.stop, action.go_back, state.guard.best_step, reason)
         return Decision(plan, verdict, afresh(state) if action.go_back else state)
@@ -172,12 +169,7 @@ class AdaptiveScheduler:
         return Decision(plan, replace(verdict, reason=reason), state)
 
     def _batch(
-        self,
-        plan: RoundPlan,
-        statistics: RoundStatistics,
-        gain: Gain,
-        difficulty: Difficulty,
-        state: AdaptiveState,
+        self, plan: RoundPlan, statistics: RoundStatistics, gain: Gain, difficulty: Difficulty, state: AdaptiveState
     ) -> tuple[RoundPlan, str, AdaptiveState]:
         """Returns the plan with the next batch and rate, the reason for a change ("" without one), and the next
         state."""
@@ -191,10 +183,7 @@ class AdaptiveScheduler:
         factor = min(max(plan.learning_rate_factor * choice.rate, 1 / FARTHEST_RATE), FARTHEST_RATE)
         batch = choice.chosen
         changed_plan = replace(
-            plan,
-            group_size=batch.group_size,
-            prompts_per_step=batch.prompts_per_step,
-            learning_rate_factor=factor,
+            plan, group_size=batch.group_size, prompts_per_step=batch.prompts_per_step, learning_rate_factor=factor
         )
         changes = changes_of_batch(plan, changed_plan, difficulty)
         reason = f"{', '.join(changes)}: {choice.reason}" if changes else ""

@@ -27,11 +27,7 @@ LEAST_RISE = 1e-5
 
 
 def further_tries(
-    counts: Sequence[tuple[int, int]],
-    budget: int,
-    largest: int,
-    exponent: float,
-    mean_exponent: float = 0.0,
+    counts: Sequence[tuple[int, int]], budget: int, largest: int, exponent: float, mean_exponent: float = 0.0
 ) -> list[int]:
     """Returns the number of further completions of each prompt: `budget` in total, or fewer if more would gain nothing.
 

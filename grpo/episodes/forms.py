@@ -278,11 +278,7 @@ def _last_lines(file: BinaryIO) -> list[str]:
 
 
 async def _converse(
-    chat: Chat,
-    messages: list[Message],
-    form: Form,
-    tools: Mapping[str, Tool],
-    counts: Counter[str],
+    chat: Chat, messages: list[Message], form: Form, tools: Mapping[str, Tool], counts: Counter[str]
 ) -> None:
     """Lets the model call tools until it calls none. Functions that it calls in one message run together, and methods
     of an environment one after another, since each may change it."""

@@ -31,15 +31,7 @@ from grpo.learner.step_products import Products, StepProducts
 from grpo.learner.varlen import choose_kernel
 from grpo.learner.weights import weight_buckets
 from grpo.models.files import ModelFiles
-from grpo.types import (
-    Batch,
-    GroupWithLogprobs,
-    Mean,
-    MicroBatch,
-    RolloutGroup,
-    ScoredGroup,
-    StepReport,
-)
+from grpo.types import Batch, GroupWithLogprobs, Mean, MicroBatch, RolloutGroup, ScoredGroup, StepReport
 from grpo.types import metrics as m
 from grpo.types.weights import MERGED
 

@@ -91,11 +91,7 @@ class LearnerStates:
     """
 
     def __init__(
-        self,
-        engine: DeepSpeedEngine,
-        device: torch.device,
-        frozen: Sequence[nn.Module] = (),
-        sends_base: bool = True,
+        self, engine: DeepSpeedEngine, device: torch.device, frozen: Sequence[nn.Module] = (), sends_base: bool = True
     ):
         """`frozen` are modules that no refresh sends, such as a reference. Every offload takes their weights, and
         without `sends_base` also the policy's weights below adapters."""

@@ -8,14 +8,7 @@ import torch
 
 from grpo.config.memory_estimate import RUNTIME_GIB, memory_estimate
 from grpo.host import device_memory, kernels
-from grpo.prove.bench import (
-    Bench,
-    allocated_gib,
-    config_of,
-    peak_gib,
-    peak_of_tensors_gib,
-    reset_peak,
-)
+from grpo.prove.bench import Bench, allocated_gib, config_of, peak_gib, peak_of_tensors_gib, reset_peak
 from grpo.prove.facts import LOOK, WRONG, Fact, Report
 from grpo.prove.own_process import measured_apart
 from grpo.prove.roofline import ENOUGH, Speeds, count, policy_of

@@ -51,11 +51,7 @@ class RefillingCollector:
     """
 
     def __init__(
-        self,
-        source: Source,
-        refill: RefillConfig,
-        collective: Collective,
-        is_silent: IsSilent = attrgetter("silent"),
+        self, source: Source, refill: RefillConfig, collective: Collective, is_silent: IsSilent = attrgetter("silent")
     ):
         """`is_silent` tells whether a group gives no gradient under the normalization in use."""
         self._source = source

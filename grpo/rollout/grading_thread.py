@@ -52,10 +52,7 @@ class GradingThread:
     """
 
     def __init__(
-        self,
-        task: Task,
-        thread_seconds: Callable[[], Mapping[str, float]] = dict,
-        collective: Collective | None = None,
+        self, task: Task, thread_seconds: Callable[[], Mapping[str, float]] = dict, collective: Collective | None = None
     ):
         """`thread_seconds` gives the calling thread's seconds by phase since the last call. With a `collective`, all
         its ranks fail together, see `sampled_and_graded`."""

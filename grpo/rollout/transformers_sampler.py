@@ -8,12 +8,7 @@ from itertools import groupby
 
 import torch
 from torch.nn.functional import linear
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LogitsProcessor,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from grpo.config import SamplingConfig, UserError
 from grpo.config.parts import SamplerSettings
@@ -116,13 +111,7 @@ def continued(
 class TransformersSampler:
     """Implements `interfaces.Sampler` by `generate` of transformers."""
 
-    def __init__(
-        self,
-        settings: SamplerSettings,
-        files: ModelFiles,
-        device: torch.device,
-        way: str = ALIKE,
-    ):
+    def __init__(self, settings: SamplerSettings, files: ModelFiles, device: torch.device, way: str = ALIKE):
         """`way` is one of `WAYS`, by which the model's batches are exact (see `grpo.run.padding`)."""
         dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[settings.rollout.precision]
         # Torch's fused attention leaves out soft-caps (Gemma 2); eager attention is what the learner is proved against.

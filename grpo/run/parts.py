@@ -87,12 +87,7 @@ def warm_start_examples(config: TrainConfig) -> list[tuple[str, str]]:
     return fitting
 
 
-def build_sampler(
-    config: TrainConfig,
-    files: ModelFiles,
-    device: torch.device,
-    collective: Collective,
-) -> Sampler:
+def build_sampler(config: TrainConfig, files: ModelFiles, device: torch.device, collective: Collective) -> Sampler:
     """Builds the configured sampler, wrapped in a `CheckedSampler`, or in an `EpisodeSampler` if the task has episodes.
     Imports only the configured engine's package."""
     stages = build_stages(config, files)
@@ -162,12 +157,7 @@ def tried_episodes(config: TrainConfig, files: ModelFiles, problems: Mapping[str
     return openings
 
 
-def build_engine(
-    settings: SamplerSettings,
-    files: ModelFiles,
-    device: torch.device,
-    collective: Collective,
-) -> Sampler:
+def build_engine(settings: SamplerSettings, files: ModelFiles, device: torch.device, collective: Collective) -> Sampler:
     """Builds the engine that `rollout.engine` names."""
     if settings.rollout.engine == "vllm_server":
         from grpo.rollout.server_sampler import ServerSampler

@@ -47,8 +47,7 @@ def check_repeatable(config: TrainConfig) -> None:
     for section, name in ((config.limits, "limits.seconds"), (config.rollout, "rollout.group_deadline_seconds")):
         seconds = getattr(section, name.partition(".")[2])
         require(
-            not seconds,
-            f"deterministic=true cannot hold with {name}={seconds:g}, where a clock decides: set it to 0",
+            not seconds, f"deterministic=true cannot hold with {name}={seconds:g}, where a clock decides: set it to 0"
         )
     require(
         not any(of_set.episode for of_set in config.task.all_sets.values()),

@@ -82,10 +82,7 @@ def train(config: TrainConfig, observers: Sequence[Observer] = (), machine: Mach
         return dry_run(ready, machine)
     config, files = ready.config, ready.files
     # Tasks are loaded first, so that errors in data or reward show before the engines start.
-    with (
-        load_task(config, files.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task,
-        ExitStack() as ends,
-    ):
+    with load_task(config, files.tokenizer, ranks.rank(), ranks.world_size(), ready.task) as task, ExitStack() as ends:
         device = ranks.device(config.device)
         alone = init_distributed(device, config.longest_wait_seconds)
         if alone:

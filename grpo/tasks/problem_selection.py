@@ -137,10 +137,7 @@ def rated_column(problems: Sequence[Problem], column: str) -> str:
 
 
 def _checks(
-    config: SelectionConfig,
-    problems: Sequence[Problem],
-    overlaps: dict[str, str],
-    asked: Callable[[Problem], str],
+    config: SelectionConfig, problems: Sequence[Problem], overlaps: dict[str, str], asked: Callable[[Problem], str]
 ) -> Iterator[tuple[str, Callable[[Problem], bool]]]:
     """Yields the configured checks, cheap ones first, as pairs (reason to leave a problem out, test for passing)."""
     low, high = config.solve_rate

@@ -79,11 +79,7 @@ class Phases:
         self._begun = clock()
 
     def timed(
-        self,
-        name: str,
-        function: Callable[Parameters, Result],
-        deadline_seconds: float,
-        config_key: str,
+        self, name: str, function: Callable[Parameters, Result], deadline_seconds: float, config_key: str
     ) -> Callable[Parameters, Result]:
         """Wraps `function` so that its calls are measured as the phase `name`, with a deadline.
 

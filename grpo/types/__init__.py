@@ -32,14 +32,5 @@ from grpo.types.rollout import (
     RolloutGroup,
     ScoredGroup,
 )
-from grpo.types.rounds import (
-    Collected,
-    Decision,
-    FinishedRound,
-    Progress,
-    RoundPlan,
-    RoundStatistics,
-    State,
-    Verdict,
-)
+from grpo.types.rounds import Collected, Decision, FinishedRound, Progress, RoundPlan, RoundStatistics, State, Verdict
 from grpo.types.values import Interval, Mean, alike

@@ -133,10 +133,7 @@ def test_rewards_that_are_equal_but_for_rounding_have_no_advantage(rewards, scop
     assert values.tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize(
-    "rewards",
-    [[1e-12, 2e-12], [0.3, 0.3 * (1 + 1e-13)], [1e6, 1e6 + 1e-7], [1e12, 1e12 + 1]],
-)
+@pytest.mark.parametrize("rewards", [[1e-12, 2e-12], [0.3, 0.3 * (1 + 1e-13)], [1e6, 1e6 + 1e-7], [1e12, 1e12 + 1]])
 def test_rewards_that_differ_by_little_still_differ(rewards):
     low, high = one(torch.tensor(rewards, dtype=torch.float64)).tolist()
     assert (low, high) == pytest.approx((-1.0, 1.0), rel=1e-2)

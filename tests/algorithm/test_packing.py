@@ -4,17 +4,7 @@ import torch
 from grpo.algorithm.batches import BatchMaker
 from grpo.algorithm.packing import ONE_A_ROW, Branch, LooseTree, attention_mask, pack, pad, rows_of, trees_of
 from grpo.config import TrainConfig
-from grpo.types import (
-    Completion,
-    Grade,
-    GroupWithLogprobs,
-    Problem,
-    Prompt,
-    RolloutGroup,
-    RoundPlan,
-    ScoredGroup,
-    Tree,
-)
+from grpo.types import Completion, Grade, GroupWithLogprobs, Problem, Prompt, RolloutGroup, RoundPlan, ScoredGroup, Tree
 from tests.fakes import SingleRank, on_ranks
 
 

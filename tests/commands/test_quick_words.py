@@ -46,10 +46,7 @@ WRONG = [
     ("dynamics forecast {}/nowhere", "there is no file or folder {}/nowhere"),
     ("dynamics diagnose {} depth=1", "unknown key 'depth'; choose one of: column, scale"),
     ("dynamics plan {} largest=0", "largest='0' is not valid: it must be a whole number above 0"),
-    (
-        "dynamics plan {} mean_exponent=50",
-        "mean_exponent='50' is not valid: it must be a number between -10 and 10",
-    ),
+    ("dynamics plan {} mean_exponent=50", "mean_exponent='50' is not valid: it must be a number between -10 and 10"),
     ("dynamics plan {} exponent=nan", "exponent='nan' is not valid: it must be a number between -10 and 10"),
     ("dynamics plan {} ddof=2", "ddof='2' is not valid: it must be 0 (population σ) or 1 (sample σ)"),
     ("dynamics plan {} machine={}/prove.json", "{}/prove.json is no file that `grpo prove` has written"),

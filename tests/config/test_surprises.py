@@ -14,10 +14,7 @@ def said_of(*words):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (
-            ["objective.clip_low=3e-4", "objective.clip_high=4e-4"],
-            "clip nearly every moved token, and are those of",
-        ),
+        (["objective.clip_low=3e-4", "objective.clip_high=4e-4"], "clip nearly every moved token, and are those of"),
         (["normalization=dapo", "rollout.refill.max_waves=1"], "so no silent group is replaced: make it 2 or more"),
         (["objective.clip_high=28"], "objective.clip_high=28 clips ratios at 29: 0.28 is DAPO's"),
         (["objective.kl.estimator=k1", "objective.kl.coefficient=0.04"], "in the loss does nothing on average"),

@@ -11,12 +11,7 @@ from grpo.dynamics.refresh_interval import (
     on_policy_enough,
 )
 
-RULE = RefreshRule(
-    longest=16,
-    least_ess=0.8,
-    most_clipped=0.1,
-    least_saving=0.05,
-)
+RULE = RefreshRule(longest=16, least_ess=0.8, most_clipped=0.1, least_saving=0.05)
 CALM = OffPolicyness(interval=16, ess=0.99, clipped=0.001)
 SLOW_ROUNDS = StepTime(per_step=1.0, per_round=10.0)
 

@@ -193,7 +193,7 @@ def test_the_model_runs_programs_beside_other_tools():
     ]
     outcome, shown = play(f"python,{ACTS}:add", *calls, call("add", a=2, b=3), program_characters=5, program_seconds=60)
     assert [messages[-1]["content"].splitlines()[-1] for messages in shown[1:]] == [
-        *("42", "… (cut at 5 characters)", "… (cut at 5 characters)", "1234", "The program ended with status 3.", "5"),
+        *("42", "… (cut at 5 characters)", "… (cut at 5 characters)", "1234", "The program ended with status 3.", "5")
     ]
     assert outcome.counts == {"calls": 6}
 

@@ -18,14 +18,7 @@ from grpo.config.run import TrainConfig
 from grpo.evaluation.pass_rates import crossed_difference
 from grpo.insight.logs.finished_runs import load
 from grpo.insight.pages.contrast import _level, contrast, not_below, over_seeds
-from grpo.insight.pages.contrast_page import (
-    conclusion,
-    courses,
-    differently_asked,
-    numbers,
-    samples,
-    write_contrast,
-)
+from grpo.insight.pages.contrast_page import conclusion, courses, differently_asked, numbers, samples, write_contrast
 from grpo.insight.pages.contrast_panels import PANELS, differences, learning
 from grpo.insight.pages.contrast_tables import CAPTIONS, by_quarter, health, results, settings
 from grpo.insight.pages.page import SHEET_INCHES

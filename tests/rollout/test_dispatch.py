@@ -280,10 +280,7 @@ def test_an_answer_that_holds_no_completion_is_one_line(answer):
     async def answers_oddly(payload, before):
         return web.json_response(answer)
 
-    with (
-        server(answers_oddly) as (url, _),
-        pytest.raises(UserError, match="without a completion"),
-    ):
+    with server(answers_oddly) as (url, _), pytest.raises(UserError, match="without a completion"):
         draw(REQUESTS, replicas(url), at_once=8)
 
 

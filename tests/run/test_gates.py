@@ -39,10 +39,7 @@ TASK = TaskConfig(reward=RewardConfig(parts=[RewardPartConfig(name="math")]))
         ({"metric": "energy/joules_per_token", "above": 9.0}, "on the first rank only: set then=refuse_export"),
         ({"metric": "source/web/length_p90", "above": 900.0}, "on the first rank only: set then=refuse_export"),
         ({"metric": "plan/next_reason", "above": 0.0}, "plan/next_reason is no metric of a round"),
-        (
-            {"metric": "policy/reference_kl", "above": 2.0},
-            "is measured with a reference only: set objective.kl.coeff",
-        ),
+        ({"metric": "policy/reference_kl", "above": 2.0}, "is measured with a reference only: set objective.kl.coeff"),
     ],
 )
 def test_a_gate_that_cannot_work_is_refused(gate, message):

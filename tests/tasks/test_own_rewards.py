@@ -101,7 +101,7 @@ def values(rewards, *names, problem=PROBLEM):
 def test_a_function_of_a_file_may_have_any_of_the_signatures(rewards):
     first, second, third = values(rewards, "ours", "waiting", "verl", "trl", "rank")
     assert first == {
-        **{"ours": 1.25, "waiting": 0.5, "verl": 1.0, "verl/length": 1.0, "verl/depth": 3.0, "trl": 1.0, "rank": 0.0},
+        **{"ours": 1.25, "waiting": 0.5, "verl": 1.0, "verl/length": 1.0, "verl/depth": 3.0, "trl": 1.0, "rank": 0.0}
     }
     assert (second["ours"], second["verl"], second["trl"], second["rank"]) == (0.25, 0.0, 0.0, 1.0)
     assert third["rank"] == 0.0  # None counts as 0

@@ -3,15 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.config import (
-    DataConfig,
-    PromptConfig,
-    RewardConfig,
-    RewardPartConfig,
-    SelectionConfig,
-    TaskConfig,
-    UserError,
-)
+from grpo.config import DataConfig, PromptConfig, RewardConfig, RewardPartConfig, SelectionConfig, TaskConfig, UserError
 from grpo.tasks.curriculum import Grouping
 from grpo.tasks.task import LoadedTask, build_task, loaded_task, loaded_tasks
 from grpo.tasks.usable import usable_problems
@@ -279,9 +271,7 @@ def test_problems_of_an_evaluation_are_never_asked_and_named_with_their_place(to
     rows = [{"problem": text, "answer": "4"} for text in ("Two plus two?", "one plus three", "two times two")]
     task_config = TaskConfig(
         data=DataConfig(
-            path=write_rows(rows),
-            held_out_fraction=0.0,
-            selection=SelectionConfig(evaluation_sets=[str(evaluation)]),
+            path=write_rows(rows), held_out_fraction=0.0, selection=SelectionConfig(evaluation_sets=[str(evaluation)])
         ),
         prompt=PromptConfig(max_tokens=100),
         reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
@@ -299,10 +289,7 @@ def test_problems_of_an_evaluation_are_never_asked_and_named_with_their_place(to
     ("template", "message"),
     [
         (r"{hint} {hnit} {question}", "has {hnit}, and no problem has a column 'hnit': name one of question, hint, or"),
-        (
-            r"{question} {0}",
-            "has {0}, and no problem has a column '0': name one of question, hint, or write { 0 }",
-        ),
+        (r"{question} {0}", "has {0}, and no problem has a column '0': name one of question, hint, or write { 0 }"),
         (r"{question} {answer}", "task.prompt.template shows {answer}, the column of the answers: take it out."),
         (r"{hint} {question} \boxed{number} x^{2} { hnit }", ""),
     ],

@@ -10,16 +10,7 @@ import pytest
 from grpo.commands import samples
 from grpo.config import UserError
 from grpo.telemetry.completions import CompletionFiles, read_completions
-from grpo.types import (
-    Completion,
-    EpisodeFacts,
-    Grade,
-    Observed,
-    Problem,
-    Prompt,
-    RolloutGroup,
-    ScoredGroup,
-)
+from grpo.types import Completion, EpisodeFacts, Grade, Observed, Problem, Prompt, RolloutGroup, ScoredGroup
 
 
 def finished(step, texts=("7", "\x1b[2J8")):

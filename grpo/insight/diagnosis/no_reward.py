@@ -93,12 +93,7 @@ _DIFFICULTY = (
 )
 
 
-_UNGRADED = (
-    m.UNANSWERED,
-    m.RAISED,
-    m.LATE,
-    m.UNPARSABLE,
-)
+_UNGRADED = (m.UNANSWERED, m.RAISED, m.LATE, m.UNPARSABLE)
 
 
 def shares(metrics: Mapping[str, float]) -> str:

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grpo.insight.pages.contrast import QUARTERS, Contrast, Variant
-from grpo.insight.pages.style import (
-    draw_rounds,
-    in_percent,
-    legend_below,
-    name_size,
-    plain,
-    share_from_zero,
-    tell,
-)
+from grpo.insight.pages.style import draw_rounds, in_percent, legend_below, name_size, plain, share_from_zero, tell
 from grpo.types import metrics as m
 
 if TYPE_CHECKING:
@@ -188,8 +180,7 @@ PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
     differences,
     quarters,
     rounds(
-        *(m.SILENT, "Silent groups"),
-        "Groups whose completions all got the same reward. Nothing is learned from them.",
+        *(m.SILENT, "Silent groups"), "Groups whose completions all got the same reward. Nothing is learned from them."
     ),
     rounds(
         *(m.ENTROPY, "Entropy"),
