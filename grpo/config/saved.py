@@ -88,6 +88,15 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return read_object(checkpoint / STATE_FILE)
 
 
+def read_step(checkpoint: Path) -> int:
+    """Reads after how many optimizer steps a checkpoint was saved, which a copy of it need not have in its name. Raises
+    UserError when it cannot be read."""
+    progress = read_state(checkpoint).get("progress")
+    step = progress.get("step") if isinstance(progress, dict) else None
+    require(type(step) is int, f"{checkpoint / STATE_FILE} is damaged: it does not say at which step it was saved")
+    return step
+
+
 def read_config(checkpoint: Path) -> TrainConfig:
     """Reads from a checkpoint the configuration that it was trained with. Raises UserError when there is none."""
     config = read_state(checkpoint).get("config")

@@ -8,7 +8,7 @@ from grpo.config.errors import require
 from grpo.config.folder import CHECKPOINTS, EVALUATIONS_FILE, STATE_FILE, checkpoints_in, refuse_several, step_of
 from grpo.config.pass_through import check_model_settings
 from grpo.config.plain_json import read_object
-from grpo.config.saved import read_config, read_score, read_state
+from grpo.config.saved import read_config, read_score, read_step
 from grpo.host.disk import require_writable
 from grpo.models.resolve import CONFIG, check_early
 from grpo.run.gates import require_within
@@ -38,10 +38,8 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
     require(not inside, f"{directory} lies in the checkpoint {inside}, which it would damage: give a folder elsewhere")
     require_writable(directory, key="")
     config = read_config(checkpoint)
-    if not despite_gates:
-        # A copy of a checkpoint may have another name.
-        progress = read_state(checkpoint).get("progress")
-        require_within(checkpoint.parent.parent, config, progress["step"] if isinstance(progress, dict) else 0)
+    if config.gates and not despite_gates:
+        require_within(checkpoint.parent.parent, config, read_step(checkpoint))
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
     check_model_settings(config.model)

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.directory import chat_template_in
-from grpo.config.folder import MANIFEST_FILE, MODELS_FOLDER, step_name, step_of
+from grpo.config.folder import MANIFEST_FILE, MODELS_FOLDER, step_name
+from grpo.config.saved import read_step
 from grpo.host.alive import working
 from grpo.host.disk import size_of
 from grpo.host.terminal import say
@@ -103,7 +104,7 @@ def export_checkpoint(
     check_start(started, files.path, alone)
     learner = config.learner
     policy = load_policy(files, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
-    run, step = checkpoint.parent.parent, step_of(checkpoint)
+    run, step = checkpoint.parent.parent, read_step(checkpoint)
     # A link leads to the disk on which somebody wants the model, so it stays.
     folder = Folder(directory.resolve(), as_asked(files.tokenizer, config), _texts(run, config, step, adapter))
     _write_into(folder, policy, dtype or learner.precision, alone, adapter)

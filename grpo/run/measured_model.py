@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
-from grpo.config.folder import step_of
 from grpo.config.parts import LearnerSettings
 from grpo.config.pass_through import check_model_settings
 from grpo.config.ranges import check_values
-from grpo.config.saved import is_checkpoint, read_config
+from grpo.config.saved import is_checkpoint, read_config, read_step
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.interfaces import Collective, Sampler, WeightSync
@@ -84,7 +83,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         init_distributed(device, config.longest_wait_seconds)
         learner = DeepSpeedLearner(LearnerSettings.of(config), files, device)
         # The steps are part of the samples' seeds.
-        learner.num_steps = step_of(Path(model.start)) if is_checkpoint(model.start) else 0
+        learner.num_steps = read_step(Path(model.start)) if is_checkpoint(model.start) else 0
     build = partial(build_sampler, config, files, device, collective)
     clocks = Clocks(config, Phases(collective.rank))
     if learner:

@@ -12,8 +12,10 @@ from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineMo
 from safetensors.numpy import save_file
 
 from grpo.cli import main
-from grpo.config import ModelConfig, TrainConfig
+from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.folder import step_of
+from grpo.config.saved import read_step
+from grpo.run import exporting
 from grpo.run.export_source import best_checkpoint
 from grpo.run.exporting import as_asked
 
@@ -79,6 +81,23 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation_which_may_have_come_
     rows = [evaluated(2, 0.9, 0.1), evaluated(4, 0.7, 1.0), evaluated(6, 0.5, 1.0)]
     (tmp_path / "evaluations.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert step_of(best_checkpoint(tmp_path)) == 4
+
+
+def test_a_checkpoint_says_itself_at_which_step_it_was_saved(tmp_path, monkeypatch):
+    (copy := tmp_path / "kept").mkdir()
+    (copy / "state.json").write_text(json.dumps({"progress": {"step": 12}}))
+    monkeypatch.setattr(exporting, "to_export", lambda *_: (copy, TrainConfig()))
+    monkeypatch.setattr(exporting, "with_precision", lambda config, samples: config)
+    monkeypatch.setattr(exporting, "model_files", lambda *_, **__: SimpleNamespace(path=tmp_path, tokenizer=None))
+    for name in ("check_start", "load_policy"):
+        monkeypatch.setattr(exporting, name, lambda *_, **__: None)
+    written = []
+    monkeypatch.setattr(exporting, "_write_into", lambda folder, *_: written.append(folder.texts["README.md"]))
+    exporting.export_checkpoint(copy, tmp_path / "model")
+    assert "| optimizer steps | 12 |" in written[0]
+    (copy / "state.json").write_text("{}")
+    with pytest.raises(UserError, match="kept/state.json is damaged: it does not say at which step it was saved"):
+        read_step(copy)
 
 
 def test_the_template_by_which_a_run_asks_is_exported(tmp_path, capsys):
