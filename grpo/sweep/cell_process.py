@@ -79,7 +79,7 @@ def run_cells(ledger: Ledger, cells: Sequence[Cell], jobs: int, gpus: Sequence[s
 
 def _require_room(cells: Sequence[Cell], jobs: int, num_gpus: int) -> None:
     """Raises UserError where `jobs` of the cells at once would use more GPUs than there are, or other machines."""
-    elsewhere = [cell.name for cell in cells if not cell.gpus]
+    elsewhere = [cell.name for cell in cells if cell.elsewhere]
     require(not elsewhere, f"jobs={jobs}: {elsewhere[:1]} uses other machines, so runs go one after another: jobs=1")
     most = max(cell.gpus for cell in cells)
     if jobs * most > num_gpus:

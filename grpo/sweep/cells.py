@@ -25,8 +25,8 @@ class Cell:
     """A cell is one run of a sweep: a variant with a seed.
 
     `name` is the name of the run's folder. `verb` is the command of `grpo` that starts the run: "train", or "launch"
-    for several ranks, server nodes or named hosts. `gpus` is the number of GPUs that the run uses on this machine, or 0
-    for one that uses other machines.
+    for several ranks, server nodes or named hosts. `gpus` is the number of GPUs that the run uses on this machine;
+    `elsewhere` says whether it uses other machines.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Cell:
     overrides: tuple[str, ...]
     verb: str = "train"
     gpus: int = 1
+    elsewhere: bool = False
 
 
 def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
@@ -64,7 +65,9 @@ def cells_of(sweep: SweepConfig, words: Sequence[str]) -> list[Cell]:
     if sweep.budget == "steps" and sweep.amount:
         configs = {name: replace(config, num_steps=sweep.amount) for name, config in configs.items()}
     variants = _without_unread(variants, configs, common)
-    hardware = {name: (_verb(config.hardware), _gpus(config)) for name, config in configs.items()}
+    hardware = {
+        name: (_verb(config.hardware), _gpus(config), _elsewhere(config.hardware)) for name, config in configs.items()
+    }
     return [
         Cell(
             f"{_folder(name)}-seed{seed}",
@@ -89,8 +92,12 @@ def _verb(hardware: HardwareConfig) -> str:
 
 def _gpus(config: TrainConfig) -> int:
     """Returns the number of GPUs that a run uses on this machine, or 0 if it uses other machines or the CPU."""
-    elsewhere = config.hardware.hosts or config.hardware.server_nodes or config.hardware.learner_nodes > 1
-    return 0 if elsewhere or config.device == "cpu" else max(config.hardware.ranks_per_node, gpus_wanted(config))
+    none = _elsewhere(config.hardware) or config.device == "cpu"
+    return 0 if none else max(config.hardware.ranks_per_node, gpus_wanted(config))
+
+
+def _elsewhere(hardware: HardwareConfig) -> bool:
+    return bool(hardware.hosts or hardware.server_nodes) or hardware.learner_nodes > 1
 
 
 def _check(sweep: SweepConfig) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,7 +251,17 @@ def test_more_runs_side_by_side_than_gpus_are_refused(tmp_path):
     with pytest.raises(UserError, match="jobs=3 runs of 2 GPUs each need 6, and this machine shows 4: set jobs=2"):
         run_in(tmp_path, 3, ["0", "1", "2", "3"], cells, "")
     with pytest.raises(UserError, match="uses other machines, so runs go one after another: jobs=1"):
-        run_in(tmp_path / "b", 2, ["0", "1"], [Cell("v-seed0", "v", 0, (), gpus=0)], "")
+        run_in(tmp_path / "b", 2, ["0", "1"], [Cell("v-seed0", "v", 0, (), gpus=0, elsewhere=True)], "")
+
+
+def test_runs_on_the_cpu_go_side_by_side_beside_gpus_that_they_do_not_use(tmp_path):
+    words = ["experiment=tiny", "device=cpu"]
+    cells = [replace(cell, overrides=()) for cell in cells_of(compose_sweep("seeds", ["seeds=2"]), words)]
+    assert [(cell.gpus, cell.elsewhere) for cell in cells] == [(0, False)] * 2
+    ledger = run_in(tmp_path, 2, ["0"], cells, MEET.replace("{other}", cells[1].name) + "\n")
+    assert [ledger.state(cell).state for cell in cells] == [DONE] * 2
+    [far] = cells_of(compose_sweep("seeds", ["seeds=1"]), ["experiment=tiny", "hardware.learner_nodes=2"])
+    assert far.elsewhere
 
 
 def test_a_run_that_another_sweep_has_done_meanwhile_is_not_run_again(tmp_path):
