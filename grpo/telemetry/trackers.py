@@ -56,11 +56,19 @@ def service_trackers(
 
 
 def wandb_mode(tracking: TrackingConfig) -> str:
-    """Returns `tracking.wandb`, or what W&B's own variables make of a run that is tracked."""
+    """Returns `tracking.wandb`, or what W&B's own variables make of a run that is tracked. A run that is to stay
+    offline stays so. Raises `UserError` for a mode in which nothing would be tracked."""
     mode = os.environ.get("WANDB_MODE", "")
     if mode == "disabled" or os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1"):
         return "off"
-    return "offline" if tracking.wandb == "online" and mode in ("offline", "dryrun") else tracking.wandb
+    if tracking.wandb != "online" or mode in ("", "online", "run"):
+        return tracking.wandb
+    require(
+        mode in ("offline", "dryrun"),
+        f"the environment variable WANDB_MODE={mode} is neither online nor offline, and nothing would be tracked: "
+        "unset it, or set tracking.wandb=off",
+    )
+    return "offline"
 
 
 def _project(tracking: TrackingConfig, variable: str) -> str:
@@ -84,12 +92,7 @@ class WandbTracker:
     ) -> None:
         import wandb
 
-        mode = os.environ.get("WANDB_MODE") or tracking.wandb
-        require(
-            mode in ("online", "offline"),
-            f"the environment variable WANDB_MODE={mode} is neither online nor offline, and nothing would be tracked: "
-            "unset it, or set tracking.wandb=off",
-        )
+        mode = tracking.wandb
         identity = Path(directory, "wandb", RUN_ID_FILE)
         identity.parent.mkdir(parents=True, exist_ok=True)
         if not (resume and identity.exists()):

@@ -217,8 +217,9 @@ def test_wandb_online_without_a_key_says_how_to_go_on(tmp_path, monkeypatch):
 def test_wandb_with_a_variable_that_it_does_not_know_did_not_start(variable, value, message, tmp_path):
     # wandb reads its variables once in a process.
     code = (
-        "from grpo.config import TrackingConfig; from grpo.telemetry.trackers import WandbTracker; "
-        f"WandbTracker({{}}, TrackingConfig(wandb='online'), {str(tmp_path)!r})"
+        "from pathlib import Path; from grpo.config import TrackingConfig; "
+        "from grpo.telemetry.trackers import service_trackers; "
+        f"service_trackers(TrackingConfig(wandb='online'), {{}}, Path({str(tmp_path)!r}), None)"
     )
     environment = {**os.environ, variable: value}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -393,11 +394,21 @@ def test_mlflow_without_a_server_says_how_to_go_on(tmp_path):
         ("WANDB_MODE", "offline", "online", "offline"),
         ("WANDB_MODE", "offline", "off", "off"),
         ("WANDB_MODE", "online", "offline", "offline"),
+        ("WANDB_MODE", "dryrun", "online", "offline"),
+        ("WANDB_MODE", "run", "online", "online"),
+        ("WANDB_MODE", "sometimes", "offline", "offline"),
     ],
 )
 def test_wandb_obeys_its_own_variables(name, value, configured, mode, monkeypatch):
     monkeypatch.setenv(name, value)
     assert wandb_mode(TrackingConfig(wandb=configured)) == mode
+
+
+def test_a_run_that_is_to_stay_offline_does_so_whatever_the_variable_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    with Trackers(service_trackers(TrackingConfig(wandb="offline"), {}, tmp_path, None)):
+        assert [*tmp_path.glob("wandb/wandb/offline-run-*")]
 
 
 @pytest.mark.slow
