@@ -135,7 +135,8 @@ def write_code(directory: Path) -> None:
     code: dict[str, object] = {"versions": {name: _version(name) for name in PACKAGES if _version(name)}}
     code["start"] = {name: fact for name, fact in _start().items() if fact}
     (directory / PATCH_FILE).unlink(missing_ok=True)  # a resumed run may have used other code before
-    commit = _git("rev-parse", "HEAD")
+    # Where grpo is installed below a project of somebody's, git would name that project's commit.
+    commit = _git("rev-parse", "HEAD") if _git("ls-files", ".") else None
     if commit is not None:
         patch = _git("diff", "HEAD", "--", ".") or ""
         code |= {"commit": commit.strip(), "changed": bool(patch)}

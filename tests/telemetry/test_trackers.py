@@ -478,6 +478,19 @@ def test_a_change_in_any_encoding_is_kept(tmp_path, monkeypatch):
     assert "+a: größer τ\n+b: gr" in patch
 
 
+def test_the_commit_of_a_project_that_grpo_is_installed_below_is_not_taken_for_grpos(tmp_path, monkeypatch):
+    installed = tmp_path / "venv" / "grpo"
+    installed.mkdir(parents=True)
+    (tmp_path / "mine.py").write_text("")
+    (installed / "loop.py").write_text("")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init",), ("add", "mine.py"), (*author, "commit", "-m", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+    monkeypatch.setattr("grpo.telemetry.ending.SOURCES", installed)
+    write_code(tmp_path)
+    assert not {"commit", "changed"} & json.loads((tmp_path / "code.json").read_text()).keys()
+
+
 def test_a_database_that_cannot_be_opened_is_reported_at_once(tmp_path):
     pytest.importorskip("mlflow")
     (tmp_path / "text.db").write_text("no database, but text that is long enough for a header of one")
