@@ -41,6 +41,9 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     from filelock import FileLock, Timeout
 
     entry = cache_root() / name
+    # A whole entry needs no lock, which belongs to whoever built it: several people may share a cache.
+    if _damage(entry) is None:
+        return entry
     lock_path = entry.with_name(f"{name}.lock")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -57,15 +60,21 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
             "set GRPO_CACHE to a writable directory"
         ) from error
     with acquired:
-        if entry.exists():
-            damage = find_damage(entry, hashes=entry not in _hashed)
-            if damage is not None:
+        # Another process may have built it meanwhile.
+        if (damage := _damage(entry)) is not None:
+            if entry.exists():
                 _log.warning("the cache entry %s is damaged (%s): building it again", entry, damage)
-                _build(entry, build)
-        else:
             _build(entry, build)
     _hashed.add(entry)
     return entry
+
+
+def _damage(entry: Path) -> str | None:
+    """Says in words how an entry differs from its manifest, or returns None. Compares hashes once in a process."""
+    damage = find_damage(entry, hashes=entry not in _hashed)
+    if damage is None:
+        _hashed.add(entry)
+    return damage
 
 
 def _build(entry: Path, build: Callable[[Path], None]) -> None:
@@ -111,6 +120,9 @@ def _write_manifest(directory: Path) -> None:
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
     }
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    # safetensors gives its files to the owner alone. All get the rights of a usual file, which others may read.
+    for path in files:
+        shutil.copymode(directory / MANIFEST, path)
 
 
 def sha256(path: Path) -> str:

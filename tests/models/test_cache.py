@@ -1,5 +1,6 @@
 import logging
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,20 @@ def test_a_root_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=refusal) as caught:
         build_once("entry", write_greeting)
     assert "\n" not in str(caught.value)
+
+
+def test_an_entry_that_is_whole_is_used_by_those_to_whom_the_lock_is_not_given(own_cache, monkeypatch):
+    from filelock import FileLock
+
+    def write_for_the_owner(directory):
+        os.close(os.open(directory / "weights", os.O_CREAT, 0o600))
+
+    entry = build_once("entry", write_for_the_owner)
+    assert (entry / "weights").stat().st_mode == (entry / "manifest.json").stat().st_mode
+    forget_hashes()
+    monkeypatch.setattr(cache, "DEADLINE_SECONDS", 0.01)
+    with FileLock(own_cache / "entry.lock", is_singleton=False):
+        assert build_once("entry", write_greeting) == entry
 
 
 def test_waiting_for_another_process_has_an_end(own_cache, monkeypatch):
