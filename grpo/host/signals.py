@@ -156,6 +156,15 @@ def leave_if_urgent() -> None:
         raise Interrupted
 
 
+def as_shown(code: int) -> int:
+    """Returns a process's exit code as a shell shows it: 128 + n for a process that was ended by signal n.
+
+    >>> as_shown(2), as_shown(-9)
+    (2, 137)
+    """
+    return code if code >= 0 else 128 - code
+
+
 def _leave_terminal() -> None:
     """Sends further output nowhere where it went to a terminal, since writing to a closed one is an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

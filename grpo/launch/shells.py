@@ -19,6 +19,7 @@ from grpo.config import TrainConfig, UserError
 from grpo.host.disk import open_own
 from grpo.host.imports import safe_path
 from grpo.host.ports import ReservedPort, reserve_ports
+from grpo.host.signals import as_shown
 from grpo.host.terminal import say
 from grpo.host.tether import HURRY, KILL, STOP
 from grpo.launch.machines import Machine
@@ -73,7 +74,8 @@ class RunningSeat:
 
     def poll(self) -> int | None:
         """Returns the seat's exit code, or None while it runs."""
-        return self.process.poll()
+        code = self.process.poll()
+        return None if code is None else as_shown(code)
 
     def ask_to_stop(self) -> None:
         """Asks the seat to save and end."""
@@ -98,7 +100,7 @@ class RunningSeat:
         code = self.process.wait()
         if self._output_thread:
             self._output_thread.join()
-        return code
+        return as_shown(code)
 
     def _beat(self) -> None:
         """Sends an empty line now and then, which tells the tether that this process is alive."""

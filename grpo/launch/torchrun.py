@@ -23,7 +23,7 @@ from torch.distributed.run import main
 
 from grpo.config.errors import WRONG_USE
 from grpo.host.network import LOOPBACK, listen
-from grpo.host.signals import EXIT_STOPPED
+from grpo.host.signals import EXIT_STOPPED, as_shown
 
 HERE = "loopback"
 MEETING_SECONDS = 600
@@ -62,7 +62,7 @@ def stopped_with(number: int) -> int:
     if -number in codes:
         return 128 + number
     otherwise = EXIT_STOPPED if EXIT_STOPPED in codes else 128 + number
-    return min({_positive(code) for code in codes} - {0, EXIT_STOPPED}, default=otherwise)
+    return min({as_shown(code) for code in codes} - {0, EXIT_STOPPED}, default=otherwise)
 
 
 def why_failed(rank: int, code: int) -> str:
@@ -76,11 +76,6 @@ def why_failed(rank: int, code: int) -> str:
     signal_name = signal.Signals(-code).name
     perhaps = ", perhaps since the machine had no memory left" if -code == signal.SIGKILL else ""
     return f"rank {rank} was ended by {signal_name}{perhaps}; continue with checkpoint.resume=true"
-
-
-def _positive(code: int) -> int:
-    """Returns a process's exit code as a shell shows it: 128 + n for a process that was ended by signal n."""
-    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
@@ -101,7 +96,7 @@ if __name__ == "__main__":
         rank, first = failed.get_first_failure()
         if why := why_failed(rank, first.exitcode):
             print(f"grpo: {why}", file=sys.stderr)
-        sys.exit(_positive(first.exitcode))
+        sys.exit(as_shown(first.exitcode))
     except DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise

@@ -3,8 +3,10 @@
 import json
 import socket
 import struct
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,7 @@ from grpo.launch.machines import Machine
 from grpo.launch.meeting import LOST, FarSeat, Met, Orders, follow, join, lead
 from grpo.launch.membership import Place
 from grpo.launch.seats import Seat
+from grpo.launch.shells import RunningSeat
 
 WORDS = ["experiment=tiny", "hardware.shell=each"]
 
@@ -149,6 +152,15 @@ def test_a_server_that_is_asked_to_end_has_the_learners_stopped_first(place, poo
     seat.tell(143)
     seat.close()
     assert following.result() == 143
+
+
+def test_a_part_that_a_signal_has_ended_is_not_taken_for_a_lost_machine(place, pool, tmp_path):
+    [line], [far] = met(place, pool)
+    part = Seat("learner", 1, Machine("b", "10.0.0.2"), (sys.executable, "-c", "import time; time.sleep(99)"), 5.0)
+    seat, own = FarSeat(part, line, tmp_path / "far"), RunningSeat(part, "each", {}, tmp_path / "own", False)
+    own.process.kill()
+    assert follow(own, far, SimpleNamespace(count=0)) == own.wait() == seat.wait() == 137
+    own.close()
 
 
 def test_a_part_whose_machine_is_lost_has_failed(place, pool, tmp_path):
