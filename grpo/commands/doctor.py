@@ -256,9 +256,10 @@ def _services() -> Iterator[Check]:
 
 def _wandb_key() -> bool:
     """Tells whether W&B finds a key: in its variable, or in the file in which `wandb login` writes it."""
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     try:
+        host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+        file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
         return bool(os.environ.get("WANDB_API_KEY") or netrc(file).authenticators(host))
-    except (OSError, NetrcParseError):
+    # There is no such file or no home folder, or the file or the address cannot be read.
+    except (OSError, RuntimeError, ValueError, NetrcParseError):
         return False

@@ -225,6 +225,20 @@ def test_logins_and_the_cache_of_models_are_shown(monkeypatch, tmp_path):
     assert (rows["Hugging Face hub"].there, rows["W&B"].there) == ("a token is there", "a key is there")
 
 
+@pytest.mark.parametrize("strange", ["file", "address", "home"])
+def test_a_netrc_or_an_address_that_cannot_be_read_holds_no_key(strange, monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "NETRC", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if strange == "home":
+        monkeypatch.setattr("os.getuid", lambda: 54321)
+    else:
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        (tmp_path / "netrc").write_bytes("machine api.wandb.ai login user password schlüssel\n".encode("latin-1"))
+    if strange == "address":
+        monkeypatch.setenv("WANDB_BASE_URL", "http://[wandb")
+    assert not doctor._wandb_key()
+
+
 def stand_in(monkeypatch, folder, script):
     """Puts a stand-in for nvidia-smi first on the PATH. With `script` None it may not be executed."""
     program = folder / "nvidia-smi"
