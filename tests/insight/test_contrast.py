@@ -148,7 +148,7 @@ def test_a_first_variant_that_gained_nothing_sets_no_level_to_reach(runs, tmp_pa
     assert header[-2:] == ("reached", "tokens to there, ÷ down") and {row[-2:] for row in rows} == {("", "")}
     assert "with fewer sampled tokens" not in " ".join(conclusion(shown))
     axes = Figure().add_subplot()
-    assert "dotted line" not in learning("steps")(axes, shown)
+    assert "dotted line" not in learning(axes, shown, "steps")
     assert not any(line.get_linestyle() == ":" for line in axes.lines)
 
 
@@ -425,7 +425,7 @@ def test_a_line_over_seconds_ends_where_its_runs_end_on_average_however_quick_on
     slow = replace(slow, rows=[row | {"time/sample_seconds": 4.0} for row in slow.rows])
     figure = Figure()
     axes = figure.add_subplot()
-    learning("seconds")(axes, contrast([fast, slow]))
+    learning(axes, contrast([fast, slow]), "seconds")
     line = next(line for line in axes.lines if line.get_label() == "base")
     seconds, rates = line.get_data()
     assert seconds.tolist() == [0, 30, 60, 90], "the means of 0, 20, 40, 60 and of 0, 40, 80, 120"
@@ -435,7 +435,7 @@ def test_a_line_over_seconds_ends_where_its_runs_end_on_average_however_quick_on
 def test_rounds_of_a_comparison_tell_whole_steps_with_their_own_values(compared):
     values = json.loads(picture(partial(PANELS[5], contrast=compared))["values"])
     assert [point[2] for point in values["series"][0]["points"]] == [str(step) for step in range(1, 31)]
-    steps = json.loads(picture(partial(learning("steps"), contrast=compared))["values"])
+    steps = json.loads(picture(partial(learning, contrast=compared, unit="steps"))["values"])
     assert [point[2] for point in steps["series"][0]["points"]] == ["0", "10", "20", "30"]
 
 
@@ -462,7 +462,7 @@ def test_curves_that_hide_each_other_are_one_line_with_both_names(compared):
     first, *_ = compared.variants
     twin = replace(first, name="twin", against=compared.variants[1].against)
     axes = Figure().add_subplot()
-    learning("steps")(axes, replace(compared, variants=(first, twin)))
+    learning(axes, replace(compared, variants=(first, twin)), "steps")
     assert axes.get_legend_handles_labels()[1] == ["base = twin"] and axes.get_legend()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,59 +32,56 @@ def line_styles(contrast: Contrast) -> Mapping[str, dict[str, str]]:
     }
 
 
-def learning(unit: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws held-out results over `unit`: means over seeds, with bands of one standard error.
+def learning(axes: Axes, contrast: Contrast, unit: str) -> str:
+    """Draws held-out results over `unit`: means over seeds, with bands of one standard error.
 
     Seeds are averaged step by step, in what they spent as in what they solved. So a line ends at the mean of its runs'
     ends, whichever of them was quicker.
     """
     from matplotlib.ticker import MaxNLocator
 
-    def draw(axes: Axes, contrast: Contrast) -> str:
-        yardstick = contrast.yardstick
-        lines: dict[Line2D, list[str]] = {}
-        for variant in contrast.variants:
-            style = line_styles(contrast)[variant.name]
-            end = min(run.spent["steps"][-1] for run in variant.runs)
-            steps = np.unique(np.concatenate([run.spent["steps"] for run in variant.runs]))
-            steps = steps[steps <= end]
-            curves = np.array([np.interp(steps, run.spent["steps"], run.held_out) for run in variant.runs])
-            spent = np.mean([np.interp(steps, run.spent["steps"], run.spent[unit]) for run in variant.runs], 0)
-            mean = curves.mean(0)
-            same = next((line for line in lines if _is_same(line, spent, mean)), None)
-            if same is None:
-                (same,) = axes.plot(spent, mean, **style)
-                tell(same, [(plain(amount), yardstick.value(value)) for amount, value in zip(spent, mean, strict=True)])
-            names = [*lines.get(same, ()), variant.name]
-            lines[same] = names
-            same.set_label(" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others")
-            for run in variant.runs:
-                axes.plot(run.spent[unit], run.held_out, ".", color=style["color"], alpha=0.5, markeredgewidth=0)
-            if len(curves) > 1:
-                error = curves.std(0, ddof=1) / np.sqrt(len(curves))
-                axes.fill_between(spent, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
-        if contrast.has_level:
-            axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
-        axes.set_xlabel(NAMED_UNITS[unit])
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-        axes.set_ylabel(f"held-out {yardstick.name}")
-        if yardstick.in_percent:
-            in_percent(axes)
-        legend_below(axes, of_one=len(lines) < len(contrast.variants))
-        axes.set_title(f"Held-out {yardstick.name} over {NAMED_UNITS[unit]}")
-        seeds = max(len(variant.runs) for variant in contrast.variants)
-        # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
-        bands = {1: "", 2: " Lines are means, and bands reach from one seed to the other."}
-        band = bands.get(seeds, " Lines are means over seeds, and bands reach one standard error to each side.")
-        caption = f"{yardstick.meaning} Dots are evaluations.{band}"
-        if not contrast.has_level:
-            return caption
-        level = yardstick.value(contrast.level)
-        return f"{caption} The dotted line at {level} is three quarters of what {contrast.base.name} gained."
-
-    return draw
+    yardstick = contrast.yardstick
+    lines: dict[Line2D, list[str]] = {}
+    for variant in contrast.variants:
+        style = line_styles(contrast)[variant.name]
+        end = min(run.spent["steps"][-1] for run in variant.runs)
+        steps = np.unique(np.concatenate([run.spent["steps"] for run in variant.runs]))
+        steps = steps[steps <= end]
+        curves = np.array([np.interp(steps, run.spent["steps"], run.held_out) for run in variant.runs])
+        spent = np.mean([np.interp(steps, run.spent["steps"], run.spent[unit]) for run in variant.runs], 0)
+        mean = curves.mean(0)
+        same = next((line for line in lines if _is_same(line, spent, mean)), None)
+        if same is None:
+            (same,) = axes.plot(spent, mean, **style)
+            tell(same, [(plain(amount), yardstick.value(value)) for amount, value in zip(spent, mean, strict=True)])
+        names = [*lines.get(same, ()), variant.name]
+        lines[same] = names
+        same.set_label(" = ".join(names) if len(names) < 3 else f"{names[0]} = {len(names) - 1} others")
+        for run in variant.runs:
+            axes.plot(run.spent[unit], run.held_out, ".", color=style["color"], alpha=0.5, markeredgewidth=0)
+        if len(curves) > 1:
+            error = curves.std(0, ddof=1) / np.sqrt(len(curves))
+            axes.fill_between(spent, mean - error, mean + error, color=style["color"], alpha=0.15, linewidth=0)
+    if contrast.has_level:
+        axes.axhline(contrast.level, color="0.6", linewidth=0.8, linestyle=":")
+    axes.set_xlabel(NAMED_UNITS[unit])
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+    axes.set_ylabel(f"held-out {yardstick.name}")
+    if yardstick.in_percent:
+        in_percent(axes)
+    legend_below(axes, of_one=len(lines) < len(contrast.variants))
+    axes.set_title(f"Held-out {yardstick.name} over {NAMED_UNITS[unit]}")
+    seeds = max(len(variant.runs) for variant in contrast.variants)
+    # One standard error of two seeds is half of their difference, so the band reaches from one to the other.
+    bands = {1: "", 2: " Lines are means, and bands reach from one seed to the other."}
+    band = bands.get(seeds, " Lines are means over seeds, and bands reach one standard error to each side.")
+    caption = f"{yardstick.meaning} Dots are evaluations.{band}"
+    if not contrast.has_level:
+        return caption
+    level = yardstick.value(contrast.level)
+    return f"{caption} The dotted line at {level} is three quarters of what {contrast.base.name} gained."
 
 
 def _is_same(line: Line2D, x: np.ndarray, y: np.ndarray) -> bool:
@@ -147,24 +145,20 @@ def quarters(axes: Axes, contrast: Contrast) -> str:
     )
 
 
-def rounds(name: str, title: str, caption: str) -> Callable[[Axes, Contrast], str]:
-    """Returns a panel that draws a metric's means over seeds: dots for single rounds, and lines of smoothed means."""
-
-    def draw(axes: Axes, contrast: Contrast) -> str:
-        for variant in contrast.variants:
-            steps, values = _mean_series(variant, name)
-            if len(steps):
-                draw_rounds(axes, steps, values, label=variant.name, **line_styles(contrast)[variant.name])
-        axes.set_xlabel("optimizer steps")
-        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-        axes.set_ylabel(m.TABLE[name].unit)
-        if name.endswith("_fraction"):
-            share_from_zero(axes)
-        legend_below(axes)
-        axes.set_title(title)
-        return f"{caption} Dots are single rounds and lines are running means, over a tenth of a long run."
-
-    return draw
+def rounds(axes: Axes, contrast: Contrast, name: str, title: str, caption: str) -> str:
+    """Draws a metric's means over seeds: dots for single rounds, and lines of smoothed means."""
+    for variant in contrast.variants:
+        steps, values = _mean_series(variant, name)
+        if len(steps):
+            draw_rounds(axes, steps, values, label=variant.name, **line_styles(contrast)[variant.name])
+    axes.set_xlabel("optimizer steps")
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+    axes.set_ylabel(m.TABLE[name].unit)
+    if name.endswith("_fraction"):
+        share_from_zero(axes)
+    legend_below(axes)
+    axes.set_title(title)
+    return f"{caption} Dots are single rounds and lines are running means, over a tenth of a long run."
 
 
 def _mean_series(variant: Variant, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -175,17 +169,24 @@ def _mean_series(variant: Variant, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
-    learning("tokens"),
-    learning("steps"),
+    partial(learning, unit="tokens"),
+    partial(learning, unit="steps"),
     differences,
     quarters,
-    rounds(
-        *(m.SILENT, "Silent groups"), "Groups whose completions all got the same reward. Nothing is learned from them."
+    *(
+        partial(rounds, name=name, title=title, caption=caption)
+        for name, title, caption in (
+            (
+                m.SILENT,
+                "Silent groups",
+                "Groups whose completions all got the same reward. Nothing is learned from them.",
+            ),
+            (
+                *(m.ENTROPY, "Entropy"),
+                "How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
+            ),
+            (m.LENGTH, "Length of completions", "How much the model writes on average."),
+        )
     ),
-    rounds(
-        *(m.ENTROPY, "Entropy"),
-        "How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
-    ),
-    rounds(m.LENGTH, "Length of completions", "How much the model writes on average."),
-    learning("seconds"),
+    partial(learning, unit="seconds"),
 )

@@ -7,8 +7,10 @@ The tables show how many groups would be silent at each group size, and which pr
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -32,8 +34,6 @@ from grpo.insight.plans.request import PlanRequest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    Draw = Callable[[Axes], str]
 
 
 NO_TOKENS: Mapping[str, float] = MappingProxyType({})
@@ -104,10 +104,7 @@ def analysed(
     mean lengths "prompt_tokens" and "completion_tokens", if they are known.
     """
     correct, tried = np.array(pairs).T
-    counts: dict[tuple[int, int], float] = {}
-    for pair in pairs:
-        counts[tuple(pair)] = counts.get(tuple(pair), 0) + 1
-    difficulty = fit_difficulty(counts)
+    difficulty = fit_difficulty(Counter(map(tuple, pairs)))
     size = propose(difficulty, PlanRequest(exponent=exponent, mean_exponent=mean_exponent, **tokens)).size.size
     return SolveRates(correct, tried, difficulty, speaking_band(size), size, balanced_exponent(difficulty, size))
 
@@ -253,7 +250,8 @@ def write_solve_rates(
     analysis = analysed(pairs, exponent, mean_exponent, tokens)
     too_few = few_samples(analysis)
     # Rates from too few samples recommend nothing, so only their histogram is shown.
-    charts = (_rates(analysis),) if too_few else (_rates(analysis), _silence(analysis), _mass(analysis))
+    draws = (draw_rates,) if too_few else (draw_rates, draw_silence, draw_mass)
+    charts = [partial(draw, analysis=analysis) for draw in draws]
     title = f"Share of the gradient by pass rate, G = {analysis.group_size}"
     advice = [
         Block(Kind.TABLE, silence_rows(analysis), "Silent groups by group size", only=TERMINAL),
@@ -276,83 +274,77 @@ def write_solve_rates(
     publish(shown, path.with_name(RATES_PAGE_FILE), Terminal(), more=[f"rates   {path}"])
 
 
-def _rates(analysis: SolveRates) -> Draw:
-    def draw(axes: Axes) -> str:
-        from matplotlib.ticker import PercentFormatter
+def draw_rates(axes: Axes, analysis: SolveRates) -> str:
+    """Draws how many problems have each measured pass rate, and the estimated true rates."""
+    from matplotlib.ticker import PercentFormatter
 
-        # There is a bin for each possible share k/n of right samples, but at most twenty.
-        parts = min(int(analysis.tried.max()), 20)
-        edges = (np.arange(parts + 2) - 0.5) / parts
-        counts, _ = np.histogram(analysis.correct / analysis.tried, edges)
-        width = min(1 / parts, WIDEST_BAR)
-        axes.bar(np.arange(parts + 1) / parts, counts, width, color=BLUE, alpha=0.5, label="measured")
-        if not few_samples(analysis):
-            true, _ = np.histogram(analysis.difficulty.pass_rates, edges, weights=analysis.difficulty.weights)
-            outline = edges.clip(0, 1)
-            axes.stairs(true * len(analysis.correct), outline, color=BLACK, label="estimated true rates")
-            axes.axvspan(
-                *analysis.band, color=GREEN, alpha=0.08, linewidth=0, label=f"worth training on: {analysis.within:.0%}"
-            )
-        axes.set_xlim(-0.07, 1.07)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
-        axes.set_ylabel("number of problems")
-        axes.set_title("How hard the problems are")
-        legend_below(axes)
-        if few_samples(analysis):
-            return "Bars count the problems by the share of their samples that is right."
-        low, high = analysis.band
-        return (
-            "Bars count the problems by the share of their samples that is right. Few samples scatter, so the line "
-            "estimates the true rates behind them. "
-            f"An estimated {analysis.within:.0%} of the problems lie in the green "
-            f"band, from {low:.1%} to {high:.1%}: they are solved sometimes, and so worth training on."
+    # There is a bin for each possible share k/n of right samples, but at most twenty.
+    parts = min(int(analysis.tried.max()), 20)
+    edges = (np.arange(parts + 2) - 0.5) / parts
+    counts, _ = np.histogram(analysis.correct / analysis.tried, edges)
+    width = min(1 / parts, WIDEST_BAR)
+    axes.bar(np.arange(parts + 1) / parts, counts, width, color=BLUE, alpha=0.5, label="measured")
+    if not few_samples(analysis):
+        true, _ = np.histogram(analysis.difficulty.pass_rates, edges, weights=analysis.difficulty.weights)
+        outline = edges.clip(0, 1)
+        axes.stairs(true * len(analysis.correct), outline, color=BLACK, label="estimated true rates")
+        axes.axvspan(
+            *analysis.band, color=GREEN, alpha=0.08, linewidth=0, label=f"worth training on: {analysis.within:.0%}"
         )
-
-    return draw
-
-
-def _silence(analysis: SolveRates) -> Draw:
-    def draw(axes: Axes) -> str:
-        sizes = np.arange(2, SIZES[-1] + 1)
-        axes.plot(sizes, [silent_share(analysis, int(size)) for size in sizes], color=BLUE, label="silent")
-        axes.axvline(analysis.group_size, color=GREEN, linestyle=":", label="recommended")
-        in_percent(axes, whole=True)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: plain(value))
-        axes.set_xlabel("group size G: completions of each prompt")
-        axes.set_ylabel("share of groups")
-        axes.set_title("Silent groups: nothing to learn from")
-        legend_below(axes)
-        return "The share of groups in which all completions would be right, or all wrong, over all problems."
-
-    return draw
+    axes.set_xlim(-0.07, 1.07)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
+    axes.set_ylabel("number of problems")
+    axes.set_title("How hard the problems are")
+    legend_below(axes)
+    if few_samples(analysis):
+        return "Bars count the problems by the share of their samples that is right."
+    low, high = analysis.band
+    return (
+        "Bars count the problems by the share of their samples that is right. Few samples scatter, so the line "
+        "estimates the true rates behind them. "
+        f"An estimated {analysis.within:.0%} of the problems lie in the green "
+        f"band, from {low:.1%} to {high:.1%}: they are solved sometimes, and so worth training on."
+    )
 
 
-def _mass(analysis: SolveRates) -> Draw:
-    def draw(axes: Axes) -> str:
-        places = np.arange(len(BINS) - 1)
-        bar_groups = (
-            (0.0, 0.0, BLUE, "α = 0 (Dr. GRPO)"),
-            (1.0, 0.0, ORANGE, "α = 1 (GRPO)"),
-            (2.0, 0.0, GREEN, "α = 2"),
-            (0.0, 1.0, BLACK, "β = 1 (MaxRL)"),
-        )
-        for offset, (exponent, of_mean, color, label) in zip((-0.3, -0.1, 0.1, 0.3), bar_groups, strict=True):
-            shares = mass(analysis, exponent, analysis.group_size, of_mean)
-            axes.bar(places + offset, shares, 0.19, color=color, label=label)
-        axes.set_xticks(places, [f"{100 * low:g}–{100 * high:g}%" for low, high in bins()])
-        axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
-        axes.set_ylabel("share of the gradient")
-        in_percent(axes)
-        axes.set_title(f"Which problems the model would learn from, at G = {analysis.group_size}")
-        legend_below(axes)
-        return (
-            "α and β are the dials of the advantage's normalization: it divides by the spread of a group's rewards to "
-            "the power α, and by their mean to the power β. A larger α moves the weight to hard and to easy problems."
-        )
+def draw_silence(axes: Axes, analysis: SolveRates) -> str:
+    """Draws the expected share of silent groups at each group size."""
+    sizes = np.arange(2, SIZES[-1] + 1)
+    axes.plot(sizes, [silent_share(analysis, int(size)) for size in sizes], color=BLUE, label="silent")
+    axes.axvline(analysis.group_size, color=GREEN, linestyle=":", label="recommended")
+    in_percent(axes, whole=True)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+    axes.set_xlabel("group size G: completions of each prompt")
+    axes.set_ylabel("share of groups")
+    axes.set_title("Silent groups: nothing to learn from")
+    legend_below(axes)
+    return "The share of groups in which all completions would be right, or all wrong, over all problems."
 
-    return draw
+
+def draw_mass(axes: Axes, analysis: SolveRates) -> str:
+    """Draws the expected share of the gradient from each bin of pass rates, at several dials."""
+    places = np.arange(len(BINS) - 1)
+    bar_groups = (
+        (0.0, 0.0, BLUE, "α = 0 (Dr. GRPO)"),
+        (1.0, 0.0, ORANGE, "α = 1 (GRPO)"),
+        (2.0, 0.0, GREEN, "α = 2"),
+        (0.0, 1.0, BLACK, "β = 1 (MaxRL)"),
+    )
+    for offset, (exponent, of_mean, color, label) in zip((-0.3, -0.1, 0.1, 0.3), bar_groups, strict=True):
+        shares = mass(analysis, exponent, analysis.group_size, of_mean)
+        axes.bar(places + offset, shares, 0.19, color=color, label=label)
+    axes.set_xticks(places, [f"{100 * low:g}–{100 * high:g}%" for low, high in bins()])
+    axes.set_xlabel("pass rate of a problem: hard on the left, easy on the right")
+    axes.set_ylabel("share of the gradient")
+    in_percent(axes)
+    axes.set_title(f"Which problems the model would learn from, at G = {analysis.group_size}")
+    legend_below(axes)
+    return (
+        "α and β are the dials of the advantage's normalization: it divides by the spread of a group's rewards to "
+        "the power α, and by their mean to the power β. A larger α moves the weight to hard and to easy problems."
+    )
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], column: str) -> list[tuple[str, str, str]]:
