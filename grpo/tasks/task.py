@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class VerifiableTask:
-    """A verifiable task has problems whose answers a program can check.
+    """A verifiable task has problems whose answers a program can check. It implements `interfaces.Task`.
 
     `gradings` maps each source of problems to its grading; the key "" stands for all other sources.
     """
@@ -62,25 +62,15 @@ class VerifiableTask:
 
     @property
     def num_problems(self) -> int:
-        """Returns the number of problems trained on, which is the number of prompts in one epoch."""
         return len(self._stream)
 
     def next_prompts(self, count: int) -> list[Prompt]:
-        """Returns this rank's share of the stream's next `count` prompts over all ranks."""
         return self._stream.next_prompts(count)
 
     def record_lengths(self, lengths: Mapping[str, float]) -> None:
-        """Takes how long completions were: problem id → their mean number of tokens, over all ranks.
-
-        Later prompts are dealt to ranks so that all have about equally much to sample.
-        """
         self._stream.record_lengths(lengths)
 
     def record_outcomes(self, outcomes: Mapping[str, tuple[int, int]], cursor: int) -> None:
-        """Passes the outcomes of a round to an online curriculum: problem id → (correct, tried), over all ranks.
-
-        `cursor` is the stream's position after that round.
-        """
         self._stream.record_outcomes(outcomes, cursor)
 
     def held_out_prompts(self, count: int) -> list[Prompt]:
@@ -92,7 +82,6 @@ class VerifiableTask:
         return [Prompt(problem, self._encode(problem)) for problem in self._held_out[:count]]
 
     def answer_of(self, problem: Problem, text: str) -> str | None:
-        """Returns the answer in a completion without its typesetting, or None when there is none."""
         return self._grading(problem).answer_of(text)
 
     def grade(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
