@@ -5,6 +5,7 @@ Each built-in part is a pure function of (completion, answer, metadata).
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from grpo.config import RewardConfig, RewardPartConfig, RewardServerConfig, UserError
@@ -32,7 +33,7 @@ def readable(answer: str, config: RewardConfig) -> bool:
 def _math(config: RewardConfig) -> RewardPart:
     """Builds the part that compares answers as mathematics. When `extract` takes a whole line or text, the part
     searches for the answer in it."""
-    return _of_extracted(mathematics(prose=config.extract in ("last_line", "all")))(config)
+    return _of_extracted(mathematics(prose=config.extract in ("last_line", "all")), config)
 
 
 def _reasoning_gym(config: RewardConfig) -> RewardPart:
@@ -67,20 +68,17 @@ def _format(config: RewardConfig) -> RewardPart:
     return lambda completion, answer, metadata: float(pattern.search(completion) is not None)
 
 
-def _of_extracted(compare: Callable[[str, str], float]) -> Callable[[RewardConfig], RewardPart]:
-    """Returns a builder of a part that extracts a completion's answer and compares it with the problem's own.
+def _of_extracted(compare: Callable[[str, str], float], config: RewardConfig) -> RewardPart:
+    """Builds a part that extracts a completion's answer and compares it with the problem's own.
 
     The part is 0 where nothing can be extracted.
     """
 
-    def build(config: RewardConfig) -> RewardPart:
-        def part(completion: str, answer: str, metadata: Mapping[str, Any]) -> float:
-            extracted = extract(completion, config.extract)
-            return 0.0 if extracted is None else compare(extracted, answer)
+    def part(completion: str, answer: str, metadata: Mapping[str, Any]) -> float:
+        extracted = extract(completion, config.extract)
+        return 0.0 if extracted is None else compare(extracted, answer)
 
-        return part
-
-    return build
+    return part
 
 
 EXTRACTING = {"math", "exact", "number", "reasoning_gym"}
@@ -88,8 +86,8 @@ EXTRACTING = {"math", "exact", "number", "reasoning_gym"}
 
 REWARDS: dict[str, Callable[[RewardConfig], RewardPart]] = {
     "math": _math,
-    "exact": _of_extracted(exact),
-    "number": _of_extracted(number),
+    "exact": partial(_of_extracted, exact),
+    "number": partial(_of_extracted, number),
     "reasoning_gym": _reasoning_gym,
     "format": _format,
     "code": code,
