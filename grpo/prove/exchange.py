@@ -14,6 +14,7 @@ from grpo.interfaces import Bucket, Draw
 from grpo.prove.bench import Bench
 from grpo.prove.facts import LOOK, Fact, Report
 from grpo.prove.own_process import exit_code
+from grpo.rollout.checked_sampler import WrappedSampler
 from grpo.telemetry.json_lines import read_metrics
 from grpo.types import metrics as m
 from grpo.weight_sync.refresh import WeightSyncError, in_float32
@@ -27,14 +28,10 @@ LARGEST_GAP = {"float32": 1e-3, "bfloat16": 5e-2}
 LARGEST_SHIFT = {"float32": 5e-4, "bfloat16": 1e-2}
 
 
-class Flipping:
+class Flipping(WrappedSampler):
     """This wrapper of a sampler flips one bit in the first bucket of weights that is loaded through it."""
 
-    def __init__(self, sampler: Any):
-        self._sampler, self._flipped = sampler, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
+    _flipped = False
 
     def load_weights(self, bucket: Bucket) -> None:
         spoiled_bucket = [(name, tensor.clone()) for name, tensor in bucket]

@@ -9,10 +9,11 @@ import torch
 
 from grpo.config.parts import SamplerSettings
 from grpo.config.rewording import path_word
-from grpo.interfaces import Bucket, Draw
+from grpo.interfaces import Bucket, Draw, Sampler
 from grpo.prove.bench import Bench
 from grpo.prove.facts import SLOW, Fact, Report
 from grpo.prove.own_process import measured_apart
+from grpo.rollout.checked_sampler import WrappedSampler
 from grpo.rollout.server_sampler import ServerSampler
 from grpo.weight_sync.refresh import WeightSyncError
 
@@ -33,14 +34,12 @@ def servers(bench: Bench) -> Report:
     return measured_apart(bench, "losing", "servers", "", [*WORDS, path_word("output_dir", bench.folder / "servers")])
 
 
-class Striking:
+class Striking(WrappedSampler):
     """This wrapper of a sampler calls `strike` once, between the two halves of the first bucket that it loads."""
 
-    def __init__(self, sampler: Any, strike: Callable[[], None]):
-        self._sampler, self._strike, self._struck = sampler, strike, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
+    def __init__(self, sampler: Sampler, strike: Callable[[], None]):
+        super().__init__(sampler)
+        self._strike, self._struck = strike, False
 
     def load_weights(self, bucket: Bucket) -> None:
         if self._struck:
