@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo.dynamics import guard
-from grpo.dynamics.adaptive_state import AdaptiveState, afresh, remember, state_of
+from grpo.dynamics.adaptive_state import AdaptiveState, afresh, remember
 from grpo.dynamics.difficulty import Difficulty, fit_difficulty
 from grpo.dynamics.forecast import Forecast, forecast
 from grpo.dynamics.gain import Gain, Products
@@ -31,6 +31,7 @@ from grpo.dynamics.sigma import silent_rate
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step
 from grpo.types import Decision, Mean, RoundPlan, RoundStatistics, Verdict
 from grpo.types import metrics as m
+from grpo.types.plain import rebuilt
 
 # The learning rate changes by at most this factor in all.
 FARTHEST_RATE = 32.0
@@ -70,7 +71,7 @@ class AdaptiveScheduler:
         return self._setting.first, AdaptiveState(longest=self._setting.refresh.longest)
 
     def restore(self, values: Mapping[str, Any]) -> AdaptiveState:
-        return state_of(values) if values else self.init()[1]
+        return rebuilt(AdaptiveState, values, "scheduler") if values else self.init()[1]
 
     def next(self, plan: RoundPlan, statistics: RoundStatistics, state: AdaptiveState) -> Decision[AdaptiveState]:
         """Asks the guard first. If it does not act, the model of the run decides, every `decide_every` rounds.

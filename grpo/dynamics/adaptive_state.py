@@ -1,15 +1,12 @@
 """This module holds what `dynamics=adaptive` remembers from round to round, as plain frozen data."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
 from grpo.dynamics.history import History, curve_of, num_tried, pass_rate
 from grpo.types import RoundStatistics
 from grpo.types import metrics as m
-from grpo.types.plain import rebuilt
 from grpo.types.rounds import ROUND
 
 # Earlier counts are multiplied by this each round, since difficulty is estimated for the present policy.
@@ -73,11 +70,6 @@ class AdaptiveState:
     def curve(self) -> History:
         """Returns the reward curve of the rounds."""
         return curve_of((p.step, p.value, p.error, p.tried, p.interval, p.delay - p.interval) for p in self.rounds)
-
-
-def state_of(values: Mapping[str, Any]) -> AdaptiveState:
-    """Rebuilds the state from its JSON values. Raises ValueError for values of another kind."""
-    return rebuilt(AdaptiveState, values, "scheduler")
 
 
 def afresh(state: AdaptiveState) -> AdaptiveState:

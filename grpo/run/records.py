@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from grpo.config import TrainConfig
-from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE
+from grpo.config.folder import CONFIG_FILE, PROMPTS_FILE, RESUMPTIONS_FILE
 from grpo.host.disk import write_whole
 from grpo.host.together import on_first
 from grpo.insight.diagnosis import no_reward
@@ -21,7 +21,7 @@ from grpo.run.resume import Saved
 from grpo.telemetry.breakdown import breakdown, completion_facts
 from grpo.telemetry.completions import completion_row, first_groups
 from grpo.telemetry.console import RunDisplay
-from grpo.telemetry.ending import add_resumption, forget_resumptions, write_code
+from grpo.telemetry.ending import add_resumption, write_code
 from grpo.telemetry.hardware import peak_memory
 from grpo.telemetry.json_lines import JsonLines, JsonlTracker
 from grpo.telemetry.metrics import energy, flatten, without_pass_rates
@@ -52,7 +52,7 @@ def open_files(config: TrainConfig, services: Trackers, saved: Saved | None) -> 
     if saved:
         add_resumption(output, saved.resumption)
     else:
-        forget_resumptions(output)
+        (output / RESUMPTIONS_FILE).unlink(missing_ok=True)
     tracker = Trackers([JsonlTracker(output, from_step), services])
     prompts = JsonLines(output / PROMPTS_FILE, from_step)
     # A run that has no step left to take was not made with the present settings.

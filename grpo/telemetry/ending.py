@@ -218,11 +218,6 @@ def add_resumption(folder: Path, resumption: Resumption) -> None:
     lines.close()
 
 
-def forget_resumptions(folder: Path) -> None:
-    """Removes the resumptions.jsonl that an earlier run left in the folder."""
-    (folder / RESUMPTIONS_FILE).unlink(missing_ok=True)
-
-
 def read_resumptions(folder: Path) -> list[Resumption]:
     """Returns the resumptions of a run in their order."""
     path = folder / RESUMPTIONS_FILE

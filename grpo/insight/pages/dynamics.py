@@ -35,7 +35,7 @@ from grpo.insight.pages.dynamics_tables import (
 )
 from grpo.insight.pages.page import PAGE, TERMINAL, Block, Kind, Page, publish, show
 from grpo.insight.pages.small_charts import small_charts
-from grpo.insight.pages.verdict import UNSURE, nothing_found, outlook_lines, unchecked_lines, verdict_lines
+from grpo.insight.pages.verdict import UNSURE, nothing_found, unchecked_lines, verdict_lines
 from grpo.insight.plans.own_law import Law, fit_law
 from grpo.types import metrics as m
 
@@ -93,8 +93,9 @@ def write_forecast(
 def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -> None:
     """Prints the diagnosis: where the run stands, each finding with evidence and remedy, and what was not checked."""
     log = read_log(path, column, scale)
+    (verdict, *more), _ = verdict_lines(log)
     _print(
-        Block(Kind.LINES, [*log.notes, *outlook_lines(log)]),
+        Block(Kind.LINES, [*log.notes, f"verdict: {verdict}", *more]),
         Block(Kind.DIAGNOSIS, advised(log), "Diagnosis", nothing=nothing_found(log)),
         Block(Kind.LINES, unchecked_lines(unchecked(log))),
     )

@@ -276,14 +276,9 @@ def _reach(interval: Interval) -> str:
     return f"95 % interval {signed(100 * interval.low)} to {signed(100 * interval.high)}"
 
 
-def outlook_lines(log: RunLog) -> list[str]:
-    """Gives a verdict on a run, how far its pass rate (or else its reward) moved, and the forecast of the pass rate."""
-    lines, _ = verdict_lines(log)
-    return [f"verdict: {lines[0]}", *lines[1:]]
-
-
 def verdict_lines(log: RunLog) -> tuple[list[str], str]:
-    """Returns the sentences of `outlook_lines`, and their mood: `GOOD`, `BAD` or `UNSURE`."""
+    """Returns a verdict on a run, how far its pass rate (or else its reward) moved, and the forecast of the pass rate,
+    in sentences, and their mood: `GOOD`, `BAD` or `UNSURE`."""
     name = m.PASS_RATE if len(log[m.PASS_RATE]) else m.REWARD
     log = with_known_prompts(log, DiagnosisRule())
     series, shift = log[name], change(log[name])
