@@ -1,10 +1,10 @@
 """These checks compare a run's held-out evaluations with their rows of problems, with the rounds, and with the data."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.audit.lines import Line, compared
+from grpo.audit.records import alike
 from grpo.audit.replayed import not_gradable
 from grpo.audit.starts import Start, start_of
 from grpo.config.folder import EVALUATIONS_FILE
@@ -84,14 +84,5 @@ def _otherwise(place: str, logged: Mapping[str, Any]) -> Iterator[str]:
     pass_at = [int(k) for k in logged.get("pass@k", ())]
     again = summarize(sorted(rows, key=lambda row: row["problem_id"]), pass_at) | by_source(rows, pass_at)
     for name, value in again.items():
-        if name not in ROWS and name in logged and not _alike(value, logged[name]):
+        if name not in ROWS and name in logged and not alike(value, logged[name]):
             yield f"{place}: {EVALUATIONS_FILE} has {name}={logged[name]}, and its problems give {value}"
-
-
-def _alike(value: Any, logged: Any) -> bool:
-    """Tells whether two values are equal but for rounding."""
-    if isinstance(value, Mapping):
-        return isinstance(logged, Mapping) and all(_alike(own, logged.get(name)) for name, own in value.items())
-    if isinstance(value, float) and isinstance(logged, int | float):
-        return math.isclose(value, logged, rel_tol=1e-9, abs_tol=1e-9)
-    return value == logged

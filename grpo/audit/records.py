@@ -173,10 +173,17 @@ def differing(row: Row, expected: Mapping[str, Any], names: Collection[str]) -> 
     """Yields each number of a round that is not as expected, or that is missing though it is in `names`."""
     for name, value in expected.items():
         logged = row.get(name)
-        is_number = isinstance(value, float) and isinstance(logged, int | float)
-        same = math.isclose(logged, value, rel_tol=1e-9, abs_tol=1e-9) if is_number else logged == value
-        if not same and (logged is not None or name in names):
+        if not alike(value, logged) and (logged is not None or name in names):
             yield f"step {row['step']}: {METRICS_FILE} has {name}={logged}, and other records give {value}"
+
+
+def alike(value: Any, logged: Any) -> bool:
+    """Tells whether two values are equal but for rounding."""
+    if isinstance(value, Mapping):
+        return isinstance(logged, Mapping) and all(alike(own, logged.get(name)) for name, own in value.items())
+    if isinstance(value, float) and isinstance(logged, int | float):
+        return math.isclose(value, logged, rel_tol=1e-9, abs_tol=1e-9)
+    return value == logged
 
 
 def _of_prompts(asked: Row) -> dict[str, Any]:

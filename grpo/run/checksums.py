@@ -15,6 +15,7 @@ from grpo.config.errors import UserError, require
 from grpo.config.folder import CHECKSUMS_FILE
 from grpo.host.together import from_first
 from grpo.interfaces import Collective
+from grpo.models.cache import sha256
 
 # A line that begins with # is a comment for `sha256sum --check`.
 _SEAL = "# {count} files; SHA-256 of the lines above: {digest}"
@@ -108,9 +109,7 @@ def _digest(folder: Path, name: str) -> str:
     """Returns the SHA-256 of a file in hexadecimal, or "" if it is no readable file below `folder`."""
     path = folder / name
     try:
-        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-            return ""
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        inside = path.resolve().is_relative_to(folder.resolve()) and path.is_file()
+        return sha256(path) if inside else ""
     except (OSError, ValueError):
         return ""
