@@ -1,12 +1,18 @@
-"""This module says what a run may still gain, and what an hour of it buys.
+"""This module says what a run may still gain, what an hour of it buys, and how noisy its gradients are.
 
 The gain is that of the pass rate's forecast (`grpo.dynamics.forecast`) from now to the last step. Hours are those of
 the steps that are left, at the pace of the last rounds. A gate of these numbers stops a run that is no longer worth its
 price.
+
+The gradient noise scale tr Σ/|∇F|² (McCandlish et al., arXiv:1812.06162), in completions, follows from a step's C
+completions and its share of signal s (`step/signal`): C·(1 − s)/s. One round's share is mostly luck, so the mean over
+the last rounds counts. It compares a gradient with Adam's mean of those before. Where the rate is so high that these
+point elsewhere, the scale comes out too large, or there is none.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from grpo.config import TrainConfig
@@ -25,7 +31,9 @@ from grpo.types import metrics as m
 EVERY_SECONDS = 30.0
 """Rounds of at least this many seconds lie between two forecasts, of which one takes a tenth of a second."""
 RECENT = 50
-"""The pace is that of this many of the last rounds."""
+"""The pace and the noise scale are those of this many of the last rounds."""
+FEWEST_SIGNALS, SURELY = 10, 2.0
+"""There is a noise scale where so many rounds have a mean share of signal above 0 by so many standard errors."""
 
 
 def price_per_hour(config: TrainConfig) -> float:
@@ -55,16 +63,18 @@ class Outlook:
         gave_up = bool(rows) and rows[-1].get(m.WENT_BACK)
         self._rounds = [] if gave_up else [past_round(row) for row in since_going_back(rows)]
         self._paces = [(row.get(m.ROUND_SECONDS, 0.0), row[m.INTERVAL]) for row in rows]
+        self._signals = [_signal(row) for row in rows if m.SIGNAL in row]
         self._last, self._newest, self._seconds = 0, dict[str, float](), EVERY_SECONDS
 
     def __call__(self, statistics: RoundStatistics) -> dict[str, float]:
-        """Returns what the round cost, and where a forecast is due the gain that is expected, with that of an hour and
-        of a unit of money."""
+        """Returns what the round cost, the noise scale where it is known, and where a forecast is due the gain that is
+        expected, with that of an hour and of a unit of money."""
         if statistics.step != self._last:
             row = flatten(statistics) | {m.COUNTS: [[*pair, n] for pair, n in statistics.unbiased_counts.items()]}
             self._last = statistics.step
             price = self._per_hour * row.get(m.ROUND_SECONDS, 0.0) / 3600
             self._newest = self._after(row | {"step": statistics.step}) | ({m.ROUND_COST: price} if price else {})
+            self._newest |= self._noise_scale(row)
         return self._newest
 
     def begin_anew(self) -> None:
@@ -90,3 +100,17 @@ class Outlook:
             values[m.GAIN_PER_HOUR] = gain / hours
             values |= {m.GAIN_PER_MONEY: gain / hours / self._per_hour} if self._per_hour else {}
         return values
+
+    def _noise_scale(self, row: Mapping[str, Any]) -> dict[str, float]:
+        self._signals += [_signal(row)] if m.SIGNAL in row else []
+        if len(self._signals) < FEWEST_SIGNALS:
+            return {}
+        shares, sizes = zip(*self._signals[-RECENT:], strict=True)
+        share, error = fmean(shares), stdev(shares) / len(shares) ** 0.5
+        is_sure = SURELY * error < share < 1
+        return {m.NOISE_SCALE: fmean(sizes) * (1 / share - 1)} if is_sure else {}
+
+
+def _signal(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns a round's share of signal, and the completions of its steps."""
+    return row[m.SIGNAL], row[m.GROUP_SIZE] * row[m.PROMPTS]

@@ -188,6 +188,8 @@ COSINE = _metric("step/cosine", "cosine with the next gradient",
     "products of steps with the next gradients", "Do steps help?: cosine")
 STEP_LENGTH = _metric("step/length", "norm", "length of the step, the norm of the change of the weights")
 SIGNAL = _metric("step/signal", "share", "share of a gradient's squared norm that is signal and not noise")
+NOISE_SCALE = _metric("step/noise_scale", "completions", "gradient noise scale: a gradient of so many completions is "
+    "half signal and half noise, by the last 50 rounds, where their signal is sure", panel="Gradient noise scale")
 PATH_GAIN = _metric("path/gain", "loss", "gain of the path of the last steps, for one of them")
 PATH_COSINE = _metric("path/cosine", "cosine", "cosine of that path and the next gradient")
 PATH_STEPS = _metric("path/steps", "steps", "number of steps of that path")

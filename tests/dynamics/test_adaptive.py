@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from benchmarks.high_rate import product_means
 from grpo.config import TrainConfig
 from grpo.dynamics.adaptive_state import AdaptiveState, PastRound
 from grpo.dynamics.gain import Products
 from grpo.dynamics.guard import GuardState
 from grpo.dynamics.scheduler import SCHEDULERS, adaptive, changes_prompts, replanned
 from grpo.types import Mean, Progress, RoundPlan, RoundStatistics, StepReport, Verdict
-from tests.dynamics.synthetic import product_means
 
 
 class SimulatedRun:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks.high_rate import products_of
 from grpo.dynamics.gain import Gain, Products, weight_of_heat
 from grpo.types import Mean, RoundPlan, RoundStatistics
-from tests.dynamics.synthetic import products_of
 
 MOMENTUM = 0.9
 

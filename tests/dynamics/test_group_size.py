@@ -4,11 +4,11 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from benchmarks.high_rate import products_of
 from grpo.dynamics.difficulty import Difficulty
 from grpo.dynamics.gain import Gain
 from grpo.dynamics.group_size import BatchRule, choose_batch
 from grpo.dynamics.step import BatchSetting, StepCost, progress_of_step, signal_to_noise
-from tests.dynamics.synthetic import products_of
 
 
 def at(*rates):

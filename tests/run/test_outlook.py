@@ -10,7 +10,7 @@ from grpo.dynamics.scheduler import FixedScheduler
 from grpo.run.gates import RoundNumbers
 from grpo.run.outlook import Outlook
 from grpo.telemetry.metrics import flatten
-from grpo.types import RoundPlan, RoundStatistics
+from grpo.types import Mean, RoundPlan, RoundStatistics
 from grpo.types import metrics as m
 
 PLAN = RoundPlan(8, 2, 16)
@@ -45,6 +45,24 @@ def test_gain_per_hour_is_the_forecast_gain_by_the_hours_that_are_left():
     assert outlook(round_of(9)) == values
     # No step is left.
     assert [*outlook(round_of(29))] == [m.ROUND_COST]
+
+
+def test_the_noise_scale_is_that_of_the_last_rounds_where_their_signal_is_sure():
+    def noise_scales(shares, outlook=None):
+        asked, found = outlook or Outlook(STEPS), []
+        for number, share in enumerate(shares, start=100 if outlook else 0):
+            means = {m.SIGNAL: Mean(share * 3.0, 3.0)}
+            found.append(asked(replace(round_of(number), means=means)).get(m.NOISE_SCALE))
+        return asked, found
+
+    # Steps of 8 × 16 completions: a tenth of signal asks for nine times as many. It is known from the tenth round on.
+    asked, found = noise_scales([0.05, 0.15] * 30)
+    assert found[:9] == [None] * 9 and [found[9], found[-1]] == pytest.approx([9 * 8 * 16] * 2)
+    assert noise_scales([0.2] * 50, asked)[1][-1] == pytest.approx(4 * 8 * 16)
+    # Shares of 0.1 ± 1 are luck, and a share of 1 leaves no noise.
+    assert noise_scales([-0.9, 1.1] * 30)[1] == [None] * 60 and noise_scales([1.0] * 20)[1] == [None] * 20
+    earlier = [row | {m.SIGNAL: 0.1} for row in rows(9)]
+    assert noise_scales([0.1], Outlook(STEPS, rows=earlier))[1] == [pytest.approx(9 * 8 * 16)]
 
 
 def test_rounds_of_half_a_minute_lie_between_two_forecasts():
