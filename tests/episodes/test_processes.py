@@ -26,18 +26,7 @@ def strike():
     """Returns a function that plays one episode, which is struck as the word says. All are forked from one process."""
     limits = LimitsConfig(seconds=60.0, memory_gib=1.0)
     processes = Processes("tests.episodes.struck:struck", limits)
-
-    async def played(word):
-        async with processes.episode() as link:
-            link.begin(
-                Problem("p", "Well?", word, messages=({"role": "user", "content": "Well?"},)),
-                ("problem", "answer"),
-                0,
-                "",
-            )
-            return await Script("Well.", most_turns=8).played(link, limits.seconds)
-
-    yield lambda *words: asyncio.run(together(played(word) for word in words))
+    yield lambda *words: asyncio.run(together(played(processes, word) for word in words))
     processes.close()
 
 
@@ -45,17 +34,24 @@ async def together(episodes):
     return await asyncio.gather(*episodes)
 
 
+def begin(link, answer=""):
+    message = {"role": "user", "content": "Well?"}
+    link.begin(Problem("p", "Well?", answer, messages=(message,)), ("problem", "answer"), 0, "")
+
+
+async def played(processes, answer="", seconds=60.0):
+    """Plays one episode, in which a script stands for the model."""
+    async with processes.episode() as link:
+        begin(link, answer)
+        return await Script("Well.", most_turns=8).played(link, seconds)
+
+
 def test_an_agent_that_waits_no_more_for_a_turn_says_so_before_it_asks_again():
     processes = Processes("tests.episodes.acts:loses_patience", LimitsConfig())
 
     async def asked():
         async with processes.episode() as link:
-            link.begin(
-                Problem("p", "Well?", "", messages=({"role": "user", "content": "Well?"},)),
-                ("problem", "answer"),
-                0,
-                "",
-            )
+            begin(link)
             return [await link.said((), 60.0) for _ in range(2)]
 
     first, second = asyncio.run(asked())
@@ -109,14 +105,7 @@ def test_an_episode_may_reserve_more_addresses_than_it_may_take_memory(strike):
 def test_an_episode_keeps_to_a_lower_limit_of_memory_that_holds_already():
     processes = Processes("tests.episodes.struck:struck", LimitsConfig())
     resource.prlimit(processes._process.pid, resource.RLIMIT_DATA, (2**31, 2**31))
-
-    async def played():
-        async with processes.episode() as link:
-            message = {"role": "user", "content": "?"}
-            link.begin(Problem("p", "?", "limits", messages=(message,)), ("problem", "answer"), 0, "")
-            return await Script("Well.", most_turns=8).played(link, 60.0)
-
-    facts = asyncio.run(played())
+    facts = asyncio.run(played(processes, "limits"))
     processes.close()
     assert (facts.error, facts.rewards) == ("", {"reward": 1.0, "gib": 2.0})
 
@@ -162,16 +151,10 @@ def test_a_file_that_was_changed_is_not_taken_in_the_middle_of_a_run(tmp_path):
     file.write_text("async def solve(chat, problem):\n    await chat(problem.messages)\n    return 1.0\n")
     processes = Processes(f"{file}:solve", LimitsConfig())
 
-    async def played():
-        async with processes.episode() as link:
-            message = {"role": "user", "content": "?"}
-            link.begin(Problem("p", "?", "", messages=(message,)), ("problem", "answer"), 0, "")
-            return await Script("Well.", most_turns=8).played(link, 60.0)
-
     def killed():
         processes._process.kill()
         processes._process.wait()
-        return asyncio.run(played())
+        return asyncio.run(played(processes))
 
     assert killed().rewards == {"reward": 1.0}
     file.write_text(file.read_text().replace("1.0", "7.0"))
@@ -183,14 +166,8 @@ def test_a_file_that_was_changed_is_not_taken_in_the_middle_of_a_run(tmp_path):
 def test_an_episode_whose_process_does_not_begin_is_no_fault_of_its_code():
     processes = Processes("tests.episodes.struck:struck", LimitsConfig(seconds=0.5))
     os.kill(processes._process.pid, signal.SIGSTOP)
-
-    async def played():
-        async with processes.episode() as link:
-            message = {"role": "user", "content": "?"}
-            link.begin(Problem("p", "?", "nothing", messages=(message,)), ("problem", "answer"), 0, "")
-            return await Script("Well.", most_turns=8).played(link, 0.5)
-
-    assert asyncio.run(played()).error == "its process took longer to begin than task.limits.seconds=0.5"
+    facts = asyncio.run(played(processes, "nothing", 0.5))
+    assert facts.error == "its process took longer to begin than task.limits.seconds=0.5"
     os.kill(processes._process.pid, signal.SIGCONT)
     processes.close()
 
