@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import ClassVar
@@ -135,6 +136,18 @@ def model(tmp_path_factory):
     return directory
 
 
+def configured(*urls, **settings):
+    """Returns the configuration of a run that asks the servers at these addresses."""
+    config = TrainConfig()
+    config.rollout.servers = replace(config.rollout.servers, urls=[*urls], **settings)
+    return config
+
+
+def connected(config, model, collective=None):
+    files = files_of(model, tiny_tokenizer())
+    return ServerSampler(SamplerSettings.of(config), files, torch.device("cpu"), collective or Alone())
+
+
 def refresh(sampler, version):
     sampler.begin_refresh()
     for bucket in BUCKETS:
@@ -146,11 +159,8 @@ def refresh(sampler, version):
 def test_a_server_of_another_model_is_refused_on_all_ranks_and_released(model):
     stranger = StandIn()
     stranger.serves = StandIn.serves | {"hidden_size of the model": 1}
-    with serving(stranger) as url:
-        config = TrainConfig()
-        config.rollout.servers.urls = [url]
-        with pytest.raises(UserError, match="hidden_size of the model is 1 there"):
-            ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+    with serving(stranger) as url, pytest.raises(UserError, match="hidden_size of the model is 1 there"):
+        connected(configured(url), model)
     assert stranger.released == 1
 
 
@@ -160,11 +170,10 @@ def test_a_server_that_hangs_in_a_refresh_is_given_up_long_before_the_run_is(syn
     stranger.serves = {}
     monkeypatch.setattr(fleet, "ServerLink", lambda workers, device, seconds, host: links.append(seconds))
     with serving(stranger) as url:
-        config = TrainConfig()
+        config = configured(url, request_seconds=answer)
         config.rollout.deadline_seconds, config.weight_sync.deadline_seconds = 7200.0, sync
-        config.rollout.servers.urls, config.rollout.servers.request_seconds = [url], answer
         with pytest.raises(UserError, match="is None there"):
-            ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), alone)
+            connected(config, model, alone)
     assert links == [given]
     # Ranks that draw together wait as long as sampling may take.
     assert alone.deadline == 7200.0
@@ -176,11 +185,9 @@ def test_the_smallest_cache_of_the_servers_is_reported_where_it_has_room_for_few
         f'vllm:cache_config_info{{kv_cache_max_concurrency="{room}"}} 1.0\n' for room in (2.5, 99.0)
     )
     with serving(large) as first, serving(small) as second:
-        config = TrainConfig()
-        config.rollout.engine, config.rollout.servers.urls = "vllm_server", [first, second]
-        ServerSampler(
-            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
-        ).close()
+        config = configured(first, second)
+        config.rollout.engine = "vllm_server"
+        connected(config, model).close()
     [note] = [line for line in capsys.readouterr().err.splitlines() if "KV cache" in line]
     assert "room for 2.5 completions" in note and note.endswith("start the servers with a higher rollout.kv_cache_gib")
 
@@ -191,16 +198,14 @@ def test_the_ranks_of_one_machine_share_the_servers_and_all_know_what_one_of_the
     servers = StandIn(), StandIn("/update_weights", error), StandIn()
 
     def two_refreshes(collective):
-        sampler = ServerSampler(settings, files_of(model, tiny_tokenizer()), torch.device("cpu"), collective)
+        sampler = connected(config, model, collective)
         sums = [refresh(sampler, 1), refresh(sampler, 2)]
         opened = [member.link._channel is not None for member in sampler._fleet._members]
         return sums, opened, [replica.alive for replica in sampler.servers]
 
     with ExitStack() as stack:
-        config = TrainConfig()
-        config.rollout.servers.urls = [stack.enter_context(serving(server)) for server in servers]
-        config.rollout.servers.request_seconds = 12.0
-        settings = SamplerSettings.of(config)
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        config = configured(*urls, request_seconds=12.0)
         # The third rank is on another machine.
         of_ranks = on_ranks(3, two_refreshes)
     sums = [[{"all": 2}] * 3, [{"all": 4}] * 2]
@@ -217,15 +222,12 @@ def test_ranks_with_a_deadline_send_no_more_than_a_server_does_at_once(seconds, 
     monkeypatch.setattr(Rank, "apart", lambda self, seconds: self, raising=False)
 
     def sent(collective):
-        sampler = ServerSampler(settings, files_of(model, tiny_tokenizer()), torch.device("cpu"), collective)
-        return sampler._dispatcher._at_once
+        return connected(config, model, collective)._dispatcher._at_once
 
     with serving(StandIn()) as url:
-        config = TrainConfig()
-        config.rollout.servers.urls, config.rollout.group_deadline_seconds = [url], seconds
-        config.rollout.max_concurrent = 12
-        settings = SamplerSettings.of(config)
-        StandIn.serves = served(settings, model)
+        config = configured(url)
+        config.rollout.group_deadline_seconds, config.rollout.max_concurrent = seconds, 12
+        StandIn.serves = served(SamplerSettings.of(config), model)
         assert on_ranks(3, sent) == [at_once] * 3
     StandIn.serves = served(SamplerSettings.of(TrainConfig()), model)
 
@@ -238,12 +240,7 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
     harmless = failure is nothing and route != "/collective_rpc"
     bad, good = StandIn(route, failure), StandIn()
     with serving(bad) as first, serving(good) as second:
-        config = TrainConfig()
-        config.rollout.servers.urls = [first, second]
-        config.rollout.servers.request_seconds = 12.0
-        sampler = ServerSampler(
-            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
-        )
+        sampler = connected(configured(first, second, request_seconds=12.0), model)
         assert refresh(sampler, 1) == [{"all": 2}, {"all": 2}]
         if harmless and route == "/update_weights":
             return  # it says that it has received what it has not: the checksums tell
@@ -259,11 +256,7 @@ def test_a_server_lost_in_a_refresh_is_given_up_and_the_other_has_its_weights(ro
 def test_a_server_that_comes_back_with_another_model_is_refused_in_one_line_and_not_in_every_round(model, capsys):
     returning = StandIn("/update_weights", cut)
     with serving(returning) as first, serving(StandIn()) as second:
-        config = TrainConfig()
-        config.rollout.servers.urls, config.rollout.servers.request_seconds = [first, second], 12.0
-        sampler = ServerSampler(
-            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
-        )
+        sampler = connected(configured(first, second, request_seconds=12.0), model)
         refresh(sampler, 1)
         refresh(sampler, 2)
         returning.serves = StandIn.serves | {"hidden_size of the model": 1}
@@ -281,11 +274,7 @@ def test_a_server_that_comes_back_with_another_model_is_refused_in_one_line_and_
 @pytest.mark.slow
 def test_weights_that_no_server_could_ever_load_are_a_models_matter_and_not_a_lost_servers(model):
     def sampler_of(*servers):
-        config = TrainConfig()
-        config.rollout.servers.urls, config.rollout.servers.request_seconds = list(servers), 12.0
-        return ServerSampler(
-            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
-        )
+        return connected(configured(*servers, request_seconds=12.0), model)
 
     bad, worse = (StandIn("/update_weights", error, since=1) for _ in range(2))
     with serving(bad) as first, serving(worse) as second, serving(StandIn()) as good:
@@ -327,10 +316,8 @@ def test_servers_that_do_not_answer_as_they_start_are_ended(model, monkeypatch):
     process = Started()
     url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr(fleet, "start_servers", lambda *arguments: {url: process})
-    config = TrainConfig()
-    config.rollout.servers.start_seconds = 0.1
     with pytest.raises(UserError, match="did not answer within rollout.servers.start_seconds"):
-        ServerSampler(SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone())
+        connected(configured(start_seconds=0.1), model)
     assert process.ended
 
 
@@ -366,12 +353,7 @@ def test_a_server_whose_name_nobody_knows_is_waited_for_and_then_named():
 @pytest.mark.slow
 def test_a_server_that_ends_while_it_is_started_again_is_started_once_more(model):
     with serving(StandIn("/update_weights", cut)) as first, serving(StandIn()) as second:
-        config = TrainConfig()
-        config.rollout.servers.urls = [first, second]
-        config.rollout.servers.request_seconds = 12.0
-        sampler = ServerSampler(
-            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
-        )
+        sampler = connected(configured(first, second, request_seconds=12.0), model)
         process = sampler._fleet.replicas[0].process = Started()
         refresh(sampler, 1)
         assert process.restarts == 0
@@ -460,11 +442,7 @@ def test_an_engine_that_was_started_again_sleeps_before_it_has_weights_and_joins
             return await super().answer(request)
 
     with serving(Asked()) as url:
-        config = TrainConfig()
-        config.rollout.servers.urls = [url]
-        sampler = ServerSampler(
-            SamplerSettings.of(config), files_of(model, tiny_tokenizer()), torch.device("cpu"), Alone()
-        )
+        sampler = connected(configured(url), model)
         refresh(sampler, 1)
         servers, [replica] = sampler._fleet, sampler._fleet.replicas
         servers._sleep, replica.state = "all", ServerState.LOST
@@ -488,7 +466,7 @@ def test_an_engine_takes_memory_once_all_ranks_that_share_it_have_given_theirs_b
             return await super().answer(request)
 
     def one_round(collective):
-        sampler = ServerSampler(settings, files_of(model, tiny_tokenizer()), torch.device("cpu"), collective)
+        sampler = connected(config, model, collective)
         refresh(sampler, 1)
         sampler._fleet._sleep = "all"
         # The last copies of one rank take longer.
@@ -498,9 +476,7 @@ def test_an_engine_takes_memory_once_all_ranks_that_share_it_have_given_theirs_b
         refresh(sampler, 2)
 
     with serving(Waking()) as url:
-        config = TrainConfig()
-        config.rollout.servers.urls = [url]
-        settings = SamplerSettings.of(config)
+        config = configured(url)
         assert on_ranks(2, one_round) == [None, None]
     gives = ["a rank gives back"] * 2
     assert events == [*gives, "/wake_up?tags=weights", *gives, "/wake_up?tags=kv_cache"]
