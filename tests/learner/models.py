@@ -1,12 +1,15 @@
 """This module makes random Llamas small enough for unit tests. Their head_dim is 32, so that vLLM's CPU kernels take
 them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from grpo.models.files import ModelFiles
+from tests import warm
 
 
 def files_of(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelFiles:
@@ -15,6 +18,15 @@ def files_of(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None)
     if tokenizer is not None:
         vars(files)["tokenizer"] = tokenizer
     return files
+
+
+def facts_of(folder: Path, name: str, timeout: float = 400) -> Any:
+    """Returns the facts that the worker `name` of these tests has measured on two ranks, with a tiny model."""
+    facts = folder / "facts.json"
+    worker = ["-m", f"tests.learner.{name}", tiny_llama(folder / "model"), facts]
+    done = warm.ranks(2, worker, warm.LEARNER, timeout)
+    assert done.returncode == 0, done.stderr
+    return json.loads(facts.read_text())
 
 
 def tiny_llama(directory: Path, tied: bool = True, vocabulary: int = 64, layers: int = 2) -> Path:

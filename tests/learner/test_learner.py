@@ -1,22 +1,15 @@
 """These tests run the real learner on two ranks under ZeRO 1, 2 and 3: reference policies, LoRA, resume, NaN."""
 
 import itertools
-import json
 
 import pytest
 
-from tests import warm
-from tests.learner.models import tiny_llama
+from tests.learner.models import facts_of
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("learner")
-    model = tiny_llama(folder / "model")
-    worker = ["-m", "tests.learner.learner_worker", model, folder / "facts.json"]
-    done = warm.ranks(2, worker, warm.LEARNER)
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "facts.json").read_text())
+    return facts_of(tmp_path_factory.mktemp("learner"), "learner_worker")
 
 
 # In bfloat16 a completion is rounded otherwise in another row: KL is then nearly zero where it should be zero.

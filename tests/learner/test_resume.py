@@ -1,25 +1,17 @@
 """These tests hold that a checkpoint goes on under other settings, or is refused in one line before an engine starts. A
 rank that cannot write one is named by all, and a crafted one writes nothing outside its folder."""
 
-import json
-
 import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.saved import check_resumed
-from tests import warm
-from tests.learner.models import tiny_llama
+from tests.learner.models import facts_of
 from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("resume")
-    model = tiny_llama(folder / "model")
-    worker = ["-m", "tests.learner.resume_worker", model, folder / "facts.json"]
-    done = warm.ranks(2, worker, warm.LEARNER, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "facts.json").read_text())
+    return facts_of(tmp_path_factory.mktemp("resume"), "resume_worker", timeout=500)
 
 
 @pytest.mark.slow

@@ -1,23 +1,15 @@
 """Under ZeRO-3 no rank ever holds the whole model: not while it is loaded, and not of the reference."""
 
-import json
-
 import pytest
 
-from tests import warm
-from tests.learner.models import tiny_llama
+from tests.learner.models import facts_of
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    model = tiny_llama(folder / "model")
-    worker = ["-m", "tests.learner.sharded_worker", model, folder / "facts.json"]
-    done = warm.ranks(2, worker, warm.LEARNER, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "facts.json").read_text())
+    return facts_of(tmp_path_factory.mktemp("sharded"), "sharded_worker", timeout=300)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
