@@ -24,6 +24,12 @@ def config(**reward):
     return TaskConfig(data=DataConfig(source="arithmetic", held_out_fraction=0.2), reward=RewardConfig(**settings))
 
 
+def exact(path, **prompt):
+    """Returns the configuration of a task that trains on all rows of a file and compares answers as texts."""
+    data, reward = DataConfig(path=path, held_out_fraction=0.0), RewardConfig(parts=[RewardPartConfig(name="exact")])
+    return TaskConfig(data=data, reward=reward, prompt=PromptConfig(**prompt))
+
+
 def build(tokenizer, task_config, **settings):
     fixed = {"seed": 0, "max_tokens": 16, "grouping": Grouping(8)}
     return build_task(loaded_task(task_config, tokenizer), tokenizer, **{**fixed, **settings})
@@ -249,12 +255,7 @@ def test_a_generator_without_answers_judges_by_its_own_scorer(tokenizer):
 def test_rows_and_prompts_left_out_are_counted_and_never_asked(tokenizer, write_rows, caplog):
     rows = [{"problem": str(index) * 4, "answer": "1"} for index in range(5)]
     rows += [{"problem": "long" * 50, "answer": "1"}, {"problem": "no answer"}]
-    task_config = TaskConfig(
-        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
-        prompt=PromptConfig(max_tokens=100),
-        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
-    )
-    with build(tokenizer, task_config) as task:
+    with build(tokenizer, exact(write_rows(rows), max_tokens=100)) as task:
         asked = {prompt.problem.problem_id for prompt in task.next_prompts(20)}
     assert asked == {f"sums-{index}" for index in range(5)}
     logged = [record.getMessage() for record in caplog.records]
@@ -296,11 +297,7 @@ def test_problems_of_an_evaluation_are_never_asked_and_named_with_their_place(to
 )
 def test_a_name_in_the_template_that_is_no_column_is_refused(template, message, write_rows):
     rows = [{"problem": str(index), "answer": "1", "hint": "?"} for index in range(5)]
-    task_config = TaskConfig(
-        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
-        prompt=PromptConfig(template=template),
-        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
-    )
+    task_config = exact(write_rows(rows), template=template)
     if not message:
         assert len(usable_problems(task_config)) == 5
         return
@@ -319,11 +316,7 @@ def test_programs_are_not_judged_without_tests(write_rows):
 
 def test_a_prompt_with_two_right_answers_is_reported(tokenizer, write_rows, caplog):
     rows = [{"problem": "1 + 1", "answer": answer} for answer in ("2", "3", "2")] + [{"problem": "1", "answer": "1"}]
-    task_config = TaskConfig(
-        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
-        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
-    )
-    loaded_task(task_config, tokenizer)
+    loaded_task(exact(write_rows(rows)), tokenizer)
     logged = [record.getMessage() for record in caplog.records]
     assert logged == ["task task: 1 prompts come again with another answer (sums-1)"]
 
@@ -402,11 +395,7 @@ def test_a_task_is_another_with_other_tests_or_other_earlier_messages():
 )  # fmt: skip
 def test_rows_that_hardly_mean_well_are_reported(asked, answer, line, tokenizer, write_rows, caplog):
     rows = [{"problem": asked.format(index), "answer": answer.format(index)} for index in range(9)]
-    task_config = TaskConfig(
-        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
-        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
-    )
-    loaded_task(task_config, tokenizer)
+    loaded_task(exact(write_rows(rows)), tokenizer)
     logged = [record.getMessage() for record in caplog.records]
     assert logged == ([f"task task: {line}"] if line else [])
 
@@ -419,11 +408,7 @@ def test_a_column_of_pictures_that_no_model_sees_is_reported(tokenizer, write_ro
 
 def test_answers_that_are_texts_of_a_missing_value_are_reported(tokenizer, write_rows, caplog):
     rows = [{"problem": f"{index} + 1", "answer": "None" if index % 3 else str(index)} for index in range(9)]
-    task_config = TaskConfig(
-        data=DataConfig(path=write_rows(rows), held_out_fraction=0.0),
-        reward=RewardConfig(parts=[RewardPartConfig(name="exact")]),
-    )
-    loaded_task(task_config, tokenizer)
+    loaded_task(exact(write_rows(rows)), tokenizer)
     [logged] = [record.getMessage() for record in caplog.records]
     assert logged.startswith("task task: 6 answers are texts such as None, by which Python and pandas write that there")
 
