@@ -180,11 +180,6 @@ def test_a_tokenizer_with_code_of_its_own_asks_for_trust(checkpoint):
 
 def test_importing_the_package_imports_nothing_heavy():
     program = "import sys, grpo.models; print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert output == "[]\n"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

