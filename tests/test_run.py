@@ -297,6 +297,7 @@ def test_a_run_whose_machine_is_taken_away_in_a_round_equals_one_that_never_was(
 
 def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stage_but_not_under_the_third(tmp_path):
     overrides = [*SMALL, "rollout.engine=transformers", "evaluation.num_problems=0", f"output_dir={tmp_path}"]
+    overrides.append("checkpoint.export=true")
     ended = grpo("train", *overrides, "limits.samples=32")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 2: the limit of 32 samples is reached" in ended.stdout
@@ -308,6 +309,9 @@ def test_a_run_that_its_limit_ended_goes_on_when_it_is_raised_under_another_stag
     assert on.returncode == 0, on.stderr[-3000:]
     assert "changed since: learner.zero_stage: 1 → 2" in on.stdout
     assert "step 4: the limit of 64 samples is reached" in on.stdout
+    assert f"the model of step 2 is now in {tmp_path}/models/step-00000002" in on.stdout
+    cards = [(tmp_path / place / "README.md").read_text() for place in ("models/step-00000002", "model")]
+    assert ["| optimizer steps | 2 |" in cards[0], "| optimizer steps | 4 |" in cards[1]] == [True, True]
     assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
 
 

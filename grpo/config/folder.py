@@ -58,7 +58,16 @@ EARLIER = "earlier-"
 LEFT_BEHIND = (
     *(CONFIG_FILE, CODE_FILE, PATCH_FILE, MANIFEST_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE),
     END_FILE,
-    *(COMPLETIONS_FOLDER, PROFILE_FOLDER, MODELS_FOLDER, PICTURE_FILE, REPORT_FILE, PAGE_FILE, DYNAMICS_PAGE_FILE),
+    *(
+        COMPLETIONS_FOLDER,
+        PROFILE_FOLDER,
+        MODEL_FOLDER,
+        MODELS_FOLDER,
+        PICTURE_FILE,
+        REPORT_FILE,
+        PAGE_FILE,
+        DYNAMICS_PAGE_FILE,
+    ),
 )
 
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.

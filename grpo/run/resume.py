@@ -18,15 +18,19 @@ from grpo.config.folder import (
     EARLIER,
     LEFT_BEHIND,
     METRICS_FILE,
+    MODEL_FOLDER,
+    MODELS_FOLDER,
     PROMPTS_FILE,
     REFERENCE_FILE,
     STATE_FILE,
     checkpoints_in,
+    step_name,
     step_of,
 )
 from grpo.config.leaves import differences
 from grpo.config.saved import check_resumed, is_checkpoint, read_config, read_state
 from grpo.dynamics.scheduler import build_scheduler, replanned
+from grpo.host.disk import remove
 from grpo.host.together import from_first, on_first
 from grpo.interfaces import Collective, Task
 from grpo.loop import LoopParts
@@ -35,7 +39,7 @@ from grpo.models.files import ModelFiles
 from grpo.models.upload import WeightsIdentity, check_base, weights_identity
 from grpo.run.checkpoints import CheckpointStore, read_progress, require_whole, saved_random_state
 from grpo.tasks.task import LoadedTask
-from grpo.telemetry.ending import KILLED, Resumption, read_ending
+from grpo.telemetry.ending import FINISHED, KILLED, Resumption, read_ending
 from grpo.telemetry.json_lines import Row, read_metrics
 from grpo.types import Progress, RoundPlan, Verdict
 from grpo.types.plain import rebuilt
@@ -248,6 +252,20 @@ def set_aside(output: Path) -> Path | None:
         if (output / name).exists():
             (output / name).rename(folder_of_earlier_run / name)
     return folder_of_earlier_run
+
+
+def keep_model(output: Path, before: Resumption) -> None:
+    """Moves the model that a run left when it had finished to those of its rounds, since it goes on: nobody takes the
+    model for that of its last step."""
+    model, kept = output / MODEL_FOLDER, output / MODELS_FOLDER / step_name(int(before.reached))
+    if before.ended != FINISHED or not model.is_dir():
+        return
+    if kept.exists():  # checkpoint.export_every has written it
+        remove(model)
+        return
+    kept.parent.mkdir(exist_ok=True)
+    model.rename(kept)
+    print(f"the model of step {before.reached} is now in {kept}")
 
 
 def require_same_inputs(task: LoadedTask, model: ModelFiles, collective: Collective) -> None:

@@ -50,6 +50,7 @@ from grpo.run.resume import (
     checkpoint_store,
     fresh,
     goes_on,
+    keep_model,
     require_same_inputs,
     resumed,
     saved_run,
@@ -151,6 +152,8 @@ class Session:
         """Evaluates, trains, evaluates again, exports the model and writes the report. Returns the exit code."""
         parts, saved = self._parts, self._saved
         progress, verdict = resumed(self._config, saved, parts, self._store) if saved else fresh(parts)
+        if saved and not self._is_over(progress, verdict):
+            on_first(self._collective, lambda: keep_model(self._output, saved.resumption))
         with working("giving the sampler the learner's weights"):
             parts.weight_sync.begin(parts.learner, TimedSampler(parts.sampler, self._clocks))
         files = on_first(self._collective, lambda: self._open_files(progress.step))

@@ -14,7 +14,8 @@ from grpo.models.files import ModelFiles
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.early_checks import check
 from grpo.run.records import open_files
-from grpo.run.resume import asked_of, goes_on, require_same_inputs, saved_run, set_aside
+from grpo.run.resume import asked_of, goes_on, keep_model, require_same_inputs, saved_run, set_aside
+from grpo.telemetry.ending import FINISHED, KILLED, Resumption
 from grpo.telemetry.trackers import Trackers
 from grpo.types import Progress, RoundPlan
 from tests.fakes import SingleRank, on_ranks
@@ -184,6 +185,7 @@ def test_a_line_of_prompts_without_their_names_is_named():
 
 def test_logs_of_a_run_without_a_checkpoint_are_kept_and_nothing_else_is_touched(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "model").mkdir()
     (tmp_path / "metrics.jsonl").write_text("")
     assert set_aside(tmp_path) is None, "no round was finished"
     for number in (1, 2):
@@ -193,7 +195,22 @@ def test_logs_of_a_run_without_a_checkpoint_are_kept_and_nothing_else_is_touched
         assert set_aside(tmp_path) == tmp_path / f"earlier-{number}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier-1", "earlier-2", "notes.txt"]
     assert (tmp_path / "earlier-1" / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert (tmp_path / "earlier-1" / "model").is_dir()
     assert (tmp_path / "earlier-2" / "completions" / "step-1.parquet").read_text() == "2"
+
+
+def test_the_model_of_a_finished_run_that_goes_on_is_not_taken_for_that_of_its_last_step(tmp_path, capsys):
+    model, kept = tmp_path / "model", tmp_path / "models" / "step-00000008"
+    model.mkdir()
+    (model / "config.json").touch()
+    keep_model(tmp_path, Resumption(8, "step-00000008", 12, KILLED))
+    assert model.exists(), "nobody knows of which step it is"
+    keep_model(tmp_path, Resumption(8, "step-00000008", 8, FINISHED))
+    assert not model.exists() and (kept / "config.json").exists()
+    assert capsys.readouterr().out == f"the model of step 8 is now in {kept}\n"
+    model.mkdir()
+    keep_model(tmp_path, Resumption(8, "step-00000008", 8, FINISHED))
+    assert not model.exists() and (kept / "config.json").exists()
 
 
 def test_ranks_that_have_read_different_problems_are_refused_by_one_line():
