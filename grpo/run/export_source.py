@@ -36,7 +36,8 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
     )
     inside = next((parent for parent in replaced.parents if (parent / STATE_FILE).exists()), None)
     require(not inside, f"{directory} lies in the checkpoint {inside}, which it would damage: give a folder elsewhere")
-    require_writable(directory, key="")
+    # It is written beside its place.
+    require_writable(replaced.parent, key="")
     config = read_config(checkpoint)
     if config.gates and not despite_gates:
         require_within(checkpoint.parent.parent, config, read_step(checkpoint))

@@ -67,6 +67,18 @@ def test_a_folder_whose_place_nothing_can_take_is_refused_before_anything_is_loa
     )
 
 
+def test_an_empty_folder_beside_which_nothing_can_be_written_is_refused_before_anything_is_loaded(
+    tmp_path, monkeypatch, capsys
+):
+    for name in ("checkpoint", "others/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "checkpoint/state.json").write_text("{}")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "others")
+    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)
+    assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "others/mine")]) == 2
+    assert f"since {tmp_path}/others is read-only here: choose another" in capsys.readouterr().err
+
+
 def test_the_best_checkpoint_is_that_of_the_best_evaluation_which_may_have_come_later(tmp_path):
     def evaluated(step, value, temperature):
         rate = {"value": value, "low": 0.0, "high": 1.0}
