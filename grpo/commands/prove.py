@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -73,7 +74,8 @@ def run(words: Sequence[str] = ()) -> int:
     names = _names("part", options.get("part", ",".join(PARTS)), PARTS + NAMED)
     ways = _names("ways", options.get("ways", ",".join(WAYS)), WAYS)
     _require_read(options, overrides, names)
-    folder = Path(options.get("output_dir", "runs/prove"))
+    # Most shells leave the ~ of output_dir=~/proof as it is.
+    folder = Path(os.path.expanduser(options.get("output_dir", "runs/prove")))
     config = compose_config([*words_of(SIZES["tiny"], folder, overrides), path_word("output_dir", folder)])
     validate(config, config.hardware.ranks)
     try:

@@ -302,6 +302,13 @@ def test_a_proof_without_a_size_takes_that_of_its_device(device, size, tmp_path,
         prove.run(["part=attention", f"device={device}", f"output_dir={tmp_path}"])
 
 
+def test_a_proof_in_the_home_folder_lies_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert prove.run(["part=attention", "device=cpu", "size=tiny", "output_dir=~/proof"]) == 0
+    assert (tmp_path / "proof" / "prove.json").exists() and not (tmp_path / "~").exists()
+
+
 def test_unknown_parts_and_ways_are_refused(tmp_path):
     known = "ways=ZeRO-4 is unknown: choose among ZeRO-1, ZeRO-2, ZeRO-3, checkpointing, offload"
     with pytest.raises(UserError, match=known):
