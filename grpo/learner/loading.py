@@ -224,14 +224,14 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise UserError("model.lora.rank > 0 needs peft: pip install peft") from error
-    targets = model.lora.target_modules
+    targets = [name for part in model.lora.target_modules.split(",") if (name := part.strip())]
     # A model of the hub is recorded under its name there, which others can find, and not by its folder on this machine.
     of_hub = model.source == "huggingface" and not Path(model.path).is_dir()
     adapter = LoraConfig(
         revision=model.revision or None,
         r=model.lora.rank,
         lora_alpha=model.lora.alpha,
-        target_modules=targets if targets == "all-linear" else targets.split(","),
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
     )
     width = language_model.config.get_text_config().hidden_size
@@ -240,21 +240,19 @@ def with_lora(language_model: PreTrainedModel, model: ModelConfig) -> nn.Module:
         f"model.lora.rank={model.lora.rank} is above the model's width {width}, which no change of its weights needs: "
         "8 to 64 are customary",
     )
-    linear = (name for name, module in language_model.named_modules() if isinstance(module, nn.Linear))
-    known = {name.rpartition(".")[2] for name in linear}
-    plain = [name for name in targets.split(",") if re.fullmatch(r"\w+", name)] if targets != "all-linear" else []
-    unfit = [name for name in plain if name not in known] if known & {*plain} else []
+    linear = [f".{name}" for name, module in language_model.named_modules() if isinstance(module, nn.Linear)]
+    names = ",".join(sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"}))
+    # peft adapts the layers whose names end with a target, and passes over a target that ends none.
+    unfit = [target for target in targets if not any(name.endswith(f".{target}") for name in linear)]
     require(
-        not unfit,
-        f"model.lora.target_modules has {', '.join(unfit)}, which this model has not: its linear layers are "
-        f"{','.join(sorted(known - {'lm_head'}))}",
+        not unfit or unfit == targets,
+        f"model.lora.target_modules has {', '.join(unfit)}, which this model has not: its linear layers are {names}",
     )
     try:
         adapted_model = get_peft_model(language_model, adapter)
     except ValueError as error:
-        names = ",".join(sorted(known - {"lm_head"}))
         raise UserError(
-            f"model.lora.target_modules={targets} fits no layer of this model: its linear layers are {names}"
+            f"model.lora.target_modules={','.join(targets)} fits no layer of this model: its linear layers are {names}"
         ) from error
     if of_hub and model.path:
         adapter.base_model_name_or_path = model.path

@@ -277,14 +277,26 @@ def test_adapters_that_fit_no_layer_are_refused():
     model.lora.rank, model.lora.target_modules = 2, "nosuchlayer"
     with pytest.raises(UserError, match=r"=nosuchlayer fits no layer of this model: .* are down_proj,gate_proj,k_proj"):
         loading.with_lora(build(config_of("Llama"), way), model)
-    model.lora.target_modules = "q_proj,v_porj"
-    with pytest.raises(
-        UserError, match="target_modules has v_porj, which this model has not: its linear layers are dow"
-    ):
-        loading.with_lora(build(config_of("Llama"), way), model)
+    for strange in ("v_porj", "layers.99.mlp.up_proj"):
+        model.lora.target_modules = f"q_proj,{strange}"
+        with pytest.raises(
+            UserError, match=f"target_modules has {strange}, which this model has not: its linear layers are dow"
+        ):
+            loading.with_lora(build(config_of("Llama"), way), model)
     model.lora.rank, model.lora.target_modules = 100_000, "q_proj"
     with pytest.raises(UserError, match=r"model.lora.rank=100000 is above the model's width \d+, which no change"):
         loading.with_lora(build(config_of("Llama"), way), model)
+
+
+def test_blanks_between_the_names_of_adapted_layers_mean_nothing():
+    model = ModelConfig()
+    model.lora.rank, model.lora.target_modules = 2, "q_proj, v_proj"
+    way = loading.prove_config("a model", config_of("Llama")).way
+    adapted = loading.with_lora(loading.builder(False)(config_of("Llama"), way), model)
+    assert {name.split(".lora_")[0][-6:] for name, _ in adapted.named_parameters() if "lora_" in name} == {
+        "q_proj",
+        "v_proj",
+    }
 
 
 @pytest.mark.parametrize("name", ["Gemma 2", "gpt-oss", "LFM2"])
