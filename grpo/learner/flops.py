@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from grpo.learner.small_copy import EXPERTS, PER_TOKEN
 from grpo.types import MicroBatch, Tree
 
 
@@ -55,12 +56,22 @@ def whole_shape(parameter: nn.Parameter) -> torch.Size:
 
 
 def flop_count(language_model: nn.Module, head: nn.Parameter) -> FlopCount:
-    """Returns the counts of a dense transformers model, whole or sharded. In a mixture of experts all experts count,
-    also unused ones. The input embedding does not count: it is a lookup, not a product."""
+    """Returns the counts of a transformers model, whole or sharded. A layer's experts count as far as a token is sent
+    to them. The input embedding does not count: it is a lookup, not a product."""
     config = language_model.config.get_text_config()
     lookup = language_model.get_input_embeddings().weight
+    experts, per_token = (
+        next((value for name in names if isinstance(value := getattr(config, name, 0), int) and value), 0)
+        for names in (EXPERTS, PER_TOKEN)
+    )
+
+    def used(shape: torch.Size) -> float:
+        """Returns the number of weights that a token is multiplied with. A layer's experts are one tensor."""
+        chosen = experts and per_token and len(shape) == 3 and shape[0] == experts
+        return shape.numel() * (per_token / experts if chosen else 1)
+
     layers = sum(
-        whole_shape(parameter).numel() * (6 if parameter.requires_grad else 4)
+        used(whole_shape(parameter)) * (6 if parameter.requires_grad else 4)
         for parameter in language_model.parameters()
         if len(whole_shape(parameter)) > 1 and parameter is not head and parameter is not lookup
     )

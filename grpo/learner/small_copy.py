@@ -22,7 +22,7 @@ _STANDARD = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key
 _INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "intermediate_size_mlp",
           "ffn_dim", "n_inner")  # fmt: skip
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
+PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = ("n_group", "num_expert_group")
 _LINEAR_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 # Settings that limit attention to some earlier tokens, besides those named "window": its reach, and blocks it chooses.
@@ -136,7 +136,7 @@ def _narrow(text: PretrainedConfig, settings: Mapping[str, Any], names: Mapping[
 def _limited(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Returns a config's widths of feed-forward layers, which may be a list, and numbers of experts, cut down for a
     small copy."""
-    groups, per_token = (max(settings.get(name) or 1 for name in kind) for kind in (_GROUPS, _PER_TOKEN))
+    groups, per_token = (max(settings.get(name) or 1 for name in kind) for kind in (_GROUPS, PER_TOKEN))
     limits = dict.fromkeys({*_INNER, names["intermediate_size"]}, 64)
     limits |= dict.fromkeys(EXPERTS, max(4, 2 * groups, per_token + 1))
     cut: dict[str, Any] = {}

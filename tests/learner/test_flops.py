@@ -1,6 +1,6 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, Mamba2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config, Qwen3MoeConfig
 
 from grpo.algorithm.packing import Branch, LooseTree, pack
 from grpo.config import ModelConfig
@@ -22,6 +22,17 @@ def test_matrix_products_are_those_that_torch_counts(tmp_path):
     # 3 + 5 + 3 packed tokens, 6 + 4 targets.
     assert counted == 11 * count.per_token + 10 * count.per_target
     assert count.per_target == 6 * 64 * 64
+
+
+def test_experts_count_as_far_as_a_token_is_sent_to_them():
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=48,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    attention, router, expert = 2 * 32 * 32 + 2 * 32 * 16, 32 * 8, 3 * 32 * 16
+    count = flop_count(model, model.get_output_embeddings().weight)
+    assert count.per_token == 6 * 2 * (attention + router + 2 * expert)
 
 
 def test_attention_counts_the_pairs_that_are_attended():
