@@ -399,6 +399,13 @@ def test_problems_that_were_solved_from_the_start_are_no_constant_reward():
     assert "constant reward" in changed(reward__mean=solved)
 
 
+def test_rewards_that_differ_and_are_never_right_are_no_constant_reward():
+    never = np.zeros(200)
+    assert "constant reward" in changed(pass_rate=never, reward__mean=never)
+    diagnosis = changed(pass_rate=never, reward__mean=np.random.default_rng(0).uniform(0.4, 0.6, 200))
+    assert "constant reward" not in diagnosis and "prompts too hard" in diagnosis
+
+
 def test_a_log_without_parts_of_the_reward_gets_no_advice_to_weigh_them():
     generator, steps = np.random.default_rng(3), np.arange(200.0)
     rates, rewards = (0.3 + rise * steps / 200 + 0.01 * generator.standard_normal(200) for rise in (0.0, 0.6))

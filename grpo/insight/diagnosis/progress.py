@@ -143,14 +143,14 @@ def constant_reward(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     pass_rates = log[m.PASS_RATE].values
     if len(pass_rates) and pass_rates.min() == 1:
         return None
-    for name in (m.REWARD, m.PASS_RATE):
-        values = log[name].values
-        if len(values) >= FEWEST_CONSTANT and np.ptp(values) == 0:
-            what = "the mean reward" if name == m.REWARD else "the pass rate"
-            evidence = f"{what} has been exactly {values[0]:g} in all {len(values)} rounds"
-            remedy = "read samples.jsonl: the answer is not found (task.reward.extract), or the problems are too hard"
-            return Finding("constant reward", CRITICAL, evidence, remedy)
-    return None
+    # Rewards below task.reward.correct_at may differ where no answer counts as right.
+    name, what = (m.REWARD, "the mean reward") if len(log[m.REWARD]) else (m.PASS_RATE, "the pass rate")
+    values = log[name].values
+    if len(values) < FEWEST_CONSTANT or np.ptp(values) > 0:
+        return None
+    evidence = f"{what} has been exactly {values[0]:g} in all {len(values)} rounds"
+    remedy = "read samples.jsonl: the answer is not found (task.reward.extract), or the problems are too hard"
+    return Finding("constant reward", CRITICAL, evidence, remedy)
 
 
 def reward_ended(log: RunLog, rule: DiagnosisRule) -> Finding | None:
