@@ -13,14 +13,13 @@ from rich.console import Console
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.errors import require
-from grpo.config.folder import LAUNCHER_FILE, LOG_FOLDER
+from grpo.config.folder import LOG_FOLDER
 from grpo.config.hydra import compose_config
 from grpo.config.placement import KEY_VARIABLE
 from grpo.config.start import START_VARIABLE, of_a_moment, start
 from grpo.config.validate import validate
 from grpo.host import ranks
-from grpo.host.disk import write_whole
-from grpo.host.folder_lock import refuse_locked
+from grpo.host.folder_lock import launching, refuse_locked
 from grpo.host.imports import safe_path
 from grpo.host.output import outlasting
 from grpo.host.ports import RESERVED_VARIABLE
@@ -141,10 +140,8 @@ def _supervised(config: TrainConfig, seats: Sequence[Seat], begin: Callable[[Sea
     """Begins all seats, and waits for them. `begin` takes a seat, its log and whether it is shown on the terminal.
     Returns the run's exit code."""
     print(f"{config.output_dir} will hold what the run writes", flush=True)
-    launcher_file = _log(config, seats[0]).parent.parent / LAUNCHER_FILE
-    write_whole(launcher_file, f"{os.getpid()} {socket.gethostname()}\n")
     stop, parts = StopRequest(), []
-    with outlasting():
+    with launching(_log(config, seats[0]).parent.parent), outlasting():
         try:
             for seat in seats:
                 parts.append(begin(seat, _log(config, seat), seat.role == LEARNER and seat.index == 0))
@@ -158,7 +155,6 @@ def _supervised(config: TrainConfig, seats: Sequence[Seat], begin: Callable[[Sea
                 part.close()
             for part in parts:
                 part.wait()
-            launcher_file.unlink(missing_ok=True)
 
 
 def at_this_moment(word: str) -> str:

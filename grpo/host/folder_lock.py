@@ -17,6 +17,7 @@ from grpo.config.errors import UserError, require
 from grpo.config.folder import (
     EVALUATIONS_FILE,
     FOLDERS,
+    LAUNCHER_FILE,
     LOCK_FILE,
     METRICS_FILE,
     PROMPTS_FILE,
@@ -83,20 +84,38 @@ def _taken(folder: Path) -> TextIO:
         file = open_own(folder / LOCK_FILE, "a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"output_dir={folder} cannot be written to: {error}") from error
+    return _with_holder(file, folder, f"process {os.getpid()} on {socket.gethostname()}\n")
+
+
+@contextmanager
+def launching(folder: Path) -> Iterator[None]:
+    """Names in a run's folder, for the duration of the context, this process as the one that has launched the run, by
+    which `launch/stop.sh` finds it. Raises `UserError` where another one that still lives has done so."""
+    path = folder / LAUNCHER_FILE
+    with _with_holder(open_own(path, "a+", encoding="utf-8"), folder, f"{os.getpid()} {socket.gethostname()}\n"):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _with_holder(file: TextIO, folder: Path, holder: str) -> TextIO:
+    """Locks an open file of a run's folder and writes this process as its `holder` into it. Raises `UserError` when
+    another process holds it."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.seek(0)
-        holder = file.read().strip() or "another process"
+        other = file.read().strip() or "another process"
         file.close()
         raise UserError(
-            f"{folder} is in use by a run that still goes on ({holder}): wait until it ends, stop it, or choose "
+            f"{folder} is in use by a run that still goes on ({other}): wait until it ends, stop it, or choose "
             "another output_dir"
         ) from None
     except OSError as error:
         print(f"grpo: cannot lock {folder} ({error}), so do not start a second run in it", file=sys.stderr)
     with suppress(OSError):
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.write(holder)
         file.flush()
     return file

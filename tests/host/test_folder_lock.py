@@ -12,7 +12,7 @@ import pytest
 from grpo.commands import launch
 from grpo.config.errors import EndedElsewhere, UserError
 from grpo.config.folder import LAUNCHER_FILE
-from grpo.host.folder_lock import is_locked, locked, refuse_locked
+from grpo.host.folder_lock import is_locked, launching, locked, refuse_locked
 from tests.fakes import SingleRank, on_ranks
 
 # Holds a folder, and starts a child that outlives it.
@@ -54,6 +54,25 @@ def test_a_second_run_is_refused_with_the_name_of_the_first_and_its_other_ranks_
         refuse_locked(tmp_path)
     # The lock lets readers in.
     assert (tmp_path / "run.lock").read_text() == f"process {holder.pid} on {socket.gethostname()}\n"
+
+
+def test_a_second_launcher_is_refused_and_leaves_the_name_of_the_first_until_that_ends(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from grpo.host.folder_lock import launching\n"
+        "with launching(Path(sys.argv[1])): print('launched', flush=True); time.sleep(600)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert first.stdout.readline()
+        with pytest.raises(UserError, match=f"still goes on .{first.pid} {socket.gethostname()}."), launching(tmp_path):
+            pass
+        assert (tmp_path / LAUNCHER_FILE).read_text() == f"{first.pid} {socket.gethostname()}\n"
+    finally:
+        first.kill()
+        first.wait()
+    with launching(tmp_path):
+        assert (tmp_path / LAUNCHER_FILE).read_text() == f"{os.getpid()} {socket.gethostname()}\n"
+    assert not (tmp_path / LAUNCHER_FILE).exists()
 
 
 def test_a_reader_without_the_right_to_write_sees_whether_a_run_goes_on(holder, tmp_path, monkeypatch):
