@@ -168,6 +168,9 @@ ENTROPY = _metric("policy/entropy", NATS,
     peers="trl:entropy verl:actor/entropy verl:actor/entropy_loss openrlhf:entropy_loss prime_rl:entropy/all/mean "
     "rlprobe:entropy_mean")
 SAMPLER_ENTROPY = _metric("policy/sampler_entropy", NATS, "mean −log p of the sampled tokens, by the sampler")
+# A ratio, and a weight of the mismatch below, is that of a token's whole completion where objective.ratio, or
+# objective.correction.level, is of the sequence. With objective.old_logprobs=sampler the sampler's probabilities stand
+# for those at the round's start.
 OLD_KL = _metric("policy/old_kl", NATS, "KL from the policy at the round's start to the present one")
 RATIO = _metric("policy/ratio", "ratio", "probability of a token now, divided by that at the round's start")
 RATIO_SQUARED = _metric("policy/ratio_squared", "ratio²", "mean square of the ratio")
