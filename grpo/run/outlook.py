@@ -112,5 +112,6 @@ class Outlook:
 
 
 def _signal(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns a round's share of signal, and the completions of its steps."""
-    return row[m.SIGNAL], row[m.GROUP_SIZE] * row[m.PROMPTS]
+    """Returns a round's share of signal, and the completions of its steps. A gradient that is almost 0, as where all
+    groups are silent, would count for any number of others."""
+    return min(max(row[m.SIGNAL], -1.0), 1.0), row[m.GROUP_SIZE] * row[m.PROMPTS]

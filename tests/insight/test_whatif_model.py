@@ -169,6 +169,10 @@ def test_a_gradient_that_is_mostly_signal_gains_little_by_more_prompts():
     log = run_log(**products(0.0, signal=0.5))
     more = course(replace(SETTING, prompts_per_step=128), log)
     assert rates_at(more, 40) == pytest.approx(rate_at(1.265 * 40), abs=0.015)
+    # The share of a gradient that is almost 0 may be any number, and counts as one.
+    odd = products(0.0, signal=0.5)
+    odd["step/signal"].values[3] = -252938.0
+    assert {round(stage.signal, 1) for stage in stages_of(run_log(**odd), SETTING)} <= {0.4, 0.5}
 
 
 def test_a_curve_has_risen_only_if_it_surely_ends_above_its_beginning():

@@ -61,6 +61,9 @@ def test_the_noise_scale_is_that_of_the_last_rounds_where_their_signal_is_sure()
     assert noise_scales([0.2] * 50, asked)[1][-1] == pytest.approx(4 * 8 * 16)
     # Shares of 0.1 ± 1 are luck, and a share of 1 leaves no noise.
     assert noise_scales([-0.9, 1.1] * 30)[1] == [None] * 60 and noise_scales([1.0] * 20)[1] == [None] * 20
+    # Gradients that are almost 0 have any share.
+    asked, _ = noise_scales([0.1] * 40)
+    assert noise_scales([-252938.0], asked)[1] == [pytest.approx((41 / (40 * 0.1 - 1) - 1) * 8 * 16)]
     earlier = [row | {m.SIGNAL: 0.1} for row in rows(9)]
     assert noise_scales([0.1], Outlook(STEPS, rows=earlier))[1] == [pytest.approx(9 * 8 * 16)]
 

@@ -202,6 +202,8 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
     tokens = groups * (prompt + own_setting.group_size * completion)
     refresh = middle(m.phase_seconds("sync"), 0.0)
     gains, signals = (log[name].between(ends[rounds[0]], ends[rounds[-1]]).values for name in (m.GAIN, m.SIGNAL))
+    # A gradient that is almost 0 has any share of signal, and would count for all others.
+    signal = np.clip(signals, -1, 1).mean() if len(signals) else 0.0
     return Stage(
         step=float(log.history.steps[rounds].mean()),
         setting=own_setting,
@@ -212,7 +214,7 @@ def _stage(log: RunLog, setting: BatchSetting, rounds: NDArray[np.int_], ends: A
         refresh_seconds=refresh,
         ess=min(middle(m.ESS, 1.0), 1.0) if own_setting.refresh_interval > 1 else 1.0,
         heat=heat_of(gains),
-        signal=float(np.clip(signals.mean(), LEAST_SIGNAL, MOST_SIGNAL)) if len(signals) else LEAST_SIGNAL,
+        signal=float(np.clip(signal, LEAST_SIGNAL, MOST_SIGNAL)),
     )
 
 
