@@ -40,12 +40,18 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
     require_writable(replaced.parent, key="")
     config = read_config(checkpoint)
     if config.gates and not despite_gates:
-        require_within(checkpoint.parent.parent, config, read_step(checkpoint))
+        require_within(records_of(checkpoint), config, read_step(checkpoint))
     if adapter and not config.model.lora.rank:
         raise UserError(f"{checkpoint} has no adapter (model.lora.rank=0): leave out adapter=true")
     check_model_settings(config.model)
     check_early(config.model)
     return checkpoint, config
+
+
+def records_of(checkpoint: Path) -> Path:
+    """Returns the folder whose records tell of a checkpoint: its run's. A copy elsewhere, which may lie in another
+    run's folder, stands for itself, and has none."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint
 
 
 def best_checkpoint(run: Path) -> Path:

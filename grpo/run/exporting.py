@@ -23,7 +23,7 @@ from grpo.learner.loading import load_policy
 from grpo.learner.policy import Policy
 from grpo.loop import LoopParts
 from grpo.run.assembly import turn_of_learner
-from grpo.run.export_source import to_export
+from grpo.run.export_source import records_of, to_export
 from grpo.run.model_card import card_of
 from grpo.run.model_folder import model_files
 from grpo.run.preparing import with_precision
@@ -104,7 +104,7 @@ def export_checkpoint(
     check_start(started, files.path, alone)
     learner = config.learner
     policy = load_policy(files, started.model, learner.precision, learner.logit_chunk_tokens, lora_seed=config.seed)
-    run, step = checkpoint.parent.parent, read_step(checkpoint)
+    run, step = records_of(checkpoint), read_step(checkpoint)
     # A link leads to the disk on which somebody wants the model, so it stays.
     folder = Folder(directory.resolve(), as_asked(files.tokenizer, config), _texts(run, config, step, adapter))
     _write_into(folder, policy, dtype or learner.precision, alone, adapter)

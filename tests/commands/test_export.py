@@ -16,7 +16,7 @@ from grpo.config import ModelConfig, TrainConfig, UserError
 from grpo.config.folder import step_of
 from grpo.config.saved import read_step
 from grpo.run import exporting
-from grpo.run.export_source import best_checkpoint
+from grpo.run.export_source import best_checkpoint, records_of
 from grpo.run.exporting import as_asked
 
 
@@ -96,7 +96,9 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation_which_may_have_come_
 
 
 def test_a_checkpoint_says_itself_at_which_step_it_was_saved(tmp_path, monkeypatch):
-    (copy := tmp_path / "kept").mkdir()
+    (copy := tmp_path / "another" / "mine" / "kept").mkdir(parents=True)
+    # The records of another run tell nothing of a copy in its folder.
+    (tmp_path / "another" / "evaluations.jsonl").write_text("{}\n")
     (copy / "state.json").write_text(json.dumps({"progress": {"step": 12}}))
     monkeypatch.setattr(exporting, "to_export", lambda *_: (copy, TrainConfig()))
     monkeypatch.setattr(exporting, "with_precision", lambda config, samples: config)
@@ -107,6 +109,7 @@ def test_a_checkpoint_says_itself_at_which_step_it_was_saved(tmp_path, monkeypat
     monkeypatch.setattr(exporting, "_write_into", lambda folder, *_: written.append(folder.texts["README.md"]))
     exporting.export_checkpoint(copy, tmp_path / "model")
     assert "| optimizer steps | 12 |" in written[0]
+    assert records_of(tmp_path / "run" / "checkpoints" / "kept") == tmp_path / "run"
     (copy / "state.json").write_text("{}")
     with pytest.raises(UserError, match="kept/state.json is damaged: it does not say at which step it was saved"):
         read_step(copy)
