@@ -189,7 +189,7 @@ def episode_means(completions: Sequence[Completion]) -> dict[str, Mean]:
         m.CALLS: Mean(calls, len(facts)),
         m.FAILED_CALLS: Mean(float(sum(fact.failed_calls for fact in facts)), calls),
         m.UNREADABLE_CALLS: Mean(float(sum(fact.unreadable_calls for fact in facts)), turns),
-        m.WITHOUT_CALLS: _mean([not fact.calls for fact in facts]),
+        m.WITHOUT_CALLS: _mean([not fact.calls for fact in facts if fact.shown_tools]),
         m.OBSERVED: _mean([completion.num_observed for completion in completions if completion.episode is not None]),
         m.EPISODE_SECONDS: _mean([fact.seconds for fact in facts]),
         m.EPISODES_FAILED: _mean([bool(fact.error) or fact.ended in ("error", "seconds") for fact in facts]),

@@ -260,6 +260,8 @@ def test_means_of_episodes_count_turns_calls_and_failures():
     several = episode(turns=3, calls=4, failed_calls=1, seconds=2.0)
     failed = episode(turns=1, unreadable_calls=1, error="KeyError: gone")
     assert episode_means([single]) == {}
+    without_tools = episode(turns=1, shown_tools=False)
+    assert episode_means([without_tools])["episodes/without_calls_fraction"].count == 0
     means = episode_means([single, several, failed])
     assert means["episodes/turns_mean"] == Mean(4.0, 2)
     assert means["episodes/calls_mean"] == Mean(4.0, 2)

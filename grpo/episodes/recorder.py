@@ -60,7 +60,7 @@ class Recorder:
         self.messages: tuple[Message, ...] = ()
         self.num_opening, self.num_calls = 0, 0
         self.written: tuple[int, ...] = ()
-        self._newest = 0
+        self._newest, self.shown_tools = 0, False
 
     @property
     def opening(self) -> tuple[int, ...]:
@@ -97,6 +97,7 @@ class Recorder:
             call["id"] = call.get("id") or f"c{self.num_turns % 10**5:05d}{number % 1000:03d}"
         self.num_opening = self.num_opening or len(messages)
         self.num_turns += 1
+        self.shown_tools |= bool(tools)
         self.num_tokens += len(turn.token_ids)
         self.unreadable += not readable
         self.num_calls += len(message.get("tool_calls") or ())

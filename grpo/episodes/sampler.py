@@ -365,5 +365,6 @@ class _Play:
             seconds=self._seconds,
             ended=self._ended,
             error=self._error,
+            shown_tools=recorder.shown_tools,
         )
         return replace(recorder.completion(prompt, facts), late=late)

@@ -143,7 +143,8 @@ FAILED_CALLS = _metric("episodes/failed_calls_fraction", "share of calls", "shar
     panel="Calls that fail: raise an exception")
 UNREADABLE_CALLS = _metric("episodes/unreadable_fraction", "share of turns", "share of turns with unreadable calls",
     panel="Calls that fail: cannot be read")
-WITHOUT_CALLS = _metric("episodes/without_calls_fraction", OF_COMPLETIONS, "share of episodes that call no tool")
+WITHOUT_CALLS = _metric("episodes/without_calls_fraction", OF_COMPLETIONS,
+    "share of episodes with tools that call none")
 OBSERVED = _metric("episodes/observed_mean", TOKENS, "mean tokens in an episode that tools and environment wrote",
     panel="Tokens of tools")
 EPISODE_SECONDS = _metric("episodes/seconds_mean", "seconds", "mean seconds of tools and environment in an episode",

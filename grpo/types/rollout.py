@@ -87,7 +87,8 @@ class EpisodeFacts:
     itself returned, by name, and `state` is what its environment held at the end.
     `ended` is "" for an episode that came to its own end, or the limit that ended it: "turns", "tokens", "room" for
     model.max_length, or, where failures count as cut off, "seconds" and "error".
-    `error` says why it failed, or is "". `seconds` is the time that tools and environment took.
+    `error` says why it failed, or is "". `seconds` is the time that tools and environment took. `shown_tools` says
+    whether the model was shown any tool.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -103,6 +104,7 @@ class EpisodeFacts:
     seconds: float = 0.0
     ended: str = ""
     error: str = ""
+    shown_tools: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ def test_an_episode_is_one_completion_with_what_its_code_returned(episodes):
     whole = [completion for completion in group.completions if not completion.truncated]
     assert whole and all(completion.episode.turns == 3 for completion in whole)
     assert {completion.episode.rewards["questions"] for completion in whole} == {3.0}
+    assert not any(completion.episode.shown_tools for completion in whole)
     for completion in whole:
         tokenizer = character_tokenizer()
         ids = completion.whole
