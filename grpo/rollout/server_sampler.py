@@ -26,6 +26,9 @@ from grpo.rollout.weight_names import FileForm
 from grpo.types import Completion, Prompt, RolloutGroup
 from grpo.types.weights import ADAPTER, ADAPTERS, BASE, MERGED
 
+AS_STARTED = "default"
+"""vLLM calls the weights so with which a server was started."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
@@ -164,8 +167,12 @@ class ServerSampler:
         return Completion(token_ids, logprobs, text, choice["finish_reason"] == "length", versions)
 
     def _versions(self, choice: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-        """Returns which weights wrote how many tokens of a completion, one after another."""
-        return tuple((int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"])
+        """Returns which weights wrote how many tokens of a completion, one after another. A server that has been sent
+        none has those of version 0, with which it was started."""
+        return tuple(
+            (0 if span["version"] == AS_STARTED else int(span["version"]), span["end"] - span["start"])
+            for span in choice["weight_versions"]
+        )
 
     # --- weights -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from grpo.config import LearnerConfig, TaskConfig, TrainConfig
 from grpo.config.parts import LearnerSettings
 from grpo.config.pass_through import check_model_settings
+from grpo.config.placement import uses_running_servers
 from grpo.config.ranges import check_values
 from grpo.config.saved import is_checkpoint, read_config, read_step
 from grpo.host import ranks
@@ -60,7 +61,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     preflight.check_vllm(config)
     config = with_precision(config)
     with working("looking for the model and preparing it"):
-        files = model_files(config, learns=bool(model.start))
+        sends = _sends(config)
+        files = model_files(config, learns=sends)
         preflight.check_spread(config, files)
         preflight.check_adapters(config, files)
         preflight.check_cpu_heads(config, files)
@@ -77,7 +79,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
         init_distributed(device, config.longest_wait_seconds)
     collective = TorchCollective(device)
     learner = None
-    if model.start:
+    if sends:
         check_start(config, files.path, collective)
         # The learner is built before the sampler, as in training, because vLLM changes the classes of some models.
         init_distributed(device, config.longest_wait_seconds)
@@ -101,6 +103,12 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     return Candidate(
         EvaluatedSampler(sampler, clocks), clocks, collective, [task.config for task in fitted_tasks], load
     )
+
+
+def _sends(config: TrainConfig) -> bool:
+    """Tells whether a learner sends the sampler its weights: those of `model.start`, and those of any model to servers
+    that run already, which have the weights that somebody sent them last."""
+    return bool(config.model.start) or uses_running_servers(config.rollout)
 
 
 # These settings decide how a checkpoint's weights lie in memory. No other setting is taken: the checkpoint may be

@@ -386,6 +386,11 @@ def test_ranks_leave_their_servers_together_where_one_of_them_has_to_save_at_onc
     assert raised([None, None]) == [None] * 2
 
 
+def test_tokens_of_a_server_that_was_sent_no_weights_are_those_of_version_0():
+    spans = [{"version": "default", "start": 0, "end": 3}, {"version": "2", "start": 3, "end": 4}]
+    assert object.__new__(ServerSampler)._versions({"weight_versions": spans}) == ((0, 3), (2, 1))
+
+
 def test_a_completion_that_a_server_still_writes_is_left_where_the_run_has_to_save_at_once():
     pending = PendingGroup(None, range(1), Future(), dict)
     with handled_as_before():

@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +77,20 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     with pytest.raises(InterruptedError):
         measured_model.candidate(config, [])
     assert asked == [7200.0 + 1800.0 + 300.0]
+
+
+@pytest.mark.parametrize(("servers", "is_sent"), [("port=8000", False), ("urls=[http://127.0.0.1:8000]", True)])
+def test_servers_that_run_already_are_sent_the_model_that_is_measured(servers, is_sent, monkeypatch):
+    sent = []
+    sync = SimpleNamespace(refresh=lambda learner, sampler: sent.append(learner), begin=None, check=None)
+    monkeypatch.setattr(measured_model, "init_distributed", lambda *arguments: None)
+    monkeypatch.setattr(measured_model, "DeepSpeedLearner", lambda *arguments: SimpleNamespace(num_steps=0))
+    monkeypatch.setattr(measured_model, "sampler_in_turn", lambda config, learner, build, clocks: build())
+    monkeypatch.setattr(measured_model, "build_sampler", lambda *parts: ScriptedSampler())
+    monkeypatch.setattr(measured_model.CheckedSync, "of", lambda *parts: sync)
+    config = compose_config(["experiment=tiny", "device=cpu", "rollout=vllm_server", f"rollout.servers.{servers}"])
+    candidate(config, [config.task])
+    assert bool(sent) == is_sent
 
 
 def test_a_model_that_is_only_measured_is_sampled_under_a_deadline(monkeypatch):
