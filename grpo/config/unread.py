@@ -102,6 +102,12 @@ NEEDED = {
     under("task.curriculum", "easy hard width anneal_prompts"): "task.curriculum.name=anneal",
     under("task.curriculum", "half_life rest rest_silent"): "task.curriculum.name=online",
 }
+OF_ROWS = Rule(
+    ("task.data.limit",),
+    lambda c: c.task.data.source in ("file", "hub"),
+    "use task.data.size, which a generator has",
+)
+
 RULES = (
     *(_needing(keys, needed) for keys, needed in NEEDED.items()),
     Rule(
@@ -216,11 +222,7 @@ RULES = (
         lambda c: c.task.data.source in ("file", "hub"),
         "use task=file or another task that reads rows, since a generator has no columns",
     ),
-    Rule(
-        ("task.data.limit",),
-        lambda c: c.task.data.source in ("file", "hub"),
-        "use task.data.size, which a generator has",
-    ),
+    OF_ROWS,
     Rule(
         ("task.data.selection.solve_rate_column",),
         lambda c: _selects_by_rate(c.task.data.selection),
@@ -260,6 +262,7 @@ NOT_TRAINED = (
         lambda _: False,
         "set evaluation.temperature",
     ),
+    OF_ROWS,
 )
 """These are the rules of commands that measure a model and do not train it."""
 
@@ -268,7 +271,7 @@ ALL_PROBLEMS = (
     Rule(
         under("evaluation", "num_problems pass_at suite suite_folder every_rounds"),
         lambda _: False,
-        "grpo solve-rates asks each selected problem, so set task.data.limit for fewer of them",
+        "grpo solve-rates asks each selected problem: for fewer set task.data.limit, or task.data.size of a generator",
     ),
 )
 """These are the rules of `grpo solve-rates`."""

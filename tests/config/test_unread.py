@@ -5,7 +5,7 @@ import pytest
 from grpo.config import UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
 from grpo.config.sweep import SweepConfig
-from grpo.config.unread import NOT_TRAINED, RULES, refuse_unread, unread
+from grpo.config.unread import ALL_PROBLEMS, NOT_TRAINED, RULES, refuse_unread, unread
 from grpo.config.validate import validate
 from grpo.sweep.cells import cells_of
 
@@ -147,6 +147,9 @@ def test_a_command_that_measures_a_model_takes_no_words_of_training_alone():
         refuse_unread(words, compose_config(words), NOT_TRAINED)
     with pytest.raises(UserError, match="evaluation.every_rounds=2 has no effect here: only grpo train reads it"):
         refuse_unread(["evaluation.every_rounds=2"], compose_config(["evaluation.every_rounds=2"]), NOT_TRAINED)
+    for rules in (NOT_TRAINED, ALL_PROBLEMS):
+        with pytest.raises(UserError, match="limit=12 has no effect here: use task.data.size, which a generator has"):
+            refuse_unread(["task.data.limit=12"], compose_config(["experiment=tiny", "task.data.limit=12"]), rules)
     kept = ["experiment=tiny", "learner.micro_batch_tokens=64", "task.data.question_column=q"]
     refuse_unread(kept, compose_config(kept), NOT_TRAINED)
 
