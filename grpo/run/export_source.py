@@ -36,8 +36,8 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
     )
     inside = next((parent for parent in replaced.parents if (parent / STATE_FILE).exists()), None)
     require(not inside, f"{directory} lies in the checkpoint {inside}, which it would damage: give a folder elsewhere")
-    # It is written beside its place.
-    require_writable(replaced.parent, key="")
+    # The model is written beside the place of an empty folder.
+    require_writable(replaced.parent if replaced.exists() else directory, key="")
     config = read_config(checkpoint)
     if config.gates and not despite_gates:
         require_within(records_of(checkpoint), config, read_step(checkpoint))
