@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
 from grpo.host.disk import FULL, remove, room
 from grpo.host.together import on_first
 from grpo.interfaces import Collective
@@ -63,7 +63,7 @@ class Folder:
 def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -> None:
     """Writes all weights and saved buffers, with adapters merged into the weights. Collective; the first rank writes.
 
-    Raises UserError when the folder cannot be written.
+    Raises UserError when the folder cannot be written, and when float16 cannot hold the weights.
     """
     weights: dict[str, torch.Tensor] = {}
     for bucket in weight_buckets(policy, 2**30, EXPORT_DTYPES[dtype]):
@@ -73,6 +73,8 @@ def export(policy: Policy, dtype: str, folder: Folder, collective: Collective) -
     model = base_model(policy.language_model)
 
     def write(writing: Path) -> None:
+        large = next((name for name, tensor in weights.items() if dtype == "float16" and tensor.isinf().any()), "")
+        require(not large, f"{large} has weights above 65504, the most that float16 holds: give dtype=bfloat16")
         model.save_pretrained(writing, state_dict=weights)
         # It names the type of the model's own weights, in which these would be loaded.
         file = writing / CONFIG

@@ -68,6 +68,16 @@ def test_a_routers_bias_is_written_as_it_was_though_nothing_trains_it(rank, tmp_
     assert not info["missing_keys"] and torch.equal(dict(written.named_buffers())[name], torch.arange(8) / 7)
 
 
+def test_weights_that_float16_cannot_hold_are_refused_by_name(base, tmp_path):
+    policy = load_policy(files_of(base), ModelConfig(path=str(base)), "float32", 64)
+    with torch.no_grad():
+        policy.language_model.model.norm.weight[0] = 1e5
+    with pytest.raises(UserError, match=r"model.norm.weight has weights above 65504, .*: give dtype=bfloat16"):
+        export(policy, "float16", folder_at(tmp_path / "model"), SingleRank())
+    assert [*tmp_path.iterdir()] == []
+    export(policy, "bfloat16", folder_at(tmp_path / "model"), SingleRank())
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_small_change_of_float32_weights_survives_in_a_coarser_dtype(dtype, base, tmp_path):
     policy = load_policy(files_of(base), ModelConfig(path=str(base)), "float32", 64)
