@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from grpo.algorithm.logprobs import LogitRule, token_logprobs
+from grpo.config.errors import first_line
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.learner.policy import LogprobHead
@@ -47,7 +48,7 @@ def deviation(rule: LogitRule, device: torch.device, dtype: torch.dtype, vocabul
                         return f"compiled functions compute other {what}, by {off:.1g}"
     except Exception as error:
         # A compiler fails in many ways.
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        return f"{type(error).__name__}: {first_line(error)[:200]}"
     return ""
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from grpo.config.errors import first_line
 from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.learner.group_logprobs import sent
@@ -113,7 +114,7 @@ def choose_kernel(device: torch.device) -> None:
             why = "it computes other numbers"
     except Exception as error:
         # Its package is built on many machines, and fails in as many ways.
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        why = f"{type(error).__name__}: {first_line(error)}"
     if why and torch.nn.attention.current_flash_attention_impl():
         torch.nn.attention.restore_flash_attention_impl()
     if not ranks.rank():

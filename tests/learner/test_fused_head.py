@@ -40,6 +40,7 @@ def wrong(name, change):
         ("_plain_slopes", lambda wide: wide + 0.01, "other gradients"),
         ("_plain_slopes", lambda wide: wide / 0, "other gradients"),
         ("_plain_read", lambda values: {}["no kernel"], "KeyError: 'no kernel'"),
+        ("_plain_read", lambda values: next(iter(())), "StopIteration"),
     ],
 )
 def test_a_wrong_term_is_noticed(name, change, found, monkeypatch):

@@ -70,6 +70,7 @@ def test_attention_that_the_kernel_does_not_know_is_computed_without_it(kind, ca
         (1, None, "3", "FA3"),
         (2, None, "2, without FlashAttention 3 (it computes other numbers)", None),
         (1, ModuleNotFoundError("No module named 'flash_attn_interface'"), "2, without FlashAttention 3 (Module", None),
+        (1, AssertionError(), "2, without FlashAttention 3 (AssertionError", None),
     ],
 )
 def test_hopper_takes_flash_attention_3_where_it_is_installed_and_computes_the_same(
