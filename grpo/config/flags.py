@@ -84,6 +84,7 @@ def read_words(words: Sequence[str]) -> Request:
     """
     flags: dict[str, str] = {}
     overrides: list[str] = []
+    own_file = ""
     remaining_words = iter(words)
     for word in remaining_words:
         name, equals, value = word.partition("=")
@@ -99,9 +100,8 @@ def read_words(words: Sequence[str]) -> Request:
         elif word.endswith((".yaml", ".yml")) and not equals:
             require(Path(word).is_file(), f"there is no file {word}")
             require(word.endswith(".yaml"), f"Hydra reads {word} as {Path(word).stem}.yaml: give it that name")
-            first = flags.get("--config-name")
-            require(first is None, f"{word} would replace {first}: name one file in the defaults of the other")
-            flags |= {"--config-dir": str(Path(word).parent), "--config-name": Path(word).stem}
+            require(not own_file, f"{word} would replace {own_file}: name one file in the defaults of the other")
+            own_file = word
         else:
             has_key = bool(equals and name.lstrip("+~")) or word.startswith("~")
             if not has_key:
@@ -117,6 +117,14 @@ def read_words(words: Sequence[str]) -> Request:
         flags.get("--cfg", "job") == "job",
         f"--cfg {flags.get('--cfg')} is unknown: --cfg job prints the configuration that would run",
     )
+    if own_file:
+        first, folder = flags.get("--config-name"), Path(own_file).parent.resolve()
+        require(first is None, f"{own_file} would replace {first}: name one file in the defaults of the other")
+        require(
+            Path(flags.setdefault("--config-dir", str(folder))).resolve() == folder,
+            f"{own_file} is read with the groups in its own folder: put those of --config-dir there, and leave it out",
+        )
+        flags["--config-name"] = Path(own_file).stem
     directory = Path(flags["--config-dir"]).absolute() if "--config-dir" in flags else None
     require(directory is None or directory.is_dir(), f"--config-dir: there is no folder {directory}")
     name = flags.get("--config-name", "train").removesuffix(".yaml")

@@ -121,8 +121,17 @@ def test_folders_and_files_of_ones_own_are_read(tmp_path):
     (tmp_path / "own.yml").write_text("defaults: [train, _self_]\n")
     with pytest.raises(UserError, match=r"reads .*own.yml as own.yaml: give it that name"):
         composed(f"{tmp_path}/own.yml")
-    with pytest.raises(UserError, match=r"bare.yaml would replace own: name one file in the defaults of the other"):
+    with pytest.raises(UserError, match=r"bare.yaml would replace \S+/own.yaml: name one file in the defaults"):
         composed(f"{tmp_path}/own.yaml", f"{tmp_path}/bare.yaml")
+    (tmp_path / "groups").mkdir()
+    for *flag, message in (
+        ("--config-name", "bare", "own.yaml would replace bare: name one file in the defaults of the other"),
+        ("--config-dir", f"{tmp_path}/groups", "own.yaml is read with the groups in its own folder: put those of"),
+    ):
+        for words in ([*flag, f"{tmp_path}/own.yaml"], [f"{tmp_path}/own.yaml", *flag]):
+            with pytest.raises(UserError, match=message):
+                composed(*words)
+    assert composed("--config-dir", str(tmp_path), f"{tmp_path}/own.yaml", "experiment=mine") == ("tiny", 7, 3)
     (tmp_path / "empty.yaml").write_text("")
     (tmp_path / "list.yaml").write_text("- seed\n")
     (tmp_path / "alone.yaml").write_text("defaults: [_self_]\nseed: 3\n")
