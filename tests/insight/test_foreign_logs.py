@@ -813,12 +813,11 @@ CONSOLES = {
 }
 
 
+@pytest.mark.parametrize("opening", [["Loading checkpoint shards: 100%"], ["", "  "]])
 @pytest.mark.parametrize("trainer", CONSOLES)
-def test_the_console_of_other_trainers_is_read(trainer, tmp_path):
+def test_the_console_of_other_trainers_is_read(trainer, opening, tmp_path):
     lines = [CONSOLES[trainer].format(step=step, rate=rate) for step, rate in enumerate(RISING, start=1)]
-    (tmp_path / "train.log").write_text(
-        "\n".join(["Loading checkpoint shards: 100%", *lines, "{'train_runtime': 12.5}"])
-    )
+    (tmp_path / "train.log").write_text("\n".join([*opening, *lines, "{'train_runtime': 12.5}"]))
     log = read_log(tmp_path / "train.log")
     assert log["pass_rate"].steps.tolist() == list(range(1, 41))
     assert log["pass_rate"].values == pytest.approx(RISING)

@@ -158,11 +158,13 @@ def _flat(row: Any) -> Any:
 
 
 def _is_json_lines(file: Path) -> bool:
-    """Tells whether the first line of a file is JSON, or the only one. Raises UserError for one JSON document."""
+    """Tells whether a file's first line that is not blank is JSON, or is the only one. Raises UserError for one JSON
+    document."""
     with file.open("rb") as opened:
-        first, second = opened.readline(), opened.readline()
+        lines = filter(bytes.strip, opened)
+        first, second = next(lines, b""), next(lines, b"")
     try:
-        row = parse_json(first) if first.strip() else None
+        row = parse_json(first)
     except ValueError:
         # The only line of a log may be one that a killed process has left unfinished.
         return not second
