@@ -69,7 +69,8 @@ def calculator_tool(limits: LimitsConfig) -> Callable[[str], str]:
         if len(expression) > LONGEST_EXPRESSION:
             raise ValueError("the expression is too long")
         try:
-            return _written(_value(ast.parse(expression.strip(), mode="eval").body))
+            text = expression.strip()
+            return _written(_value(ast.parse(text, mode="eval").body, text))
         except OverflowError:
             raise ValueError("the numbers are too large") from None
 
@@ -87,17 +88,20 @@ def _written(number: Fraction) -> str:
     return str(rounded) if context.flags[Inexact] else str(exact).lower()
 
 
-def _value(node: ast.AST) -> Fraction:
-    """Returns what an expression is worth. Raises ValueError for anything but numbers, + - * / and brackets, and
-    OverflowError for a number that is too large."""
+def _value(node: ast.AST, text: str) -> Fraction:
+    """Returns the exact value of a node of the expression `text`. Raises ValueError for anything but numbers, + - * /
+    and brackets, and OverflowError for a number that is too large."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         if node.value == math.inf:
             raise OverflowError
-        return Fraction(str(node.value))
+        if isinstance(node.value, int) or not node.value:
+            return Fraction(node.value)
+        # The node itself holds a float, which keeps 17 digits.
+        return Fraction(ast.get_source_segment(text, node) or "")
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        return OPERATORS[type(node.op)](_value(node.left, text), _value(node.right, text))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+        return _value(node.operand, text) * (-1 if isinstance(node.op, ast.USub) else 1)
     raise ValueError("only numbers, + - * / and brackets can be computed")
 
 
