@@ -302,7 +302,7 @@ class LimitedScheduler(Generic[State]):
         for unit, limit in self._limits.items():
             if spent.get(unit, 0.0) >= limit:
                 reached = f"the limit of {limit:,.0f} {unit} is reached"
-                reason = f"{verdict.reason}; {reached}" if verdict.go_back else reached
+                reason = f"{verdict.reason}; {reached}" if verdict.stop or verdict.go_back else reached
                 verdict = replace(verdict, stop=True, reason=reason)
         return verdict
 

@@ -186,12 +186,13 @@ def test_a_run_with_gates_is_resumed_with_them_and_without(dynamics, then):
     assert fresh.scheduler.inner.returns == 0
 
 
-def test_a_run_that_goes_back_at_its_limit_says_both():
-    config = configured(replace(REPETITION, then="back"))
+@pytest.mark.parametrize(("then", "said"), [("back", "back to step 0 (1 of 3 times)"), ("stop", "above 0.2: stop")])
+def test_a_run_that_breaks_a_gate_at_its_limit_says_both(then, said):
+    config = configured(replace(REPETITION, then=then))
     config.limits.samples = 64
     verdicts, *_ = rounds(config, [0.1, 0.3])
-    assert verdicts[1].go_back and verdicts[1].stop
-    assert verdicts[1].reason.endswith("back to step 0 (1 of 3 times); the limit of 64 samples is reached")
+    assert verdicts[1].stop and verdicts[1].go_back == (then == "back")
+    assert verdicts[1].reason.endswith(f"{said}; the limit of 64 samples is reached")
 
 
 def test_gates_remember_their_rounds_when_the_schedule_becomes_another_one():
