@@ -19,6 +19,8 @@ LARGE_KL, LARGE_SHARE = 1.0, 0.5
 FAR, LEAST_SHARE, FLOOR = 0.9, 1e-4, 0.1
 # The same of a weight decay, of the learning rate of all weights, and of the gain without which a run stops.
 MOST_DECAY, FAST, MUCH_GAIN = 1.0, 1e-4, 0.2
+# The same of an entropy bonus, a dual clip, a veto, and of completions' most tokens within a constant length.
+LARGE_BONUS, WIDE_DUAL_CLIP, STRICT_VETO, MANY_LENGTHS = 0.5, 30.0, 0.5, 10
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:
@@ -68,6 +70,7 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             )
     yield from _odd_bounds(config)
     yield from _odd_numbers(config)
+    yield from _odd_losses(config)
     yield from _odd_learning(config)
     yield from _odd_texts(config)
 
@@ -157,6 +160,31 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
         )
     if objective.kl.coefficient > LARGE_KL:
         yield f"objective.kl.coefficient={objective.kl.coefficient:g} holds a policy still: 0.001 to 0.1 is usual"
+
+
+def _odd_losses(config: TrainConfig) -> Iterator[str]:
+    """Yields lines about numbers of the loss by which next to nothing, or nothing else, is learned."""
+    objective, longest = config.objective, config.rollout.sampling.max_tokens
+    aggregation, share = objective.aggregation, objective.selection.share
+    if aggregation.level == "constant" and aggregation.constant_length >= MANY_LENGTHS * longest:
+        yield (
+            f"objective.aggregation.constant_length={aggregation.constant_length} divides the losses of completions of "
+            f"at most {longest} tokens, which leaves little of them: rollout.sampling.max_tokens is usual"
+        )
+    if objective.entropy_coefficient > LARGE_BONUS:
+        yield (
+            f"objective.entropy_coefficient={objective.entropy_coefficient:g} rewards a random policy more than right "
+            "answers: 0.001 to 0.01 is usual"
+        )
+    if objective.dual_clip > WIDE_DUAL_CLIP:
+        yield f"objective.dual_clip={objective.dual_clip:g} is a ratio that no token reaches: 3 is usual"
+    if objective.correction.veto >= STRICT_VETO:
+        yield (
+            f"objective.correction.veto={objective.correction.veto:g} leaves out a completion for any token on which "
+            "sampler and learner differ a little: 1e-4 is usual"
+        )
+    if objective.selection.name == "top_entropy" and share == 1:
+        yield "objective.selection.share=1 takes all tokens, so nothing is selected: 0.2 is a fifth of them"
 
 
 def _odd_learning(config: TrainConfig) -> Iterator[str]:

@@ -79,6 +79,14 @@ def said_of(*words):
             "learner.min_lr_fraction=1e-07 is a share, so the rate ends at 1e-11: 0.1 of learner.learning_rate",
         ),
         (
+            ["objective.aggregation.level=constant", "objective.aggregation.constant_length=512000"],
+            "constant_length=512000 divides the losses of completions of at most 512 tokens",
+        ),
+        (["objective.entropy_coefficient=10"], "entropy_coefficient=10 rewards a random policy more than right"),
+        (["objective.dual_clip=300"], "objective.dual_clip=300 is a ratio that no token reaches: 3 is usual"),
+        (["objective.correction.veto=0.999"], "objective.correction.veto=0.999 leaves out a completion for any token"),
+        (["objective=top_entropy", "objective.selection.share=1"], "share=1 takes all tokens, so nothing is selected"),
+        (
             ["num_steps=2", "learner.schedule=cosine", "learner.warmup_steps=2"],
             "learner.schedule=cosine never begins, since learner.warmup_steps are all num_steps",
         ),
