@@ -4,6 +4,8 @@ The words are those of TRL, Hugging Face's Trainer and Accelerate, verl, OpenRLH
 with a dot is taken before one without: evaluation.n before n.
 """
 
+from grpo.config.slime_words import SLIME_NAMES
+
 # A key here → its names elsewhere.
 NAMES = {
     "model.path": (
@@ -11,14 +13,14 @@ NAMES = {
         "pretrain pretrained_model_name_or_path tokenizer_name base_model_config"
     ),
     "model.revision": "model_revision revision_of_model",
-    "model.start": "adapter adapter_name_or_path lora_adapter_path lora_model_dir resume_lora",
+    "model.start": "adapter_name_or_path lora_adapter_path lora_model_dir resume_lora",
     "model.max_length": (
         "cutoff_len max_length max_model_len max_model_length max_seq_len max_seq_length seq_len vllm_max_model_length "
         "sequence_len max_len"
     ),
     "model.head_precision": "cast_lm_head_to_fp32",
     "model.config": "model_init_kwargs override_config overrides_of_model_config rope_scaling",
-    "model.lora.rank": "lora.r lora_r lora_rank max_lora_rank model.lora.r peft_config use_peft r",
+    "model.lora.rank": "adapter lora.r lora_r lora_rank max_lora_rank model.lora.r peft_config use_peft r",
     "model.lora.alpha": "lora_alpha",
     "model.lora.target_modules": "lora_target_modules lora_target_linear",
     "task.data.path": (
@@ -44,7 +46,7 @@ NAMES = {
     "task.episode": (
         "tools environment_factory environment env rollout_func agent agent_loop tool_config_path tool_functions "
         "multi_turn multi_turn.enable agent_func_path agent_path custom_generate_function_path default_agent_loop "
-        "agent_loop_config_path interaction_config_path multi_turn.interaction_config_path"
+        "agent_loop_config_path interaction_config_path multi_turn.interaction_config_path environment.id"
     ),
     "task.limits.at_once": "agent.num_workers",
     "task.limits.program_characters": "max_tool_response_length multi_turn.max_tool_response_length",
@@ -222,7 +224,7 @@ NAMES = {
     "checkpoint.grace_seconds": "esi_redundant_time",
     "tracking.mlflow": "mlflow_tracking_uri use_mlflow",
 }
-ALIASES = {name: key for key, names in NAMES.items() for name in names.split()}
+ALIASES = {name: key for table in (NAMES, SLIME_NAMES) for key, names in table.items() for name in names.split()}
 
 _ESTIMATORS = {
     **{name: f"normalization={name}" for name in ("grpo", "dr_grpo", "reinforce_plus_plus")},
@@ -313,7 +315,7 @@ INSTEAD = {
         "per_device_train_batch_size gradient_accumulation_steps"
     ),
     "a run is counted in optimizer steps: num_steps = epochs × problems ÷ dynamics.prompts_per_step": (
-        "epochs max_epochs num_epochs num_train_epochs total_epochs"
+        "epochs max_epochs num_epoch num_epochs num_train_epochs total_epochs"
     ),
     "rollout.sampling.extra gives it to vLLM for `grpo eval` alone: training draws from the policy, which the learner "
     "follows, by temperature, top_p and top_k": "min_p repetition_penalty frequency_penalty presence_penalty",

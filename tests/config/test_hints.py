@@ -185,6 +185,18 @@ correction.mode off_policy_mask_threshold → objective.correction.mode
 trainer.default_hdfs_dir → checkpoint.upload
 trainer.validation_data_dir → evaluations.jsonl in the run's folder
 adaptive.cost → dynamics.adaptive.cost
+hf_checkpoint → model.path
+rm_type custom_rm_path → task.reward.parts
+rollout_num_gpus → rollout.servers.replicas
+use_tis → objective.correction.level
+num_steps_per_rollout → dynamics.refresh_interval
+sglang_mem_fraction_static → rollout.servers.gpu_memory_fraction
+rollout_max_response_len → rollout.sampling.max_tokens
+dynamic_sampling_filter_path → rollout.refill.enabled
+actor.fsdp_config.model_dtype → learner.precision
+adapter → model.lora.rank
+environment.id → task.episode
+num_epoch → a run is counted in optimizer steps
 """
 
 
