@@ -297,7 +297,9 @@ def _readable(word: str) -> str:
     empty = re.search(r"([\w.]+):\s*(?=[,}\]])", value) if value.startswith(("[", "{")) else None
     if empty and kind is not str:
         return f"{empty[1]} has no value: write one after its colon, or '' for an empty text"
-    if re.fullmatch(r"\([^()]*\)", value) and kind is not str:
+    if (unclosed := _unclosed(value)) and kind is not str:
+        return f"it lacks {unclosed} at its end"
+    if re.fullmatch(r"\([^()]*\)", value) and kind is list:
         return f"a list is written in brackets, {f'{key}=[{value[1:-1]}]'!r}"
     if "${}" in value or value.count("${") > value.count("}"):
         return "${ begins the name of a key, which } ends, such as ${seed}"
@@ -318,6 +320,23 @@ def _readable(word: str) -> str:
     if value.startswith(("[", "{")) and kind is not str:
         return "put a value with special characters in quotes, 'key=[\"a=b\"]'"
     return f"put a value with special characters in quotes, {_quoted(key, value)}"
+
+
+def _unclosed(value: str) -> str:
+    """Returns the brackets that are to be added at the end of a text, where it has no quotes and none is wrong.
+
+    >>> _unclosed("[{a: 1}, {b: [2"), _unclosed("[a]]"), _unclosed("['['"), _unclosed("[a,b]")
+    (']}]', '', '', '')
+    """
+    expected = ""
+    for letter in "" if {*"\"'"} & {*value} else value:
+        if letter in "[{":
+            expected = "]}"["[{".index(letter)] + expected
+        elif letter in "]}" and expected[:1] != letter:
+            return ""
+        elif letter in "]}":
+            expected = expected[1:]
+    return expected
 
 
 def _fault_in_brackets(value: str) -> str:

@@ -37,9 +37,12 @@ class Request:
 def _as_key(flag_name: str) -> str:
     """Returns what to write in place of a flag of other programs, as the end of a message."""
     from grpo.config.complaints import paths
+    from grpo.config.directory import config_directory
     from grpo.config.hints import hint
     from grpo.config.run import TrainConfig
 
+    if (config_directory() / flag_name).is_dir():
+        return f"; a choice is written {flag_name}=NAME"
     if flag_name in ELSEWHERE:
         return f"; {ELSEWHERE[flag_name]}"
     key, config_keys = ALIASES.get(flag_name, flag_name), paths(TrainConfig())

@@ -64,6 +64,7 @@ grpo  train → cannot read 'grpo': the name of a command stands once, first: le
 mine.py → cannot read 'mine.py': grpo starts no script of your own
 {question} → a blank has cut a word in two: put the whole word in quotes
 --config-name=nope → there is no nope.yaml in the folder that --config-dir names
+--experiment  tiny → unknown flag --experiment: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a choice is
 --dry-run → unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a
 experiment=tiny  task=gsm8k → task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more
 experiment=tiny  task.reward.parts=[] → task.reward.parts is empty: name a reward
@@ -84,6 +85,10 @@ seed=1,2 → 'seed=1,2' gives several values: put one text in quotes
 seed=99999999999999999999 → must be at most 4294967295
 seed=null → it takes no null
 learner.betas=0.9 → it takes a list, [a,b]
+num_steps=(40) → cannot read 'num_steps=(40)': num_steps takes a whole number
+learner={learning_rate: 1e-4 → cannot read 'learner={learning_rate: 1e-4': it lacks } at its end
+learner.betas=[0.9,0.99 → it lacks ] at its end
+task.reward.parts=[{name: math → it lacks }] at its end
 learner.betas=(.9,.99) → a list is written in brackets, 'learner.betas=[.9,.99]'
 model.lora.target_modules=[q_proj,v_proj] → it takes one text, not a list; `grpo config
 dynamics.group_size =4 → 'dynamics.group_size ' is no key
