@@ -166,7 +166,8 @@ def _odd_losses(config: TrainConfig) -> Iterator[str]:
     """Yields lines about numbers of the loss by which next to nothing, or nothing else, is learned."""
     objective, longest = config.objective, config.rollout.sampling.max_tokens
     aggregation, share = objective.aggregation, objective.selection.share
-    if aggregation.level == "constant" and aggregation.constant_length >= MANY_LENGTHS * longest:
+    single = not any(of_set.episode for of_set in config.task.all_sets.values())
+    if aggregation.level == "constant" and single and aggregation.constant_length >= MANY_LENGTHS * longest:
         yield (
             f"objective.aggregation.constant_length={aggregation.constant_length} divides the losses of completions of "
             f"at most {longest} tokens, which leaves little of them: rollout.sampling.max_tokens is usual"

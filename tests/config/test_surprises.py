@@ -112,6 +112,8 @@ def test_a_number_far_from_all_use_is_said(words, line):
         ["normalization.epsilon=1e-4"],
         ["normalization=dr_grpo", "normalization.epsilon=0"],
         ["rollout.sampling.stop=['Step 2']"],
+        # An episode of many turns is far longer than one of them.
+        ["experiment=calculator", "objective.aggregation.level=constant", "objective.aggregation.constant_length=5000"],
     ],
 )
 def test_usual_settings_are_passed_over(words):
