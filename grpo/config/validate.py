@@ -73,12 +73,14 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.pass_at={list(evaluation.pass_at)} must hold numbers between 1 and "
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
     )
-    _require(
-        evaluation.temperature > 0 or evaluation.samples_per_problem == 1,
-        f"evaluation.temperature=0 gives a problem the same completion {evaluation.samples_per_problem} times: "
-        "raise it, or set evaluation.samples_per_problem=1",
-    )
     sampling = config.rollout.sampling
+    top_k = sampling.top_k if evaluation.top_k is None else evaluation.top_k
+    for word, draws in (("temperature=0", evaluation.temperature > 0), (f"top_k={top_k}", top_k != 1)):
+        _require(
+            draws or evaluation.samples_per_problem == 1,
+            f"evaluation.{word} gives a problem the same completion {evaluation.samples_per_problem} times: "
+            "raise it, or set evaluation.samples_per_problem=1",
+        )
     for key in ("rollout.sampling.temperature", "evaluation.temperature"):
         temperature = value_at(config, key)
         _require(
@@ -289,15 +291,7 @@ def _check_run(config: TrainConfig) -> None:
         config.evaluation.num_problems > 0 or not config.evaluation.suite,
         "evaluation.suite comes besides held-out problems in training: set evaluation.num_problems above 0",
     )
-    for host in config.hardware.hosts:
-        _require(
-            not re.fullmatch(r"[^:]*:\d+|.*@.*|\s*", host),
-            f"hardware.hosts: {host!r} is no name or address alone: ~/.ssh/config says a host's port and user",
-        )
-        _require(
-            config.hardware.hosts.count(host) == 1,
-            f"hardware.hosts names {host} twice, and its GPUs are used once: name each machine once",
-        )
+    _check_machines(config)
     _check_source(config)
     _check_mlflow(config.tracking.mlflow)
     checkpoint = config.checkpoint
@@ -324,6 +318,31 @@ def _check_run(config: TrainConfig) -> None:
     )
     if checkpoint.resume is True and not saved and not checkpoint.upload:
         raise UserError(_nothing_to_resume(Path(config.output_dir)))
+
+
+def _check_machines(config: TrainConfig) -> None:
+    """Raises UserError for the first name of a machine that is none, and for too few or too many of them."""
+    for host in config.hardware.hosts:
+        _require(
+            not re.fullmatch(r"[^:]*:\d+|.*[@/].*|\s*", host),
+            f"hardware.hosts: {host!r} is no name or address alone: ~/.ssh/config says a host's port and user",
+        )
+        _require(
+            config.hardware.hosts.count(host) == 1,
+            f"hardware.hosts names {host} twice, and its GPUs are used once: name each machine once",
+        )
+    for key in ("rollout.servers.host", "task.gateway"):
+        address = value_at(config, key)
+        _require(
+            not re.fullmatch(r"[^:]*:\d+|.*[@/].*|\s*", address),
+            f"{key}={address} is no name or address alone: leave out its protocol, port and user, as in {key}=10.0.0.5",
+        )
+    hosts, needed = config.hardware.hosts, config.hardware.learner_nodes + config.hardware.server_nodes
+    _require(
+        len(hosts) in (0, needed) or config.hardware.shell not in ("ssh", "srun"),
+        f"hardware.hosts names {len(hosts)} machines, and hardware.learner_nodes={config.hardware.learner_nodes} and "
+        f"hardware.server_nodes={config.hardware.server_nodes} need {needed}: change hardware.hosts or these numbers",
+    )
 
 
 def _check_mlflow(uri: str) -> None:

@@ -64,7 +64,7 @@ grpo  train → cannot read 'grpo': the name of a command stands once, first: le
 mine.py → cannot read 'mine.py': grpo starts no script of your own
 {question} → a blank has cut a word in two: put the whole word in quotes
 --config-name=nope → there is no nope.yaml in the folder that --config-dir names
---experiment  tiny → unknown flag --experiment: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a choice is
+--experiment  tiny → --config-dir DIR, --config-name NAME; a choice is written experiment=NAME
 --dry-run → unknown flag --dry-run: there are --help, --cfg job, --config-dir DIR, --config-name NAME; a
 experiment=tiny  task=gsm8k → task.prompt.max_tokens=512 plus rollout.sampling.max_tokens=6 is more
 experiment=tiny  task.reward.parts=[] → task.reward.parts is empty: name a reward
@@ -136,6 +136,11 @@ output_dir=runs\\mine → is a path of Windows
 task.name= → task.name is empty: name the task, such as task.name=sums
 tracking.project= → tracking.project is empty: name the project, such as tracking.project=grpo
 output_dir=" " → output_dir is empty: name a folder, such as output_dir=runs/mine
+evaluation.top_k=1  evaluation.samples_per_problem=4 → evaluation.top_k=1 gives a problem the same completion
+rollout=vllm_server  rollout.servers.host=http://127.0.0.1 → is no name or address alone: leave out its protocol
+task.episode=calculator  task.gateway=10.0.0.5:8000 → task.gateway=10.0.0.5:8000 is no name or address alone
+rollout=vllm_server  hardware.server_nodes=1  hardware.shell=ssh  hardware.hosts=[a] → hosts names 1 machines
+hardware.hosts=["http://a"] → is no name or address alone
 hardware.hosts=[a:22] → is no name or address alone
 task.reward.correct_at=0 → task.reward.correct_at=0 calls all answers right: 
 task.reward.correct_at=99 → task.reward.correct_at=99 is never reached: 
