@@ -184,6 +184,8 @@ def _plan(path: Path, settings: list[str]) -> Analysis:
     kinds |= {"exponent": dial, "mean_exponent": dial, "ddof": degrees}
     options = typed(settings, column=str, tried=natural, machine=str, output=Path, **kinds)
     sizes = {field.name: options.get(field.name, field.default) for field in fields(PlanRequest)}
+    for name in ("prompt_tokens", "completion_tokens"):
+        require(sizes[name] >= 1, f"{name}={sizes[name]:g} is less than a token: give their mean number, such as 500")
     require(
         2 <= sizes["smallest"] <= sizes["largest"] <= MOST_SAMPLES,
         f"smallest={sizes['smallest']} and largest={sizes['largest']} are no range of group sizes: give at least 2, "

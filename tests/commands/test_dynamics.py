@@ -42,6 +42,11 @@ def test_a_plan_without_anything_to_learn_is_refused(rates, message, tmp_path):
         dynamics.run(["plan", str(path)])
 
 
+def test_a_plan_for_completions_of_less_than_a_token_is_refused(runs):
+    with pytest.raises(UserError, match=r"^completion_tokens=0.5 is less than a token: give their mean number"):
+        dynamics.run(["plan", str(runs / "rates.jsonl"), "completion_tokens=0.5"])
+
+
 def test_a_plan_for_a_run_says_what_reads_it(runs):
     message = rf"{runs}/a is a run, and plan takes a file of pass rates.*`grpo dynamics whatif {runs}/a` predicts it"
     with pytest.raises(UserError, match=message):
