@@ -227,7 +227,8 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
         ("b.json", '{"x": 1}', "holds no log"),
         ("c.jsonl", '{"reward": 1}\n', "has no rows with a step"),
         ("nan.jsonl", '{"step": 1, "reward": NaN}\n' * 3, "has no finite numbers beside its steps: all are NaN"),
-        ("words.jsonl", '{"step": 1, "reward": "0.5"}\n' * 3, "write numbers as numbers, not as text"),
+        ("words.jsonl", '{"step": 1, "reward": "0.5"}\n' * 3, "in a column of its own, not as text, in a list"),
+        ("deep.jsonl", '{"step": 1, "metrics": {"reward": 0.5}}\n' * 3, "in a list or within another column"),
         ("d.jsonl", '{"step": 1, "text": "a"}\n', "has no finite numbers beside its steps"),
         (
             "e.log",

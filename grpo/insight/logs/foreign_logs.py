@@ -63,7 +63,8 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     own_series = series_of(steps, own_columns)
     series = series_of(steps, translated(own_columns, len(steps)))
     if not series:
-        remedy = "all are NaN, as after a broken step" if own_columns else "write numbers as numbers, not as text"
+        alone = "write each number in a column of its own, not as text, in a list or within another column"
+        remedy = "all are NaN, as after a broken step" if own_columns else alone
         raise UserError(f"{path} has no finite numbers beside its steps: {'; '.join([*log.texts, remedy])}")
     _refuse_other_training(path, own_series)
     wrong = impossible(series)
