@@ -2,11 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE, with_learning_rate
 from grpo.config.run import TrainConfig
+from grpo.config.task import TaskConfig
+from grpo.config.validate_task import of_named_set
 
 # Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
 MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
@@ -51,28 +53,13 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             f"the run begins with dynamics.group_size={size}, and the schedule takes groups of {sizes} later "
             f"(dynamics.adaptive.smallest_group and largest_group): set both to {size} to keep it, or begin within them"
         )
-    for of_set in config.task.all_sets.values():
-        if (held_out := of_set.data.held_out_fraction) > LARGE_SHARE:
-            yield f"task.data.held_out_fraction={held_out:g} keeps most problems from training: 0.1 is usual"
-        asked = [of_set.prompt.template, of_set.prompt.system or "", str(of_set.prompt.examples)]
-        if of_set.reward.extract == "boxed" and "<answer>" in str(asked) and "box" not in str(asked):
-            yield (
-                "task.reward.extract=boxed looks for \\boxed{…}, and the prompt asks for <answer>…</answer>: set "
-                "task.reward.extract=tag"
-            )
-        system = of_set.prompt.system or ""
-        if system and not re.search(r"\s", system) and Path(system).is_file():
-            yield f"task.prompt.system={system} is the name of a file, and the model reads the name: put its text there"
-        if of_set.reward.extract == "tag" and not any("answer>" in text for text in asked) and not of_set.episode:
-            yield (
-                "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
-                "task.prompt.system asks"
-            )
+    for name, of_set in config.task.all_sets.items():
+        yield from (of_named_set(line, name) for line in _odd_task(of_set, config.rollout.deadline_seconds))
     yield from _odd_bounds(config)
     yield from _odd_numbers(config)
     yield from _odd_losses(config)
     yield from _odd_learning(config)
-    yield from _odd_texts(config)
+    yield from _odd_stops(config.rollout.sampling.stop)
 
 
 def _odd_bounds(config: TrainConfig) -> Iterator[str]:
@@ -102,12 +89,6 @@ def _odd_bounds(config: TrainConfig) -> Iterator[str]:
             f"dynamics.adaptive.stop_gain={gain:g} is a share of all problems, so the run ends unless it may still "
             f"gain {gain:.0%}: 0.01 is one percent"
         )
-    for of_set in config.task.all_sets.values():
-        if (seconds := of_set.reward.timeout_seconds) > config.rollout.deadline_seconds:
-            yield (
-                f"task.reward.timeout_seconds={seconds:g} is above rollout.deadline_seconds="
-                f"{config.rollout.deadline_seconds:g}, which ends the run first: it is seconds for one answer"
-            )
     learner = config.learner
     if learner.schedule != "constant" and 0 < learner.min_lr_fraction < LEAST_SHARE:
         yield (
@@ -151,12 +132,6 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
         yield (
             f"rollout.sampling.temperature={config.rollout.sampling.temperature:g} makes completions nearly random, so "
             "that few end or are right: 1 is usual"
-        )
-    limits = config.task.limits
-    if "python" in re.split("[,:]", config.task.episode) and limits.program_seconds > limits.seconds:
-        yield (
-            f"task.limits.program_seconds={limits.program_seconds:g} is above task.limits.seconds={limits.seconds:g}, "
-            "so a slow program ends its episode, and the model never reads that it took too long"
         )
     if objective.kl.coefficient > LARGE_KL:
         yield f"objective.kl.coefficient={objective.kl.coefficient:g} holds a policy still: 0.001 to 0.1 is usual"
@@ -222,19 +197,50 @@ def _odd_learning(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _odd_texts(config: TrainConfig) -> Iterator[str]:
-    """Yields lines about texts that are possible, and hardly what was meant."""
-    if stops := [word for word in config.rollout.sampling.stop if r"\n" in word]:
-        yield f"rollout.sampling.stop={stops[0]!r} holds a backslash and an n, and no new line: write it in a YAML file"
-    for name, text in {"template": config.task.prompt.template, "system": config.task.prompt.system or ""}.items():
+def _odd_task(task: TaskConfig, deadline_seconds: float) -> Iterator[str]:
+    """Yields lines about one set of problems. `deadline_seconds` is that of sampling a round."""
+    prompt, reward, limits = task.prompt, task.reward, task.limits
+    system = prompt.system or ""
+    if (held_out := task.data.held_out_fraction) > LARGE_SHARE:
+        yield f"task.data.held_out_fraction={held_out:g} keeps most problems from training: 0.1 is usual"
+    asked = [prompt.template, system, str(prompt.examples)]
+    if reward.extract == "boxed" and "<answer>" in str(asked) and "box" not in str(asked):
+        yield (
+            "task.reward.extract=boxed looks for \\boxed{…}, and the prompt asks for <answer>…</answer>: set "
+            "task.reward.extract=tag"
+        )
+    if reward.extract == "tag" and not any("answer>" in text for text in asked) and not task.episode:
+        yield (
+            "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
+            "task.prompt.system asks"
+        )
+    if system and not re.search(r"\s", system) and Path(system).is_file():
+        yield f"task.prompt.system={system} is the name of a file, and the model reads the name: put its text there"
+    for name, text in {"template": prompt.template, "system": system}.items():
         if r"\n" in text:
             yield (
                 f"task.prompt.{name} holds a backslash and an n, and no new line: write it in a YAML file, or by the "
                 "shell as $'…\\n…'"
             )
-    if "{question}" in (config.task.prompt.system or ""):
+    if "{question}" in system:
         yield "task.prompt.system holds {question}, which is filled in task.prompt.template alone"
-    if (config.task.prompt.system or "").strip().lower() in ("none", "null"):
-        yield f"task.prompt.system is the text {config.task.prompt.system!r}: null leaves it to the chat template"
-    if numbers := [word for word in config.rollout.sampling.stop if word.strip().isdecimal()]:
+    if system.strip().lower() in ("none", "null"):
+        yield f"task.prompt.system is the text {prompt.system!r}: null leaves it to the chat template"
+    if reward.timeout_seconds > deadline_seconds:
+        yield (
+            f"task.reward.timeout_seconds={reward.timeout_seconds:g} is above rollout.deadline_seconds="
+            f"{deadline_seconds:g}, which ends the run first: it is seconds for one answer"
+        )
+    if "python" in re.split("[,:]", task.episode) and limits.program_seconds > limits.seconds:
+        yield (
+            f"task.limits.program_seconds={limits.program_seconds:g} is above task.limits.seconds={limits.seconds:g}, "
+            "so a slow program ends its episode, and the model never reads that it took too long"
+        )
+
+
+def _odd_stops(stops: Sequence[str]) -> Iterator[str]:
+    """Yields lines about texts at which completions end that are hardly what was meant."""
+    if lines := [text for text in stops if r"\n" in text]:
+        yield f"rollout.sampling.stop={lines[0]!r} holds a backslash and an n, and no new line: write it in a YAML file"
+    if numbers := [text for text in stops if text.strip().isdecimal()]:
         yield f"rollout.sampling.stop={numbers[0]} ends a completion at that text: token ids are not taken"

@@ -76,9 +76,14 @@ def naming_set(name: str) -> Iterator[None]:
     except UserError as error:
         if not name:
             raise
-        message, keys = str(error), r"\btask\.(?=(weight|data|prompt|reward|episode|limits)\b)"
-        named = re.sub(keys, lambda _: f"task.sets.{name}.", message)
+        message, named = str(error), of_named_set(str(error), name)
         raise UserError(named if named != message else f"task.sets.{name}: {message}") from error
+
+
+def of_named_set(message: str, name: str) -> str:
+    """Returns a message about a task with its keys as those of the set `name`. The task itself has the name ""."""
+    keys = r"\btask\.(?=(weight|data|prompt|reward|episode|limits)\b)"
+    return re.sub(keys, lambda _: f"task.sets.{name}.", message) if name else message
 
 
 def _check_member(config: TrainConfig) -> None:

@@ -102,6 +102,23 @@ def test_a_number_far_from_all_use_is_said(words, line):
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["prompt.system=none"], "task.sets.gsm8k.prompt.system is the text 'none'"),
+        (["reward.extract=tag"], "task.sets.gsm8k.reward.extract=tag looks for <answer>…</answer>, for which neither"),
+        (["reward.timeout_seconds=5000"], "task.sets.gsm8k.reward.timeout_seconds=5000 is above rollout.deadline"),
+        (
+            ["episode=python", "limits.program_seconds=90"],
+            "task.sets.gsm8k.limits.program_seconds=90 is above task.sets.gsm8k.limits.seconds=60",
+        ),
+    ],
+)
+def test_a_line_names_its_set_of_problems(words, line):
+    [own] = said_of("task=gsm8k_and_math", *(f"task.sets.gsm8k.{word}" for word in words))
+    assert own.startswith(line)
+
+
+@pytest.mark.parametrize(
     "words",
     [
         [],
