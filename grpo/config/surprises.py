@@ -103,9 +103,14 @@ def _odd_numbers(config: TrainConfig) -> Iterator[str]:
     if MOST_CLIP < objective.clip_high < math.inf:
         yield f"objective.clip_high={objective.clip_high:g} clips ratios at {1 + objective.clip_high:g}: 0.28 is DAPO's"
     if objective.name in ("clip", "gmpo") and (objective.clip_low >= 0.6 or 1 <= objective.clip_high <= MOST_CLIP):
+        least, most = 1 - objective.clip_low, 1 + objective.clip_high
+        usual = "[0.8, 1.28] is written 0.2 and 0.28"
+        if objective.name == "gmpo":
+            least, most = math.exp(-objective.clip_low), math.exp(objective.clip_high)
+            usual = "gmpo bounds the logarithm of ratios, and its paper takes 0.4 for both"
         yield (
             f"objective.clip_low={objective.clip_low:g} and clip_high={objective.clip_high:g} let ratios lie between "
-            f"{1 - objective.clip_low:.3g} and {1 + objective.clip_high:.3g}: [0.8, 1.28] is written 0.2 and 0.28"
+            f"{least:.3g} and {most:.3g}: {usual}"
         )
     if objective.kl.coefficient and objective.kl.estimator == "k1" and not objective.kl.in_reward:
         yield (

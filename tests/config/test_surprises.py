@@ -24,6 +24,7 @@ def said_of(*words):
         (["task.prompt.system=none"], "task.prompt.system is the text 'none': null leaves it to the chat template"),
         (["objective.clip_high=1.28"], "let ratios lie between 0.8 and 2.28: [0.8, 1.28] is written 0.2 and 0.28"),
         (["objective.clip_low=0.8"], "let ratios lie between 0.2 and 1.2"),
+        (["objective=gmpo", "objective.clip_high=1"], "between 0.67 and 2.72: gmpo bounds the logarithm of ratios"),
         (
             ["task.reward.extract=boxed", "task.prompt.template='{question} Write <answer> </answer>.'"],
             "asks for <answer>…</answer>: set task.reward.extract=tag",
