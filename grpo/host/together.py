@@ -16,7 +16,7 @@ def fail_together(
     first of these ranks and its reason. Collective."""
     if not collective.maximum(failure is not None):
         return
-    reasons = collective.gather(failure and " ".join(str(failure).split()))
+    reasons = collective.gather(failure and (" ".join(str(failure).split()) or type(failure).__name__))
     if failure is not None:
         raise failure
     raise elsewhere(next(f"rank {rank} failed: {reason}" for rank, reason in enumerate(reasons) if reason is not None))
