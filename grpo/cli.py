@@ -68,7 +68,8 @@ COMMANDS = (*CONFIGURED, "launch", *WORDED, "config", "completion", "doctor", "p
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. Ends without a word when its output is read no more, as by `head`."""
+    """Runs one command and returns its exit code. Ends silently when nobody reads its output any more, as after
+    `| head`."""
     open_closed()
     try:
         code = _main(arguments)

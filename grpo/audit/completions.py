@@ -42,7 +42,7 @@ def check_completions(
         elif start_of(starts, row["step"]).config.tracking.completions == "all":
             wrong.append(f"step {row['step']} has no completions in {COMPLETIONS_FOLDER}/")
     for step, of_round in kept.items():
-        wrong += _otherwise_asked(step, COMPLETIONS_FOLDER, of_round, asked.get(step), whole=True)
+        wrong += _prompt_differences(step, COMPLETIONS_FOLDER, of_round, asked.get(step), whole=True)
         wrong += _malformed(step, of_round)
     if kept or wrong:
         yield from compared("metrics of completions", wrong, f"rewards and lengths of {len(kept)} rounds")
@@ -62,8 +62,8 @@ def check_samples(
         whole = len({row["prompt_id"] for row in of_round}) == len(asked["prompt_ids"])
         enough = first_groups(of_round, number) == of_round and (whole or len(of_round) >= number)
         if not enough:
-            wrong.append(f"step {step} has not the first {number} completions in {SAMPLES_FILE}")
-        wrong += _otherwise_asked(step, SAMPLES_FILE, of_round, asked, whole=False)
+            wrong.append(f"step {step} lacks some of the first {number} completions in {SAMPLES_FILE}")
+        wrong += _prompt_differences(step, SAMPLES_FILE, of_round, asked, whole=False)
         for sample, row in zip(of_round, kept.get(step, ()), strict=False):
             wrong += [
                 f"step {step}: {SAMPLES_FILE} and {COMPLETIONS_FOLDER}/ have another {name} of sample "
@@ -105,9 +105,9 @@ def _of_completions(rows: Sequence[Row]) -> dict[str, float]:
     return values | breakdown([fact for group in groups for fact in completion_facts(group)])
 
 
-def _otherwise_asked(step: int, place: str, rows: Sequence[Row], asked: Row | None, whole: bool) -> Iterator[str]:
-    """Yields what prompts.jsonl says otherwise of the prompts with these completions, all of the round's or the
-    first."""
+def _prompt_differences(step: int, place: str, rows: Sequence[Row], asked: Row | None, whole: bool) -> Iterator[str]:
+    """Yields the differences between prompts.jsonl and the completions of a step. `rows` are all completions of the
+    step if they are `whole`, and its first ones otherwise."""
     if asked is None:
         yield f"step {step} has completions, and no line in {PROMPTS_FILE}"
         return
@@ -133,7 +133,7 @@ def _otherwise_asked(step: int, place: str, rows: Sequence[Row], asked: Row | No
 
 
 def _as_asked(own: Sequence[Row]) -> dict[str, Any]:
-    """Returns what prompts.jsonl says of a group with these completions."""
+    """Returns the values that prompts.jsonl should hold for a group with these completions."""
     group = group_of(own, Prompt(Problem("", own[0]["question"], own[0]["answer"]), ()))
     versions = [version for row in own for version, _ in row["versions"]]
     ends = [min(versions), max(versions)] if versions else []
@@ -141,7 +141,8 @@ def _as_asked(own: Sequence[Row]) -> dict[str, Any]:
 
 
 def _malformed(step: int, rows: Sequence[Row]) -> Iterator[str]:
-    """Yields completions that are twice there, or have another number of log-probabilities than of tokens."""
+    """Yields the groups whose samples are not numbered in order, and the completions that do not have one
+    log-probability for each token."""
     for prompt_id, of_prompt in groupby(rows, key=lambda row: row["prompt_id"]):
         own = [*of_prompt]
         if [row["sample"] for row in own] != [*range(len(own))]:
@@ -149,9 +150,9 @@ def _malformed(step: int, rows: Sequence[Row]) -> Iterator[str]:
         for row in own:
             numbers = {row["tokens"], *(len(row[name]) for name in ("token_ids", "logprobs") if name in row)}
             if len(numbers) > 1 or sum(count for _, count in row["versions"]) not in numbers:
-                yield f"step {step}: sample {row['sample']} of {prompt_id} has not one log-probability for each token"
+                yield f"step {step}: sample {row['sample']} of {prompt_id} lacks a log-probability for each token"
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Says whether answers, or graders, tell right completions from wrong ones. A run has pass rates then."""
+    """Says whether the run has pass rates, since answers or graders tell its right completions from wrong ones."""
     return any(row["answer"] or row.get("judged") for row in rows)

@@ -49,7 +49,7 @@ def run(words: Sequence[str]) -> int:
         "adapter=true writes the adapter as it was trained: leave out dtype=",
     )
     name = options.get("upload", "")
-    require(bool(name) or "public" not in options, "public= says who may see what upload=USER/NAME sends: give both")
+    require(bool(name) or "public" not in options, "public= is read with upload=USER/NAME only: give both")
     if "upload" in options:
         check_upload(name)
     (place, directory), adapter = places, options.get("adapter", False)

@@ -348,7 +348,7 @@ def test_a_run_whose_completions_are_gone_is_checked_as_far_as_it_goes(run, caps
     said = capsys.readouterr().out
     assert "differs      records: samples.jsonl is gone" in said
     assert "differs      metrics of completions: step 1 has no completions in completions" in said
-    assert "differs      samples: step 1 has not the first 4 completions in samples.jsonl" in said
+    assert "differs      samples: step 1 lacks some of the first 4 completions in samples.jsonl" in said
     assert "same         prompts: 8 prompts of 2 rounds" in said
 
 

@@ -26,7 +26,7 @@ from grpo.run.exporting import as_asked
         (["x"], "needs a checkpoint or a run's folder, and a folder to write"),
         (["x", "y", "dtype=fp16"], "dtype='fp16' is not valid: it must be bfloat16, float16 or float32"),
         (["x", "y", "dtype=float32", "adapter=true"], "as it was trained: leave out dtype="),
-        (["x", "y", "public=true"], "public= says who may see what upload=USER/NAME sends: give both"),
+        (["x", "y", "public=true"], "public= is read with upload=USER/NAME only: give both"),
         (["x", "y", "upload=name"], "upload=name must be a user or an organization and a name"),
         (["x", "y", "upload="], "upload= must be a user or an organization and a name, like upload=me/my-model"),
         (["x", "y", "upload=me/a b"], "upload=me/a b: that is no valid name"),
