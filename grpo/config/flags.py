@@ -35,7 +35,7 @@ class Request:
 
 
 def _as_key(flag_name: str) -> str:
-    """Returns what to write in place of a flag of other programs, as the end of a message."""
+    """Returns the end of a message about a flag of another program: the key to write in its place."""
     from grpo.config.complaints import paths
     from grpo.config.directory import config_directory
     from grpo.config.hints import hint

@@ -35,7 +35,7 @@ SHARES = (
 )
 
 PORTS = ("rollout.servers.port", "hardware.first_port")
-# Larger whole numbers fit no counter of the run.
+# A whole number with more digits fits no counter of the run.
 MOST_DIGITS = 18
 # No run uses values beyond these; a mistyped exponent does.
 UPPER = {
@@ -141,7 +141,7 @@ def check_values(config: TrainConfig, beginnings: str | tuple[str, ...] = "") ->
     Choices, and numbers that must be above 0, are checked for keys with one of these `beginnings`.
     """
     _check_ranges(config)
-    for key, choices in ((key, CHOICES[key]) for key in CHOICES if key.startswith(beginnings)):
+    for key, choices in ((key, choices) for key, choices in CHOICES.items() if key.startswith(beginnings)):
         value, imported = value_at(config, key), key in IMPORTED
         require(
             value != "False" or "off" not in choices,
@@ -180,7 +180,7 @@ def _check_ranges(config: TrainConfig) -> None:
     """Raises UserError for the first number that is infinite, NaN or outside its key's range."""
     require(config.seed <= LAST_SEED, f"seed={config.seed} must be at most {LAST_SEED}")
     for key, value in _numbers(config):
-        # Larger whole numbers have no float.
+        # A whole number with more digits may be too large for the float that `math.isfinite` makes of it.
         is_float = isinstance(value, float)
         require(
             is_float or abs(value) < 10**MOST_DIGITS,

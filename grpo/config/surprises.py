@@ -10,19 +10,26 @@ from grpo.config.run import TrainConfig
 from grpo.config.task import TaskConfig
 from grpo.config.validate_task import of_named_set
 
-# Numbers beyond these are rarely meant: an upper clip, a learning rate, a share by which weights shrink in a run, an ε.
-MOST_CLIP, LEAST_RATE, MOST_SHRINKING, LARGE_EPSILON = 10.0, 1e-10, 0.5, 0.1
-# The same of a sequence's clip, a sampling temperature, Adam's ε, a gradient norm, and a token's clip.
-WIDE_SEQUENCE_CLIP, COLD, HOT, LARGE_ADAM_EPSILON, LEAST_NORM = 0.1, 0.05, 2.0, 1e-2, 1e-6
-NARROW_CLIP = 5e-3
-# The same of a KL's coefficient, and of the share of problems that are held out.
-LARGE_KL, LARGE_SHARE = 1.0, 0.5
-# The same of the way that a curriculum goes, and of the share of the learning rate that is left, usually FLOOR.
-FAR, LEAST_SHARE, FLOOR = 0.9, 1e-4, 0.1
-# The same of a weight decay, of the learning rate of all weights, and of the gain without which a run stops.
-MOST_DECAY, FAST, MUCH_GAIN = 1.0, 1e-4, 0.2
-# The same of an entropy bonus, a dual clip, a veto, and of completions' most tokens within a constant length.
-LARGE_BONUS, WIDE_DUAL_CLIP, STRICT_VETO, MANY_LENGTHS = 0.5, 30.0, 0.5, 10
+# Values beyond these bounds are rarely meant.
+MOST_CLIP = 10.0  # objective.clip_high
+NARROW_CLIP = 5e-3  # objective.clip_low and clip_high, for the ratio of a token
+WIDE_SEQUENCE_CLIP = 0.1  # the same for the ratio of a whole sequence
+WIDE_DUAL_CLIP = 30.0  # objective.dual_clip
+LARGE_KL = 1.0  # objective.kl.coefficient
+LARGE_BONUS = 0.5  # objective.entropy_coefficient
+STRICT_VETO = 0.5  # objective.correction.veto
+MANY_LENGTHS = 10  # objective.aggregation.constant_length over rollout.sampling.max_tokens
+LARGE_EPSILON = 0.1  # normalization.epsilon
+LEAST_RATE, FAST = 1e-10, 1e-4  # learner.learning_rate; FAST is for the training of all weights
+LEAST_SHARE, FLOOR = 1e-4, 0.1  # learner.min_lr_fraction; FLOOR is usual
+LARGE_ADAM_EPSILON = 1e-2  # learner.adam_epsilon
+LEAST_NORM = 1e-6  # learner.max_gradient_norm
+MOST_DECAY = 1.0  # learner.weight_decay
+MOST_SHRINKING = 0.5  # the share by which weight decay shrinks the weights in a run
+COLD, HOT = 0.05, 2.0  # rollout.sampling.temperature
+LARGE_SHARE = 0.5  # task.data.held_out_fraction
+FAR = 0.9  # the share of task.curriculum.anneal_prompts that a run asks
+MUCH_GAIN = 0.2  # dynamics.adaptive.stop_gain
 
 
 def surprises(config: TrainConfig) -> Iterator[str]:
@@ -35,7 +42,7 @@ def surprises(config: TrainConfig) -> Iterator[str]:
             "raise dynamics.adaptive.longest_interval, or begin within it"
         )
     if config.learner.schedule != "constant" and config.learner.warmup_steps == config.num_steps:
-        yield f"learner.schedule={config.learner.schedule} never begins, since learner.warmup_steps are all num_steps"
+        yield f"learner.schedule={config.learner.schedule} never begins, since learner.warmup_steps takes all num_steps"
     if (warmup := config.learner.warmup_steps) > config.num_steps:
         yield (
             f"learner.warmup_steps={warmup} is above num_steps={config.num_steps}: the learning rate ends at "
@@ -69,7 +76,7 @@ def _odd_bounds(config: TrainConfig) -> Iterator[str]:
     if curriculum.name == "anneal" and asked < FAR * curriculum.anneal_prompts:
         yield (
             f"the run asks {asked:,} prompts, and task.curriculum.anneal_prompts={curriculum.anneal_prompts} leads "
-            f"from easy to hard: it ends {asked / curriculum.anneal_prompts:.1%} of the way, and {asked} goes all of it"
+            f"from easy to hard: the run ends at {asked / curriculum.anneal_prompts:.1%} of the way, so set {asked}"
         )
     per_round = batch.prompts_per_step * batch.group_size * batch.refresh_interval
     if 0 < config.limits.samples < per_round:

@@ -52,7 +52,7 @@ def said_of(*words):
         (["objective=gspo", "objective.clip_low=0.2"], "hardly clip the ratio of a whole sequence: GSPO takes 3e-4"),
         (
             ["task.curriculum.name=anneal", "num_steps=40", "dynamics.prompts_per_step=16"],
-            "task.curriculum.anneal_prompts=100000 leads from easy to hard: it ends 0.6% of the way, and 640 goes",
+            "anneal_prompts=100000 leads from easy to hard: the run ends at 0.6% of the way, so set 640",
         ),
         (
             ["limits.samples=50", "dynamics.prompts_per_step=16", "dynamics.group_size=8"],
@@ -89,7 +89,7 @@ def said_of(*words):
         (["objective=top_entropy", "objective.selection.share=1"], "share=1 takes all tokens, so nothing is selected"),
         (
             ["num_steps=2", "learner.schedule=cosine", "learner.warmup_steps=2"],
-            "learner.schedule=cosine never begins, since learner.warmup_steps are all num_steps",
+            "learner.schedule=cosine never begins, since learner.warmup_steps takes all num_steps",
         ),
         (
             ["dynamics=adaptive", "dynamics.refresh_interval=2", "dynamics.adaptive.longest_interval=1"],
