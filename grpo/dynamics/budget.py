@@ -5,9 +5,10 @@ gives a posterior of the prompt's pass rate. A group with k of n correct has the
 was decided (the identity of `grpo.dynamics.sigma` holds count by count). So the further completions go where they
 are expected to raise the sum of σ^(2−α) most.
 
-Most of these go to prompts whose completions are all right or all wrong so far (silent) but may not stay so, those with
-the best odds first. A prompt that is surely silent gets none. A prompt that already has a gradient gets few or none,
-since more completions make its gradient less noisy but hardly larger. benchmarks/budget.py measures gain and noise.
+Most further completions go to prompts that are silent so far (all right or all wrong) but may not stay so. Those with
+the best odds come first. A prompt that almost surely stays silent gets none. A prompt that already has a gradient gets
+few or none, since more completions make its gradient less noisy but hardly larger. benchmarks/budget.py measures gain
+and noise.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """This module builds the configured scheduler, which chooses each round's plan and decides whether the run goes on.
 
-Around every scheduler, one part ends a run that reaches its limit of samples, tokens or seconds. It also adapts the
-coefficient of the entropy bonus, so that the policy's entropy does not fall below a target. Its rule is that of
-Skywork-OR1 (arXiv:2505.22312): the coefficient c grows by Δ while the entropy is at most the target and shrinks by Δ
-above it, and the bonus is applied in the first case only. TRL 1.16 has the same rule once a step; here it acts once a
+`LimitedScheduler` wraps every scheduler, and ends a run that reaches its limit of samples, tokens or seconds. It also
+adapts the coefficient of the entropy bonus, so that the policy's entropy does not fall below a target. Its rule is that
+of Skywork-OR1 (arXiv:2505.22312): the coefficient c grows by Δ while the entropy is at most the target and shrinks by Δ
+above it, and the bonus is applied in the first case only. TRL 1.16 has the same rule once a step. Here it acts once a
 round, on the mean entropy of the round's tokens over all ranks.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 Message = dict[str, Any]
 
 POLICY = "policy"
-"""Programs may call the model so. Any other name does as well."""
+"""Programs may give the model this name. Any other name works as well."""
 
 # A model writes the id of a call as JSON or behind Mistral's token. An argument that is named id and has such a value
 # reads the same, and the call then gets that id, which does no harm.
@@ -18,7 +18,7 @@ ROLES = {"developer": "system", "function": "tool"}
 """These roles have other names in a chat template."""
 
 FOR_SERVERS = ("cache_control",)
-"""These parts of a message are for servers, and no template writes them. Agents mark the newest message alone so."""
+"""These parts of a message are for servers, and no template writes them. Agents add them to the newest message only."""
 
 
 class Unreadable(Exception):
@@ -26,7 +26,8 @@ class Unreadable(Exception):
 
 
 def json_of(line: bytes) -> Any:
-    """Reads JSON. Half a character, which JSON can hold and no tokenizer reads, becomes the sign of an unknown one."""
+    """Reads JSON. A lone surrogate, which JSON can hold and no tokenizer reads, becomes U+FFFD, the sign of an unknown
+    character."""
     value = json.loads(line)
     if b"\\ud" not in line.lower() and b"\xed" not in line:
         return value

@@ -1,4 +1,4 @@
-"""This module samples episodes: a sampler on top of another one, whose completions are the turns of conversations.
+"""This module samples episodes. Its sampler uses another one, whose completions are the turns of conversations.
 
 All episodes that are asked for are under way together. Each runs in a process of its own (see `process`), and its
 requests for turns meet here, in one thread with an event loop. An engine in this process samples the turns in the
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 AskTurn = Callable[[Turn], None]
-# So many kinds of failures are shown, each once.
+# At most this many kinds of failures are shown, each once.
 MOST_WARNINGS = 8
 MOST_REFUSALS = 100
-"""An agent may ask this often for turns beyond the limit, as one does that tries again after every error."""
+"""An agent may ask for this many turns beyond its limit, since some agents try again after every error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Stage:
 class EpisodeSampler(CheckedSampler):
     """Implements `interfaces.AskableSampler`: a completion of a problem whose source has a stage is an episode.
 
-    `stages` has them by the problems' sources, None for single turns; "" stands for all other sources. A group that
-    takes longer than `group_seconds` is given up (0: none is).
+    `stages` maps a source of problems to its stage, or to None if its problems have single turns. The source "" stands
+    for all others. A group that takes longer than `group_seconds` is given up. With 0 no group is.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class EpisodeSampler(CheckedSampler):
         return limit.expired()
 
     def _warn(self, problem: Problem, error: str) -> None:
-        """Warns once of each of the first kinds of failure, but not of the end that comes to them when a run ends."""
+        """Warns once of each kind of failure, up to `MOST_WARNINGS` kinds, and of none that the run's end causes."""
         kind = re.sub(r"\d+", "", error)
         if kind not in self._warned and len(self._warned) < MOST_WARNINGS and not self._closed:
             self._warned.add(kind)
@@ -283,7 +283,7 @@ class _Play:
                 raise Failed(f"it has asked for {MOST_REFUSALS} turns beyond its limit")
             question.reply(None)
             return
-        # It counts from now on, since several may be asked at once. Its number decides what is drawn in it.
+        # The turn counts from now on, since several may be asked at once. Its number seeds what is sampled in it.
         self._under_way.append(question)
         number = self._num_asked
         self._num_asked += 1
@@ -325,8 +325,8 @@ class _Play:
 
     def _room(self, place: Place | None, is_first: bool) -> int:
         """Returns how many tokens the next turn may have behind `place`, which is None for a text that is far too long.
-        The episode fails where that is none and it has not begun. Later it ends there, unless its agent goes on with a
-        shorter history."""
+        Without room an episode that has not begun fails, and a later one ends, unless its agent goes on with a shorter
+        history."""
         longest = self._stage.max_length
         behind = longest - len(place.context) if place else 0
         if behind <= 0 and is_first:
