@@ -18,7 +18,7 @@ RESERVED_VARIABLE = "GRPO_HELD_PORTS"
 
 
 MOST_TRIES = 8
-"""A free port is looked for this often."""
+"""The search for a free port makes at most this many tries."""
 
 
 class ReservedPort:

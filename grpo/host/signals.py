@@ -78,7 +78,7 @@ class StopRequest:
         if self._messages:
             signal.set_wakeup_fd(self._wakeup_before)
             os.write(self._number_end, bytes([END]))
-            # It ends at once, but for a request that has just come.
+            # The thread ends at once, unless a request has just come.
             self._thread.join(1.0)
 
     def _request(self, number: int, frame: object) -> None:

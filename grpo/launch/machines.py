@@ -35,7 +35,7 @@ def machines_of(hosts: Sequence[str], shell: str, count: int) -> list[Machine]:
             raise UserError("hardware.hosts names other machines: set hardware.shell=ssh to reach them")
         return [Machine(host, LOOPBACK) for host in hosts or [LOOPBACK] * count]
     if shell == "each":
-        # They are known only once they have met, see `grpo.launch.meeting`.
+        # The machines are known only once they have met, see `grpo.launch.meeting`.
         return [Machine(f"machine {index}", LOOPBACK) for index in range(count)]
     names = hosts or (_allocation() if shell == "srun" else [])
     addresses = [_address(name) for name in names]

@@ -11,9 +11,9 @@ from grpo.host import ranks
 from grpo.host.terminal import say
 from grpo.learner.policy import LogprobHead
 
-# Enough targets for two chunks, and states of this width.
+# The trial reads this many targets, which need two chunks of this length, from states of this width.
 TARGETS, CHUNK, WIDTH = 48, 32, 64
-# The largest differences allowed: of values in nats, and of gradients relatively, by the precision of the weights.
+# The largest differences allowed: between values in nats, and between gradients relatively, by the weights' precision.
 VALUES = 1e-4
 GRADIENTS = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 
@@ -31,7 +31,7 @@ def choose_head(heads: tuple[LogprobHead, ...], device: torch.device, fused: str
 
 
 def deviation(rule: LogitRule, device: torch.device, dtype: torch.dtype, vocabulary: int) -> str:
-    """Returns why compiled functions do not serve, or "". Both ways read random logits, in one chunk and in two, with
+    """Returns why compiled functions are not used, or "". Both ways read random logits, in one chunk and in two, with
     a loss of log-probabilities and with one of entropies too."""
     try:
         for chunk in (CHUNK, TARGETS):

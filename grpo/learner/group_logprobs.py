@@ -1,7 +1,7 @@
 """This module computes log-probabilities of whole groups without gradients, and balances the work over ranks.
 
-From them it chooses tokens among all tokens of an optimizer step before the step, see `objective.selection`. Its
-micro-batches reach the device without making the host wait.
+Before an optimizer step it also chooses tokens among all tokens of the step, by `objective.selection`. It sends
+micro-batches to the device without making the host wait.
 """
 
 import dataclasses

@@ -39,14 +39,14 @@ REFUSED = {
     **dict.fromkeys((".xlsx", ".xls", ".ods", ".html", ".htm", ".ipynb", ".pkl", ".feather", ".db"), _AS_CSV),
     ".wandb": "is a log of Weights & Biases: send its folder by `wandb sync`, then export the run's history as CSV",
 }
-"""This says why files whose names end so are not read."""
+"""This table says why files with these endings of their names are not read."""
 BEGINNINGS = {
     b"\x1f\x8b": _PACKED,
     b"PK\x03\x04": _PACKED,
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "is text in UTF-16: save it as UTF-8"),
     **dict.fromkeys((b"<!DO", b"<!do", b"<htm", b"<HTM"), "is a web page: download the raw file instead"),
 }
-"""This says why files that begin with these bytes are not read."""
+"""This table says why files that begin with these bytes are not read."""
 _EXPORTED = {
     ".wandb": f"; of its .wandb file, {REFUSED['.wandb'].removeprefix('is a log of Weights & Biases: ')}",
     "meta.yaml": "; of MLflow's folder, export the run's metrics as CSV with a column for each",
@@ -60,9 +60,11 @@ PROBE_STEPS = "steps.parquet"
 # In a chart exported from Weights & Biases, this stands between a run's name and a metric's name.
 OF_RUN = " - "
 BOUNDS = ("__MIN", "__MAX")
-# A table with a line for each value has the metric's name in one of the first, as MLflow's and pandas's do.
-METRIC_NAMES, OF_TIME = ("key", "metric", "tag", "variable"), ("timestamp", "wall_time", "time", "_timestamp")
-# A log that plans more steps has a mistake there.
+# A table of MLflow or pandas with a line for each value holds the metric's name in one of these columns.
+METRIC_NAMES = ("key", "metric", "tag", "variable")
+# These columns of such a table hold times, and no values.
+OF_TIME = ("timestamp", "wall_time", "time", "_timestamp")
+# A larger number of planned steps is a mistake in the log.
 MOST_PLANNED = 1e12
 # One of these stands between the values of a CSV file.
 SEPARATORS = ",;\t|"
@@ -73,7 +75,7 @@ _COMMAS = re.compile(r"\s*-?\d+(,\d+)+(\.\d*)?\s*")
 _THOUSANDS = re.compile(r"\s*-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*")
 _WRITTEN = re.compile(r"\W{0,2}\d[\d\s.,·'/±%eE+-]*\W?")
 _DATE = re.compile(r"\s*\d{1,4}[-/.]\d\d?[-/.]\d")
-# A column that holds texts holds some in so many first rows.
+# Columns of texts are looked for in this many first rows.
 LOOKED_AT = 1_000
 # A log is looked for in this many folders below the given one. No run has so many.
 MOST_FOLDERS = 2_000
