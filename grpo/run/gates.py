@@ -24,7 +24,7 @@ ON_FIRST_RANK = re.compile(
     "|".join(map(re.escape, ("rollout/", "memory/", m.ENERGY, m.MFU, m.WENT_BACK, m.BY_PASS_RATE)))
     + f"|{m.LENGTH_P10}$|{m.LENGTH_P90}$|{m.SOURCE}.*/(length_p90|share)$"
 )
-"""Only the first rank knows these numbers of a round, so they decide about no next one."""
+"""Only the first rank knows these numbers of a round, so a gate on one of them can only refuse an export."""
 NO_NUMBERS = (m.COUNTS, m.FIRST_COUNTS, m.REASON)
 
 
@@ -123,7 +123,8 @@ class RoundNumbers:
     """These are the numbers of a round that all ranks know, with those of an evaluation of the policy at its beginning.
 
     `evaluated(step)` returns that evaluation, or None, and `outlook` what the run may still gain. The session sets both
-    once there is an evaluator. Tells of `gates` whose metric the first round, or the first evaluation, does not have.
+    once there is an evaluator. Prints a line for each of `gates` whose metric the first round, or the first evaluation,
+    lacks.
     """
 
     def __init__(self, gates: Sequence[GateConfig] = ()) -> None:

@@ -215,8 +215,8 @@ def check_rates(problems: Iterable[Problem], config: CurriculumConfig) -> None:
     column = rated_column(problems, config.solve_rate_column)
     require(
         any(solve_rate(problem, column) is not None for problem in problems),
-        f"task.curriculum.name={config.name} goes by pass rates, and no problem has one in the column {column!r}: name "
-        "theirs in task.curriculum.solve_rate_column, or measure them with grpo solve-rates",
+        f"task.curriculum.name={config.name} goes by pass rates, and no problem has one in the column {column!r}: set "
+        "task.curriculum.solve_rate_column to the column that holds them, or measure them with grpo solve-rates",
     )
 
 

@@ -56,8 +56,8 @@ def service_trackers(
 
 
 def wandb_mode(tracking: TrackingConfig) -> str:
-    """Returns `tracking.wandb`, or what W&B's own variables make of a run that is tracked. A run that is to stay
-    offline stays so. Raises `UserError` for a mode in which nothing would be tracked."""
+    """Returns `tracking.wandb`, unless W&B's own environment variables switch a tracked run off or offline. They never
+    put a run online that is to stay offline. Raises `UserError` for a mode in which nothing would be tracked."""
     mode = os.environ.get("WANDB_MODE", "")
     if mode == "disabled" or os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1"):
         return "off"
@@ -73,9 +73,9 @@ def wandb_mode(tracking: TrackingConfig) -> str:
 
 def _project(tracking: TrackingConfig, variable: str) -> str:
     """Returns `tracking.project`, or what the service's own variable says where the key has its default value."""
-    return (
-        os.environ.get(variable) or tracking.project if tracking.project == TrackingConfig.project else tracking.project
-    )
+    if tracking.project != TrackingConfig.project:
+        return tracking.project
+    return os.environ.get(variable) or tracking.project
 
 
 class WandbTracker:
@@ -117,7 +117,7 @@ class WandbTracker:
                 dir=str(identity.parent),
                 settings=settings,
             )
-        # A ValueError is one of a variable of wandb's, whose value it does not know.
+        # wandb raises a ValueError when one of its environment variables has an unknown value.
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"wandb did not start ({reason}): correct that, or set tracking.wandb=offline") from error
@@ -148,8 +148,8 @@ class WandbTracker:
 class TensorBoardTracker:
     """This tracker writes event files in `directory`/tensorboard, for `tensorboard --logdir`.
 
-    A resumed run hides the events after `resume_step` that were written before it was killed, a new run all earlier
-    events. Raises `UserError` when the package is not installed.
+    A resumed run hides the events after `resume_step` that were written before it was killed. A new run hides all
+    earlier events. Raises `UserError` when the package is not installed.
     """
 
     service = "TensorBoard"

@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo.interfaces import Bucket
 from grpo.weight_sync.channel import packed
 
-# Torch (2.13) takes the first that is set.
+# Torch (2.13) reads the first of these variables that is set.
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
