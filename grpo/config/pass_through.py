@@ -104,6 +104,8 @@ def check_pass_through(config: TrainConfig) -> None:
     rollout = config.rollout
     _check("rollout.engine_args", rollout.engine_args, ENGINE_ARGS)
     _check("rollout.sampling.extra", rollout.sampling.extra, SAMPLING)
+    ignored = rollout.sampling.extra.get("ignore_eos", False)
+    require(isinstance(ignored, bool), f"rollout.sampling.extra.ignore_eos={ignored}: it takes true or false")
     require(all(rollout.sampling.stop), "rollout.sampling.stop holds an empty text, which stops nothing: leave it out")
     _check("learner.deepspeed", config.learner.deepspeed, DEEPSPEED)
     for section, _, name in (key.rpartition(".") for key in NESTED):

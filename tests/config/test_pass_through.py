@@ -205,3 +205,8 @@ def test_settings_that_transformers_cannot_sample_with_are_refused_by_the_words_
     check_pass_through(config(word))
     off = ["rollout.sampling.top_p=1", "evaluation.top_p=1", "evaluation.top_k=0", "rollout.sampling.stop=[]"]
     check_pass_through(compose_config(["experiment=tiny", "rollout=transformers", *off]))
+
+
+def test_a_switch_of_the_sampler_that_is_text_is_refused():
+    with pytest.raises(UserError, match=r"^rollout.sampling.extra.ignore_eos=yes please: it takes true or false$"):
+        check_pass_through(config("rollout.sampling.extra.ignore_eos='yes please'"))
