@@ -13,7 +13,7 @@ from grpo.config.pass_through import check_pass_through, check_training
 from grpo.config.placement import require_length
 from grpo.config.plain_json import read_object
 from grpo.config.ranges import check_sizes, check_values, value_at
-from grpo.config.run import TrainConfig
+from grpo.config.run import TrackingConfig, TrainConfig
 from grpo.config.start import START_VARIABLE, only_here
 from grpo.config.validate_loss import check_loss, check_pipeline
 from grpo.config.validate_task import check_task
@@ -24,6 +24,7 @@ NAMES = {
     "tracking.project": "the project, such as tracking.project=grpo",
 }
 """Each of these keys holds a name, which is never empty."""
+MOST_TAG = 64
 MLFLOW_WORDS = ("mlruns", "databricks")
 """These words are MLflow's own: its usual folder, which need not be there yet, and its service."""
 
@@ -74,11 +75,11 @@ def validate_evaluation(config: TrainConfig) -> None:
         f"evaluation.samples_per_problem={evaluation.samples_per_problem}: change one of the two",
     )
     sampling = config.rollout.sampling
-    top_k = sampling.top_k if evaluation.top_k is None else evaluation.top_k
-    for word, draws in (("temperature=0", evaluation.temperature > 0), (f"top_k={top_k}", top_k != 1)):
+    top_k_key = "rollout.sampling.top_k" if evaluation.top_k is None else "evaluation.top_k"
+    for key, least in (("evaluation.temperature", 0), (top_k_key, 1)):
         _require(
-            draws or evaluation.samples_per_problem == 1,
-            f"evaluation.{word} gives a problem the same completion {evaluation.samples_per_problem} times: "
+            value_at(config, key) != least or evaluation.samples_per_problem == 1,
+            f"{key}={least} gives a problem the same completion {evaluation.samples_per_problem} times: "
             "raise it, or set evaluation.samples_per_problem=1",
         )
     for key in ("rollout.sampling.temperature", "evaluation.temperature"):
@@ -110,6 +111,11 @@ def _check_output(config: TrainConfig) -> None:
         "://" not in config.output_dir,
         f"output_dir={config.output_dir} is an address, and a run writes to this machine's disk: name a folder, "
         "such as output_dir=runs/mine, and copy it afterwards",
+    )
+    _require(
+        "$" not in config.output_dir,
+        f"output_dir={config.output_dir} holds a $, and no shell has put a variable's value there: put the word in "
+        "double quotes, or write the folder, or ${oc.env:NAME}",
     )
     output = Path(os.path.realpath(config.output_dir))
     _require(
@@ -294,6 +300,7 @@ def _check_run(config: TrainConfig) -> None:
     _check_machines(config)
     _check_source(config)
     _check_mlflow(config.tracking.mlflow)
+    _check_wandb(config.tracking)
     checkpoint = config.checkpoint
     _require(
         not checkpoint.keep_every or (checkpoint.every_rounds and checkpoint.keep_every % checkpoint.every_rounds == 0),
@@ -353,6 +360,19 @@ def _check_mlflow(uri: str) -> None:
         f"tracking.mlflow={uri} is no address and no folder: give http://HOST:PORT, sqlite:///FILE or file:FOLDER",
     )
     _require(not re.fullmatch(r"[\w.-]+:\d+/?", uri), f"tracking.mlflow={uri} lacks its protocol: give http://{uri}")
+
+
+def _check_wandb(tracking: TrackingConfig) -> None:
+    """Raises UserError for a name that W&B refuses, which it would do only when the run begins."""
+    if tracking.wandb == "off":
+        return
+    _require(
+        not {*"/\\#?%:"} & {*tracking.project},
+        f"tracking.project={tracking.project}: W&B takes no name with /, \\, #, ?, % or :, and tracking.entity names "
+        "the user or team",
+    )
+    for tag in tracking.tags:
+        _require(0 < len(tag) <= MOST_TAG, f"tracking.tags: W&B takes tags of 1 to {MOST_TAG} characters, not {tag!r}")
 
 
 def _nothing_to_resume(output: Path) -> str:

@@ -136,6 +136,9 @@ output_dir=runs\\mine → is a path of Windows
 task.name= → task.name is empty: name the task, such as task.name=sums
 tracking.project= → tracking.project is empty: name the project, such as tracking.project=grpo
 output_dir=" " → output_dir is empty: name a folder, such as output_dir=runs/mine
+tracking=wandb_offline  tracking.project=me/math → tracking.project=me/math: W&B takes no name with /
+tracking=wandb_offline  tracking.tags=[""] → tracking.tags: W&B takes tags of 1 to 64 characters, not ''
+output_dir=$HOME/runs → output_dir=$HOME/runs holds a $, and no shell has put a variable's value there
 evaluation.top_k=1  evaluation.samples_per_problem=4 → evaluation.top_k=1 gives a problem the same completion
 rollout=vllm_server  rollout.servers.host=http://127.0.0.1 → is no name or address alone: leave out its protocol
 task.episode=calculator  task.gateway=10.0.0.5:8000 → task.gateway=10.0.0.5:8000 is no name or address alone
