@@ -27,6 +27,8 @@ MOST_READ = 100
 FEW = 9
 # Columns of these names mostly hold the choices of a question.
 CHOICES = ("choices", "options")
+# An answer of this many words, none of them TeX, is a sentence.
+SENTENCE = 8
 # Python's and pandas's texts for a missing value.
 MISSING = {"None", "nan", "NaN", "null", "<NA>", "NaT"}
 
@@ -85,6 +87,11 @@ def usable_problems(config: TaskConfig, set_name: str = "") -> list[Problem]:
     return [replace(problem, problem_id=f"{set_name}/{problem.problem_id}", source=set_name) for problem in usable]
 
 
+def _is_long(answer: str) -> bool:
+    """Tells whether an answer is a sentence or a JSON object."""
+    return (len(answer.split()) >= SENTENCE and "\\" not in answer) or answer.startswith('{"')
+
+
 def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
     """Logs what is odd about the problems of a set, and hardly ever meant, though they can be learned from."""
     if contradictory := _contradictory(config, usable):
@@ -117,6 +124,13 @@ def _report_odd(config: TaskConfig, usable: Sequence[Problem]) -> None:
         "most answers are numbers in words or with a decimal comma, and a model's 7 or 2.5 does not count as them: "
         "write them in digits, with a point": bool(EXTRACTING & {*config.reward.weights})
         and 2 * sum(map(spelled, answers)) > len(answers),
+        "most answers are whole sentences or JSON, which no completion repeats: task.data.answer_pattern finds the "
+        "part that counts, or name the column of the answer alone in task.data.answer_column": (
+            bool(EXTRACTING & {*config.reward.weights}) and 2 * sum(map(_is_long, answers)) > len(answers)
+        ),
+        "no problem has a source in the column that task.data.source_column names: correct it, or leave it out": (
+            bool(config.data.source_column) and not any(sources)
+        ),
         f"{len(missing)} answers are texts such as None, by which Python and pandas write that there is none: leave "
         f"these rows out ({listed(tuple(missing))})": bool(missing) and len(missing) < len(usable),
         f"answers are letters, and the prompt does not show the column {''.join(hidden[:1])} with the choices: put its "

@@ -381,6 +381,12 @@ def test_a_task_is_another_with_other_tests_or_other_earlier_messages():
     assert len({own, identity({"tests": ["f(1) == 3"]}), identity({}), identity({}, message)}) == 4
 
 
+SENTENCES = (
+    "most answers are whole sentences or JSON, which no completion repeats: task.data.answer_pattern finds the "
+    "part that counts, or name the column of the answer alone in task.data.answer_column"
+)
+
+
 @pytest.mark.parametrize(
     ("asked", "answer", "line"),
     [
@@ -390,6 +396,8 @@ def test_a_task_is_another_with_other_tests_or_other_earlier_messages():
          "(sums-0, sums-1, sums-2, sums-3, sums-4, …)"),
         ("{} + 1", "{},5", "most answers are numbers in words or with a decimal comma, and a model's 7 or 2.5 does not "
          "count as them: write them in digits, with a point"),
+        ("{} + 1", "We add one to it, and so the answer is {}.", SENTENCES),
+        ("{} + 1", '{{"value": "{}"}}', SENTENCES),
         ("{} + 1", "{}", ""),
     ],
 )  # fmt: skip
@@ -404,6 +412,16 @@ def test_a_column_of_pictures_that_no_model_sees_is_reported(tokenizer, write_ro
     rows = [{"problem": f"{index} + 1", "answer": str(index), "image": "a.png"} for index in range(9)]
     loaded_task(TaskConfig(data=DataConfig(path=write_rows(rows), held_out_fraction=0.0)), tokenizer)
     assert any("no model sees the column image here, since all read text only" in line for line in caplog.messages)
+
+
+def test_a_column_of_sources_without_any_is_reported(tokenizer, write_rows, caplog):
+    rows = [{"problem": f"{index} + 1", "answer": str(index), "origin": None} for index in range(9)]
+    config = exact(write_rows(rows))
+    config.data.source_column = "origin"
+    loaded_task(config, tokenizer)
+    assert any(
+        "no problem has a source in the column that task.data.source_column names" in one for one in caplog.messages
+    )
 
 
 def test_answers_that_are_texts_of_a_missing_value_are_reported(tokenizer, write_rows, caplog):
