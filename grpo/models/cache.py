@@ -47,8 +47,12 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     lock_path = entry.with_name(f"{name}.lock")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(lock_path, timeout=DEADLINE_SECONDS)
-        acquired = lock.acquire()
+        with FileLock(lock_path, timeout=DEADLINE_SECONDS):
+            # Another process may have built it meanwhile.
+            if (damage := _damage(entry)) is not None:
+                if entry.exists():
+                    _log.warning("the cache entry %s is damaged (%s): building it again", entry, damage)
+                _build(entry, build)
     except Timeout:
         raise UserError(
             f"another process has held the lock {lock_path} for {DEADLINE_SECONDS:.0f} s: end that process, or set "
@@ -59,12 +63,6 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
             f"cannot write to the cache {entry.parent} ({error.strerror or error}): "
             "set GRPO_CACHE to a writable directory"
         ) from error
-    with acquired:
-        # Another process may have built it meanwhile.
-        if (damage := _damage(entry)) is not None:
-            if entry.exists():
-                _log.warning("the cache entry %s is damaged (%s): building it again", entry, damage)
-            _build(entry, build)
     _hashed.add(entry)
     return entry
 

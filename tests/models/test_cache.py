@@ -1,3 +1,4 @@
+import errno
 import logging
 import multiprocessing
 import os
@@ -81,6 +82,15 @@ def test_a_failed_build_leaves_nothing_and_the_next_one_succeeds(own_cache):
     assert [path.name for path in own_cache.iterdir() if path.is_dir()] == []
     build_once("entry", write_greeting)
     assert (own_cache / "entry/part/greeting.txt").read_text() == "hello"
+
+
+def test_a_disk_that_is_full_while_an_entry_is_built_is_one_line(own_cache):
+    def build(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    refusal = r"cannot write to the cache .*\(No space left on device\): set GRPO_CACHE to a writable directory"
+    with pytest.raises(UserError, match=refusal):
+        build_once("entry", build)
 
 
 def test_the_rest_of_a_killed_build_is_not_taken_over(own_cache):
