@@ -63,11 +63,11 @@ def load_resharded(engine: DeepSpeedEngine, directory: str | Path, collective: T
     engine._config.load_universal_checkpoint = True
     try:
         _, own_state = engine.load_checkpoint(universal, tag=WHOLE)
+        collective.barrier()
     finally:
         engine._config.load_universal_checkpoint = False
-    collective.barrier()
-    if collective.rank == 0:
-        shutil.rmtree(universal)
+        if collective.rank == 0:
+            shutil.rmtree(universal, ignore_errors=True)
     return own_state
 
 

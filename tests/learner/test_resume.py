@@ -1,10 +1,14 @@
 """These tests hold that a checkpoint goes on under other settings, or is refused in one line before an engine starts. A
 rank that cannot write one is named by all, and a crafted one writes nothing outside its folder."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from grpo.config import TrainConfig, UserError
 from grpo.config.saved import check_resumed
+from grpo.learner import resharding
+from tests.fakes import SingleRank
 from tests.learner.models import facts_of
 from tests.learner.resume_cases import CHANGES, CRAFTED, LATER, LORA, REFUSED, STARTS
 
@@ -108,3 +112,19 @@ def test_other_adapters_are_refused_before_anything_is_loaded(before, after, sai
 
 def test_settings_of_adapters_do_not_matter_without_any():
     check_resumed(lora(), lora(alpha=8.0, target_modules="q_proj"), 0)
+
+
+def test_a_converted_checkpoint_that_does_not_load_is_removed(tmp_path, monkeypatch):
+    def converted(shards, whole):
+        whole.mkdir()
+        (whole / "states.pt").write_bytes(b"gigabytes")
+
+    def refuse(universal, tag):
+        assert (tmp_path / universal / tag / "states.pt").exists()
+        raise AssertionError("another model")
+
+    monkeypatch.setattr(resharding, "_convert", converted)
+    engine = SimpleNamespace(_config=SimpleNamespace(load_universal_checkpoint=False), load_checkpoint=refuse)
+    with pytest.raises(AssertionError, match="another model"):
+        resharding.load_resharded(engine, tmp_path, SingleRank())
+    assert [*tmp_path.iterdir()] == [] and not engine._config.load_universal_checkpoint
