@@ -150,7 +150,8 @@ def _malformed(step: int, rows: Sequence[Row]) -> Iterator[str]:
         for row in own:
             numbers = {row["tokens"], *(len(row[name]) for name in ("token_ids", "logprobs") if name in row)}
             if len(numbers) > 1 or sum(count for _, count in row["versions"]) not in numbers:
-                yield f"step {step}: sample {row['sample']} of {prompt_id} lacks a log-probability for each token"
+                sample = f"sample {row['sample']} of {prompt_id}"
+                yield f"step {step}: {sample} has more or fewer log-probabilities or versions than tokens"
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> bool:
