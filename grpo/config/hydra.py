@@ -373,7 +373,7 @@ def compose_sweep(preset: str, overrides: list[str]) -> SweepConfig:
         raise UserError(f"there is no sweep {preset!r}: choose one of {presets}, or give a file that ends in .yaml")
     schema = OmegaConf.structured(SweepConfig)
     try:
-        words = OmegaConf.from_dotlist(reworded(overrides, SweepConfig))
+        words = plain_yaml.from_words(reworded(overrides, SweepConfig))
         OmegaConf.merge(schema, words)
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from error

@@ -1,7 +1,7 @@
 """This module reads YAML that may come from a stranger: a few lines of it can stand for more values than fit memory."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -25,6 +25,17 @@ MOST = 100_000
 _OTHER_BASE = re.compile(r"(?<![\w.])[-+]?(?:\d+(?::[0-5]?\d)+(?:\.\d*)?|0\d+|0[xX][\da-fA-F]+|0[bB][01]+)(?![\w.:])")
 _HOLDS_KEYS = "and a configuration file holds keys and values, KEY: VALUE"
 _load = OmegaConf.load
+
+
+def from_words(words: Iterable[str]) -> DictConfig:
+    """Returns the settings of `KEY=VALUE` words, whose values are YAML. Raises UserError for a value that is none."""
+    settings = OmegaConf.create()
+    for word in words:
+        try:
+            settings.merge_with_dotlist([word])
+        except YAMLError:
+            raise UserError(f"cannot read {word!r}: its brackets and quotation marks come in pairs") from None
+    return settings
 
 
 def load(file: Path | IO[str]) -> Any:

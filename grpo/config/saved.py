@@ -73,7 +73,7 @@ def _override(word: str) -> DictConfig:
     group, _, choice = word.partition("=")
     folder = config_directory() / group
     if "." in group or not folder.is_dir():
-        return OmegaConf.from_dotlist([word])
+        return plain_yaml.from_words([word])
     path = folder / f"{choice}.yaml"
     if not path.is_file():
         choices = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))

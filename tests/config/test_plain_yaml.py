@@ -1,13 +1,14 @@
 """A few lines of YAML or JSON that stand for more than memory holds are refused in one line, wherever they are read."""
 
 import json
+import re
 
 import pytest
 
 from grpo.config import UserError
 from grpo.config.hydra import compose_config, compose_sweep
 from grpo.config.plain_json import parse_json, read_object
-from grpo.config.plain_yaml import load
+from grpo.config.plain_yaml import from_words, load
 
 BEGINNING = "defaults: [train, _self_]\n"
 LAUGHS = "\n".join(
@@ -158,3 +159,9 @@ def test_a_file_that_is_no_json_object_is_one_line(tmp_path, text):
     file.write_text(text)
     with pytest.raises(UserError, match=r"^[^\n]*config.json is damaged[^\n]*: restore it$"):
         read_object(file, ": restore it")
+
+
+@pytest.mark.parametrize("word", ["dynamics.adaptive.smallest_group=[4", "dynamics.adaptive.smallest_group='4", "a={b"])
+def test_a_word_whose_value_is_no_yaml_is_named(word):
+    with pytest.raises(UserError, match=rf"^cannot read {re.escape(repr(word))}: its brackets and quotation marks"):
+        from_words(["seeds=2", word])
