@@ -51,6 +51,11 @@ def run(words: Sequence[str]) -> int:
     )
     config = compose_sweep(preset[0], of_sweep)
     of_runs = [word for word in words if word not in (*of_sweep, f"sweep={preset[0]}")]
+    require(
+        not any(word.startswith("variants") for word in of_runs),
+        "variants stand in a file of yours, sweep=FILE.yaml, as variants: {NAME: [KEY=VALUE]}; a word KEY=1,2 makes a "
+        "variant of each value",
+    )
     refuse_misspelt(of_runs, OWN_KEYS)
     command = shlex.split(config.command) or [sys.executable, "-m", "grpo.cli"]
     folder, cells = Path(config.output_dir).absolute(), cells_of(config, of_runs)

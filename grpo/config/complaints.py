@@ -288,8 +288,6 @@ def _readable(word: str) -> str:
             return f"the names of a key are joined by dots, {dotted}"
     elif not _KEY.fullmatch(key):
         return f"{key!r} is no key: a key is written KEY=VALUE, such as dynamics.group_size=8"
-    if key == "variants":
-        return "a variant is a list of words in quotes: variants={a: ['dynamics.group_size=4']}"
     if (second := re.search(r"[\s,;&]([\w.]+)=", value)) and second[1] in ("experiment", *paths(TrainConfig())):
         first = word[: len(key) + 1 + second.start()]
         return f"it holds two words: write each as one, {first!r} and {word[len(first) + 1 :].strip()!r}"

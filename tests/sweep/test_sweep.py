@@ -64,6 +64,18 @@ def test_every_cell_is_run_once_with_its_overrides(words):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("seeds=[1", "cannot read 'seeds=[1': its brackets and quotation marks come in pairs"),
+        ("variants={a: [num_steps=4]}", "variants stand in a file of yours, sweep=FILE.yaml, as variants: {NAME: ["),
+    ],
+)
+def test_a_word_that_is_no_setting_of_a_sweep_is_answered_in_a_line(word, line, capsys):
+    assert main(["sweep", "sweep=seeds", "experiment=tiny", "output_dir=x", word]) == 2
+    assert capsys.readouterr().err.startswith(f"grpo: {line}")
+
+
 def test_a_sweep_prints_each_runs_log_its_pass_rate_and_the_time_to_go(words, capfd):
     assert main(["sweep", *words]) == 0
     printed = capfd.readouterr().out.splitlines()
