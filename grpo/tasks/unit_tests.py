@@ -158,7 +158,7 @@ def row_tests(answer: str, metadata: Mapping[str, Any]) -> Tests:
     the column of answers                         any of these
     """
     if asserts := _read(metadata.get("test_list")):
-        return "\n".join([*(metadata.get("test_imports") or []), *asserts])
+        return "\n".join([*(metadata.get("test_imports") or []), *([asserts] if isinstance(asserts, str) else asserts)])
     if isinstance(source := metadata.get("test"), str):
         name = metadata.get("entry_point")
         return f"{source}\ncheck({name})" if name and re.search(r"^def check\b", source, re.MULTILINE) else source

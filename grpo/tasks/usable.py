@@ -1,5 +1,6 @@
 """This module decides which problems of a set can be learned from, and says what is odd about them."""
 
+import ast
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -186,9 +187,10 @@ def _require_tests(config: TaskConfig, problems: Sequence[Problem]) -> None:
     reasons = []
     for problem in judged:
         try:
-            row_tests(problem.answer, problem.metadata)
+            tests = row_tests(problem.answer, problem.metadata)
+            ast.parse(tests if isinstance(tests, str) else "")
             return
-        except UnparsableAnswer as error:
+        except (UnparsableAnswer, SyntaxError) as error:
             reasons.append(str(error))
     if reasons:
         raise UserError(

@@ -310,6 +310,9 @@ def test_programs_are_not_judged_without_tests(write_rows):
     parts = RewardConfig(parts=[RewardPartConfig(name="code")])
     with pytest.raises(UserError, match=r"has code, which runs a row.s unit tests, and the first 5 have none"):
         usable_problems(TaskConfig(data=DataConfig(path=write_rows(rows)), reward=parts))
+    broken = [{"problem": str(index), "test_list": ["assert f( == 1"]} for index in range(5)]
+    with pytest.raises(UserError, match=r"the first 5 have none that can be read \(invalid syntax"):
+        usable_problems(TaskConfig(data=DataConfig(path=write_rows(broken), answer_column=None), reward=parts))
     tested = [*rows, {"problem": "5", "answer": "assert f(1) == 2"}]
     assert len(usable_problems(TaskConfig(data=DataConfig(path=write_rows(tested)), reward=parts))) == 6
 

@@ -30,6 +30,7 @@ def stdin(*pairs):
 @pytest.mark.parametrize(
     ("right", "wrong", "columns", "answer"),
     [
+        (ADD, "def add(a, b): return a", {"test_list": "assert add(1, 2) == 3\nassert add(0, 0) == 0"}, ""),
         (ADD, "def add(a, b): return a", {"test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]}, ""),
         ("    return a + b", ADD.replace("+", "-"),
          {"entry_point": "add", "test": "def check(candidate):\n    assert candidate(1, 2) == 3"}, ""),
