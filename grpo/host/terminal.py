@@ -36,7 +36,8 @@ def clean(text: str) -> str:
 
 def say(text: str) -> None:
     """Writes a cleaned text to stderr. On a terminal, long lines are broken between words."""
-    print(wrapped(clean(text), sys.stderr), file=sys.stderr, flush=True)
+    # One write, or another thread may write between the text and the end of its line.
+    print(wrapped(clean(text), sys.stderr) + "\n", end="", file=sys.stderr, flush=True)
 
 
 def wrapped_usage(text: str) -> str:

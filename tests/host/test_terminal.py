@@ -49,6 +49,16 @@ def test_a_message_is_broken_between_words_where_stderr_is_a_terminal(monkeypatc
     assert capsys.readouterr().err == "grpo: there is no file sums.csv\ngrpo: there is no\nfile sums.csv\n"
 
 
+def test_a_message_and_the_end_of_its_line_are_written_together(monkeypatch):
+    """Otherwise a message of another thread may come in between."""
+    writes = []
+    stream = io.StringIO()
+    stream.write = writes.append
+    monkeypatch.setattr("sys.stderr", stream)
+    say("grpo: trying the episodes …")
+    assert [text for text in writes if text] == ["grpo: trying the episodes …\n"]
+
+
 def table(cell):
     rows = Table()
     rows.add_column(cell)
