@@ -96,6 +96,11 @@ def test_a_completion_cannot_break_out_of_the_page(tmp_path):
     assert "http" not in text.replace("http://www.w3.org", "")
 
 
+def test_small_charts_of_the_last_row_are_no_wider_than_those_above():
+    [rule] = re.findall(r"^\.charts\.small {(.*?)}$", (TEMPLATES / "page.css").read_text(), re.DOTALL | re.MULTILINE)
+    assert "grid-template-columns: repeat(auto-fill, " in rule and "flex" not in rule
+
+
 def test_the_script_stays_small():
     assert (TEMPLATES / "page.js").read_text().count("\n") < 150
 
