@@ -88,6 +88,12 @@ def test_a_long_completion_keeps_its_beginning_and_its_answer():
     assert "First, " in before and "so 42." in before and before.count("and") < 125
 
 
+def test_a_completion_of_blanks_is_said_to_be_one():
+    blank = evaluation(0, [0], completion=" \n")
+    [_, (_, before, _)] = samples_rows(blank["per_problem"], blank["per_problem"])
+    assert before == "0 of 2 correct, the first:\n(blank)"
+
+
 def test_samples_stand_beside_those_of_the_same_problem():
     after = evaluation(9, [1, 2], completion="later")["per_problem"][::-1]
     rows = samples_rows(evaluation(0, [0, 0])["per_problem"], after)

@@ -63,7 +63,7 @@ def samples_rows(
         *(
             [
                 "\n→ ".join(_excerpt(text) for text in (old["question"], old["answer"]) if text),
-                *(f"{_score(row, unjudged)}, the first:\n{_excerpt(row['completion'])}" for row in (old, new)),
+                *(f"{_score(row, unjudged)}, the first:\n{_completion(row['completion'])}" for row in (old, new)),
             ]
             for old, new in islice(pairs_of(rows_before, rows_after), limit)
         ),
@@ -208,6 +208,10 @@ def _points(interval: Interval) -> str:
 def _score(row: Mapping[str, Any], unjudged: bool) -> str:
     """Says how many samples of a problem are right, or what they earn on average if nothing says which are."""
     return f"mean reward {row['reward']:.3g}" if unjudged else f"{row['correct']} of {row['total']} correct"
+
+
+def _completion(text: str) -> str:
+    return _excerpt(text) if text.strip() else "(blank)"
 
 
 def _excerpt(text: str) -> str:
