@@ -294,7 +294,9 @@ def _require_none(unknown: Mapping[str, Any], of: str) -> None:
     """Raises `UserError` for the first argument that `Trainer` or its `train` does not have."""
     keys = paths(TrainConfig())
     for name in unknown:
-        instead = trl_trainer.ARGUMENTS.get(name) or f"a word, 'KEY=VALUE'{'' if name in keys else hint(name, keys)}"
+        instead = trl_trainer.ARGUMENTS.get(name) or (
+            f"the word '{name}=VALUE'" if name in keys else f"a word, 'KEY=VALUE'{hint(name, keys)}"
+        )
         raise UserError(f"{of} has no argument {name}=: give {instead}{' to Trainer' * (of != 'Trainer')}")
 
 

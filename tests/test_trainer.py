@@ -269,7 +269,7 @@ def test_words_that_reward_or_dataset_replace_are_refused():
         ("environment_factory", Result, "give a word, 'KEY=VALUE'; here it is task.episode"),
         ("reward_funcs", [], "give reward="),
         ("model", "Qwen/Qwen3-0.6B", "give the words 'model=huggingface' and 'model.path=NAME'"),
-        ("num_steps", 3, "give a word, 'KEY=VALUE'$"),
+        ("num_steps", 3, "give the word 'num_steps=VALUE'$"),
         ("args", 1, "give words"),
     ],
 )
