@@ -87,7 +87,7 @@ REWARD = _metric("reward/mean", "reward", "mean reward of the round's completion
 REWARD_SQUARE = _metric("reward/square", "reward²", "mean square of the rewards")
 REWARD_STD = _metric("reward/std", "reward", "standard deviation of the rewards", "spreads of rewards",
     peers="trl:reward_std openrlhf:rollout/reward_std prime_rl:train/agg/all/[^/]+/reward/std")
-PART = _metric("reward/part/", "mean of the round", "this part of the reward",
+PART = _metric("reward/part/", "mean of the round", "this part of the reward, or a number beside it",
     peers="trl:rewards/([^/]+)/mean trl:rewards/(?!(?:std|min|max|median)$)([^/]+) "
     r"prime_rl:train/agg/all/[^/]+/rewards/([^/]+)/mean rlprobe:reward_component\.(.+)")
 PASS_RATE = _metric("pass_rate", OF_COMPLETIONS, "share of the completions that are right (pass rate)", "pass rates",

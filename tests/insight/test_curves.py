@@ -154,6 +154,12 @@ def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass
     assert rate["points"][0][2:] == ["1", "3·10⁻⁷"]
 
 
+def test_a_number_that_a_reward_returns_beside_itself_is_not_called_a_part_of_the_reward():
+    run = Curves([{"step": step, "reward/part/episode/tries": 1.5} for step in (1, 2)], [])
+    [panel] = small_charts(run)[0]
+    assert panel(Figure().add_subplot(), run) == "This part of the reward, or a number beside it."
+
+
 def test_the_chart_of_phases_is_left_out_where_only_whole_rounds_were_timed():
     row = {"step": 1, "time/round_seconds": 30.0}
     assert draw_time not in panels_of(Curves([row], []))
