@@ -469,6 +469,16 @@ def test_rounds_have_the_steps_of_the_log_in_every_chart(tmp_path, interval):
     assert not [step for step in texts if "." in step], "no step is a fraction"
 
 
+def test_ticks_of_all_charts_stand_at_whole_steps(tmp_path):
+    write_run(tmp_path, 20)
+    analysis = analysed(read_log(tmp_path), tmp_path)
+    for panel in panels(analysis):
+        axes = Figure((5, 3)).add_subplot()
+        panel(axes, analysis)
+        if axes.get_xlabel() == "optimizer step":
+            assert all(tick == round(tick) for tick in axes.get_xticks()), panel.__name__
+
+
 def test_error_bars_of_a_round_stay_within_0_and_100_percent():
     low, high = _within_0_and_1([0.05, 0.5, 1.0], [0.1, 0.1, 0.1])
     assert low.tolist() == [0.05, 0.1, 0.1] and high.tolist() == [0.1, 0.1, 0.0]

@@ -267,15 +267,12 @@ def _bands(
 
 
 def over_steps(axes: Axes, run: Curves, name: str, of_one: bool = False) -> None:
-    """Finishes a panel over optimizer steps: where the run was resumed, axis labels, limits, ticks at whole steps, and
-    the legend, which a single series gets only with `of_one`."""
-    from matplotlib.ticker import MaxNLocator
-
+    """Finishes a panel over optimizer steps: where the run was resumed, axis labels, limits, and the legend, which a
+    single series gets only with `of_one`."""
     last_step = max([1, *(row["step"] for row in [*run.metrics, *run.evaluations])])
     for step in run.resumed:
         axes.axvline(step, color="0.55", linestyle=":", linewidth=1, zorder=0.5)
     axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     over_optimizer_steps(axes, name, of_one)
 
 

@@ -165,10 +165,13 @@ def name_size(count: int) -> float:
 
 
 def over_optimizer_steps(axes: Axes, name: str, of_one: bool = False) -> None:
-    """Labels the axes of curves over optimizer steps, whose values are called `name`, and puts the legend below them as
-    `legend_below` does."""
+    """Labels the axes of curves over optimizer steps, with ticks at whole steps, whose values are called `name`, and
+    puts the legend below them as `legend_below` does."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_ylabel(name)
     axes.set_xlabel("optimizer step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: plain(value))
     legend_below(axes, of_one)
 
