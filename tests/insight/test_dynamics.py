@@ -469,6 +469,12 @@ def test_rounds_have_the_steps_of_the_log_in_every_chart(tmp_path, interval):
     assert not [step for step in texts if "." in step], "no step is a fraction"
 
 
+def test_silent_groups_are_those_of_equal_rewards_also_where_parts_tell_right_answers_apart(tmp_path):
+    write_run(tmp_path, 20)
+    caption = draw_silent(Figure().add_subplot(), analysed(read_log(tmp_path), tmp_path))
+    assert caption.startswith("The rewards of a silent group are equal. Where only right and wrong count, ")
+
+
 def test_ticks_of_all_charts_stand_at_whole_steps(tmp_path):
     write_run(tmp_path, 20)
     analysis = analysed(read_log(tmp_path), tmp_path)

@@ -151,8 +151,9 @@ def draw_silent(axes: Axes, analysis: Dynamics) -> str:
     axes.set_title("Silent groups: nothing to learn from")
     over_optimizer_steps(axes, "share of groups")
     return (
-        "All G completions of a silent group are right, or all are wrong. That is expected of a share p^G + (1−p)^G of "
-        "the groups, where p is a prompt's pass rate, estimated here for each sixth of the run."
+        "The rewards of a silent group are equal. Where only right and wrong count, its G completions are all right or "
+        "all wrong. That is expected of a share p^G + (1−p)^G of the groups, where p is a prompt's pass rate, "
+        "estimated here for each sixth of the run."
     )
 
 
