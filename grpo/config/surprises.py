@@ -226,7 +226,7 @@ def _odd_task(task: TaskConfig, deadline_seconds: float) -> Iterator[str]:
             "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
             "task.prompt.system asks"
         )
-    if system and not re.search(r"\s", system) and Path(system).is_file():
+    if re.fullmatch(r"\S+\.(txt|md|jinja)", system) or (re.fullmatch(r"\S+", system) and Path(system).is_file()):
         yield f"task.prompt.system={system} is the name of a file, and the model reads the name: put its text there"
     for name, text in {"template": prompt.template, "system": system}.items():
         if r"\n" in text:

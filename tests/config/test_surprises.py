@@ -29,6 +29,7 @@ def said_of(*words):
             ["task.reward.extract=boxed", "task.prompt.template='{question} Write <answer> </answer>.'"],
             "asks for <answer>…</answer>: set task.reward.extract=tag",
         ),
+        (["task.prompt.system=prompts/missing.txt"], "system=prompts/missing.txt is the name of a file, and the model"),
         (["task.prompt.system=README.md"], "task.prompt.system=README.md is the name of a file, and the model reads"),
         (["task.reward.extract=tag"], "task.reward.extract=tag looks for <answer>…</answer>, for which neither"),
         (["learner.learning_rate=1e-15"], "learner.learning_rate=1e-15 moves no weight"),
