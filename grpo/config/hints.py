@@ -94,7 +94,9 @@ def nearest(key: str, config_keys: Sequence[str]) -> str:
         # Of names that several other sections have, none is meant in a section that is there.
         return keys[0] if len(keys) == 1 else ""
     alike = difflib.get_close_matches(key, keys, n=1, cutoff=LIKE)
-    return alike[0] if alike else " or ".join(sorted(keys, key=len)) if not section and len(keys) <= MOST_NAMED else ""
+    if alike:
+        return alike[0]
+    return "" if section or len(keys) > MOST_NAMED else " or ".join(sorted(keys, key=len))
 
 
 def _begins(one: str, other: str) -> bool:

@@ -28,6 +28,7 @@ MOST_DECAY = 1.0  # learner.weight_decay
 MOST_SHRINKING = 0.5  # the share by which weight decay shrinks the weights in a run
 COLD, HOT = 0.05, 2.0  # rollout.sampling.temperature
 LARGE_SHARE = 0.5  # task.data.held_out_fraction
+LONGEST_NAME = 80  # task.prompt.system, where it may be the name of a file
 FAR = 0.9  # the share of task.curriculum.anneal_prompts that a run asks
 MUCH_GAIN = 0.2  # dynamics.adaptive.stop_gain
 
@@ -226,7 +227,9 @@ def _odd_task(task: TaskConfig, deadline_seconds: float) -> Iterator[str]:
             "task.reward.extract=tag looks for <answer>…</answer>, for which neither task.prompt.template nor "
             "task.prompt.system asks"
         )
-    if re.fullmatch(r"\S+\.(txt|md|jinja)", system) or (re.fullmatch(r"\S+", system) and Path(system).is_file()):
+    # A system prompt without a blank may be a long Chinese text, which `Path.is_file` refuses to look for.
+    is_name = re.fullmatch(r"\S+", system) and len(system) <= LONGEST_NAME
+    if is_name and (re.search(r"\.(txt|md|jinja)$", system) or Path(system).is_file()):
         yield f"task.prompt.system={system} is the name of a file, and the model reads the name: put its text there"
     for name, text in {"template": prompt.template, "system": system}.items():
         if r"\n" in text:

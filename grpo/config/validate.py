@@ -24,7 +24,8 @@ NAMES = {
     "tracking.project": "the project, such as tracking.project=grpo",
 }
 """Each of these keys holds a name, which is never empty."""
-MOST_TAG = 64
+# W&B's tags have at most this many characters. A machine's name has no protocol, port or user, as these have.
+MOST_TAG, NO_MACHINE = 64, r"[^:]*:\d+|.*[@/].*|\s*"
 MLFLOW_WORDS = ("mlruns", "databricks")
 """These words are MLflow's own: its usual folder, which need not be there yet, and its service."""
 
@@ -331,7 +332,7 @@ def _check_machines(config: TrainConfig) -> None:
     """Raises UserError for the first name of a machine that is none, and for too few or too many of them."""
     for host in config.hardware.hosts:
         _require(
-            not re.fullmatch(r"[^:]*:\d+|.*[@/].*|\s*", host),
+            not re.fullmatch(NO_MACHINE, host),
             f"hardware.hosts: {host!r} is no name or address alone: ~/.ssh/config says a host's port and user",
         )
         _require(
@@ -341,7 +342,7 @@ def _check_machines(config: TrainConfig) -> None:
     for key in ("rollout.servers.host", "task.gateway"):
         address = value_at(config, key)
         _require(
-            not re.fullmatch(r"[^:]*:\d+|.*[@/].*|\s*", address),
+            not re.fullmatch(NO_MACHINE, address),
             f"{key}={address} is no name or address alone: leave out its protocol, port and user, as in {key}=10.0.0.5",
         )
     hosts, needed = config.hardware.hosts, config.hardware.learner_nodes + config.hardware.server_nodes

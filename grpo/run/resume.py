@@ -255,8 +255,8 @@ def set_aside(output: Path) -> Path | None:
 
 
 def keep_model(output: Path, before: Resumption) -> None:
-    """Moves the model that a run left when it had finished to those of its rounds, since it goes on: nobody takes the
-    model for that of its last step."""
+    """Moves the model of a finished run that goes on to `models/step-N`, so that nobody takes it for the model of the
+    run's last step."""
     model, kept = output / MODEL_FOLDER, output / MODELS_FOLDER / step_name(int(before.reached))
     if before.ended != FINISHED or not model.is_dir():
         return

@@ -87,7 +87,7 @@ REWARD = _metric("reward/mean", "reward", "mean reward of the round's completion
 REWARD_SQUARE = _metric("reward/square", "reward²", "mean square of the rewards")
 REWARD_STD = _metric("reward/std", "reward", "standard deviation of the rewards", "spreads of rewards",
     peers="trl:reward_std openrlhf:rollout/reward_std prime_rl:train/agg/all/[^/]+/reward/std")
-PART = _metric("reward/part/", "mean of the round", "this part of the reward, or a number beside it",
+PART = _metric("reward/part/", "mean of the round", "this part of the reward, or a number that comes with it",
     peers="trl:rewards/([^/]+)/mean trl:rewards/(?!(?:std|min|max|median)$)([^/]+) "
     r"prime_rl:train/agg/all/[^/]+/rewards/([^/]+)/mean rlprobe:reward_component\.(.+)")
 PASS_RATE = _metric("pass_rate", OF_COMPLETIONS, "share of the completions that are right (pass rate)", "pass rates",
@@ -192,8 +192,9 @@ COSINE = _metric("step/cosine", "cosine with the next gradient",
     "products of steps with the next gradients", "Do steps help?: cosine")
 STEP_LENGTH = _metric("step/length", "norm", "length of the step, the norm of the change of the weights")
 SIGNAL = _metric("step/signal", "share", "share of a gradient's squared norm that is signal and not noise")
-NOISE_SCALE = _metric("step/noise_scale", "completions", "gradient noise scale: a gradient of so many completions is "
-    "half signal and half noise, by the last 50 rounds, where their signal is sure", panel="Gradient noise scale")
+NOISE_SCALE = _metric("step/noise_scale", "completions", "a gradient of this many completions would be half "
+    "signal and half noise; measured over the last 50 rounds, and absent where their signal is unsure",
+    panel="Gradient noise scale")
 PATH_GAIN = _metric("path/gain", "loss", "gain of the path of the last steps, for one of them")
 PATH_COSINE = _metric("path/cosine", "cosine", "cosine of that path and the next gradient")
 PATH_STEPS = _metric("path/steps", "steps", "number of steps of that path")

@@ -131,6 +131,7 @@ def test_a_line_names_its_set_of_problems(words, line):
         ["normalization.epsilon=1e-4"],
         ["normalization=dr_grpo", "normalization.epsilon=0"],
         ["rollout.sampling.stop=['Step 2']"],
+        ["task.prompt.system='" + 100 * "你是一位数学老师。" + "'"],
         # An episode of many turns is far longer than one of them.
         ["experiment=calculator", "objective.aggregation.level=constant", "objective.aggregation.constant_length=5000"],
     ],

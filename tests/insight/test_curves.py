@@ -157,7 +157,7 @@ def test_small_charts_are_of_what_the_run_has_and_of_parts_that_are_not_the_pass
 def test_a_number_that_a_reward_returns_beside_itself_is_not_called_a_part_of_the_reward():
     run = Curves([{"step": step, "reward/part/episode/tries": 1.5} for step in (1, 2)], [])
     [panel] = small_charts(run)[0]
-    assert panel(Figure().add_subplot(), run) == "This part of the reward, or a number beside it."
+    assert panel(Figure().add_subplot(), run) == "This part of the reward, or a number that comes with it."
 
 
 def test_the_chart_of_phases_is_left_out_where_only_whole_rounds_were_timed():

@@ -173,20 +173,18 @@ PANELS: tuple[Callable[[Axes, Contrast], str], ...] = (
     partial(learning, unit="steps"),
     differences,
     quarters,
-    *(
-        partial(rounds, name=name, title=title, caption=caption)
-        for name, title, caption in (
-            (
-                m.SILENT,
-                "Silent groups",
-                "Groups whose completions all got the same reward. Nothing is learned from them.",
-            ),
-            (
-                *(m.ENTROPY, "Entropy"),
-                "How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
-            ),
-            (m.LENGTH, "Length of completions", "How much the model writes on average."),
-        )
+    partial(
+        rounds,
+        name=m.SILENT,
+        title="Silent groups",
+        caption="Groups whose completions all got the same reward. Nothing is learned from them.",
     ),
+    partial(
+        rounds,
+        name=m.ENTROPY,
+        title="Entropy",
+        caption="How much the model still tries out: 0 nats is always the same token, 0.7 like a toss between two.",
+    ),
+    partial(rounds, name=m.LENGTH, title="Length of completions", caption="How much the model writes on average."),
     partial(learning, unit="seconds"),
 )
