@@ -175,6 +175,16 @@ def test_a_small_chart_draws_all_of_its_lines():
     assert len({one["color"] for one in series}) == 3
 
 
+def test_a_learning_rate_is_drawn_as_it_was_set_and_a_measured_number_by_its_means():
+    ends = {}
+    for name in ("learner/learning_rate", "policy/loss"):
+        run = Curves([{"step": step, name: 1 - step / 40} for step in range(1, 41)], [])
+        axes = Figure().add_subplot()
+        small_charts(run)[0][0](axes, run)
+        ends[name] = axes.lines[-1].get_ydata()[-1]
+    assert ends == {"learner/learning_rate": 0.0, "policy/loss": pytest.approx(0.025)}
+
+
 def test_a_last_chart_without_a_neighbour_has_a_row_of_its_own():
     def panel(axes):
         axes.plot([1, 2], [1, 2])

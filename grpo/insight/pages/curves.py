@@ -289,5 +289,7 @@ def curves(axes: Axes, run: Curves, lines: Sequence[tuple[str, str, str]]) -> bo
             labels.setdefault(same, []).append(label)
     for name, color, _ in lines:
         if name in labels:
-            draw_rounds(axes, *run.series(name), color, " = ".join(labels[name]), linewidth=1.8)
+            # A learning rate is set and not measured. A mean of its last rounds would lie above a rate that falls to 0.
+            window = 1 if name == m.LEARNING_RATE else 0
+            draw_rounds(axes, *run.series(name), color, " = ".join(labels[name]), window, linewidth=1.8)
     return any(len(of_one) > 1 for of_one in labels.values())

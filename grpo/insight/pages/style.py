@@ -130,20 +130,20 @@ def with_mean(value: str, mean: str) -> str:
 
 
 def draw_rounds(
-    axes: Axes, steps: Sequence[float], values: Sequence[float], color: str, label: str, **line: Any
+    axes: Axes, steps: Sequence[float], values: Sequence[float], color: str, label: str, window: int = 0, **line: Any
 ) -> None:
-    """Draws dots for single rounds, and a line of their means that tells both."""
+    """Draws dots for single rounds, and a line of their means over `window` rounds (0: a tenth) that tells both."""
     steps, values, places = np.asarray(steps), np.asarray(values), drawn(len(steps))
     axes.plot(steps[places], values[places], ".", color=color, alpha=0.5, markersize=5, markeredgewidth=0)
-    draw_means(axes, steps, values, color, label, **line)
+    draw_means(axes, steps, values, color, label, window, **line)
 
 
 def draw_means(
-    axes: Axes, steps: Sequence[float], values: Sequence[float], color: str, label: str, **line: Any
+    axes: Axes, steps: Sequence[float], values: Sequence[float], color: str, label: str, window: int = 0, **line: Any
 ) -> None:
-    """Draws the smoothed line of a series, which tells single rounds too."""
+    """Draws the line of a series' means over `window` rounds (0: a tenth), which tells single rounds too."""
     steps, values, places = np.asarray(steps), np.asarray(values), drawn(len(steps))
-    means = smooth(values, window_of(len(values)))[places]
+    means = smooth(values, window or window_of(len(values)))[places]
     (drawing,) = axes.plot(steps[places], means, color=color, label=label, **line)
     tell_rounds(drawing, values[places])
 
