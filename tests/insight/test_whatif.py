@@ -63,12 +63,15 @@ def test_alternatives_are_compared_at_equal_tokens(run, capsys, monkeypatch):
     # 20 + 8 × 100 tokens a group against 20 + 4 × 100 and 20 + 16 × 100.
     assert "0.51 ×" in printed and "1.98 ×" in printed and "1.00 ×" in printed
     assert "normalization=dr_grpo dynamics.group_size=16: " in printed and "with probability" in printed
-    assert " time " in printed, "no column is lost on a narrow terminal"
+    cells = {cell.strip() for cell in printed.split("│")}
+    assert {"dr_grpo", "group_size=4", "group_size=16"} <= cells, "words are broken on a narrow terminal"
+    assert " time " in printed, "a column is lost on a narrow terminal"
     page = (run / "whatif.html").read_text()
     assert "each setting spends 1,000,000 tokens" in page and page.count("<figure") == 2
     assert_well_made(page)
-    row = '<th scope="row">normalization=dr_grpo dynamics.group_size=4</th>'
+    row = '<th scope="row">dr_grpo\ngroup_size=4</th>'
     assert row in page.replace("<wbr>", "") and "the same again" in page
+    assert "normalization=dr_grpo dynamics.group_size=4: " in page.replace("<wbr>", "")
     assert "Assumed: all settings learn along the same curve" in page and "<h2>Words on this page</h2>" in page
 
 
@@ -184,6 +187,20 @@ def test_a_budget_of_steps_is_drawn_at_whole_steps(run):
     charts = re.findall(r'data-values="([^"]*)"', (run / "whatif.html").read_text())
     shown = [point[2] for one in json.loads(html.unescape(charts[0]))["series"] for point in one["points"]]
     assert "37" in shown and not [step for step in shown if "." in step]
+
+
+def test_a_reward_that_knows_more_than_right_and_wrong_is_named_beside_the_expected_silence(run):
+    def said(silent):
+        log, steps = read_log(run), np.arange(1.0, 61.0)
+        shares = {"silent": silent, "all_wrong": 0.2, "all_correct": 0.1}
+        log.series.update({f"groups/{name}_fraction": Series(steps, np.full(60, of)) for name, of in shares.items()})
+        return [line for line in lines(log, Budget("tokens", 1e6), [BatchSetting(8, 16)]) if "equal rewards" in line]
+
+    assert said(0.3) == []
+    assert said(0.1) == [
+        "“silent” counts the groups that are all right or all wrong, 30% of this run's; 10% had equal rewards, since "
+        "its reward knows more than right and wrong"
+    ]
 
 
 def test_ends_that_are_equal_decide_for_neither_setting():

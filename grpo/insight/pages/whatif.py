@@ -73,8 +73,9 @@ LARGEST_GROUP = 1024
 AGAIN = "the same again"
 # The number of iterations that fit the learning-rate schedule to the budget, see `course_within`.
 SCHEDULE_ROUNDS = 3
-# An alternative counts as better or worse from this probability on. Losses of speed below this share are not reported.
-SURE, REPORTED_LOSS = 0.9, 0.1
+# An alternative counts as better or worse from this probability on. Losses of speed below this share are not reported,
+# and no smaller difference between groups with equal rewards and groups that are all right or all wrong.
+SURE, REPORTED_LOSS, REPORTED_SILENCE = 0.9, 0.1, 0.02
 SUMMARY = {
     GOOD: "Another setting would have done better than the run's own.",
     UNSURE: "None of these settings is sure to do better than the run's own.",
@@ -234,6 +235,12 @@ def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> li
         "assumed: all settings learn along the same curve, faster or slower, as their gradients are less or more noisy",
         "assumed: seconds grow with tokens, and everything else stays as it was",
     ]
+    silent, equal = (sum(_mean(log, name) for name in names) for names in ([m.SILENT], [m.ALL_WRONG, m.ALL_RIGHT]))
+    if abs(silent - equal) > REPORTED_SILENCE:
+        premises.append(
+            f"“silent” counts the groups that are all right or all wrong, {equal:.0%} of this run's; {silent:.0%} had "
+            "equal rewards, since its reward knows more than right and wrong"
+        )
     if np.all(log.history.intervals <= 1) and any(setting.refresh_interval > 1 for setting in settings):
         premises.append("this run had no refresh interval above 1, so what a longer one does is a wide guess")
     numbers = [setting.prompts_per_step for setting in settings]
@@ -241,6 +248,11 @@ def lines(log: RunLog, budget: Budget, settings: Collection[BatchSetting]) -> li
     if slower > REPORTED_LOSS:
         premises.append(f"a step with {min(numbers)} prompts may be up to {slower:.0%} slower than by its noise alone")
     return premises
+
+
+def _mean(log: RunLog, name: str) -> float:
+    """Returns the mean of a metric over the run, or NaN without any values."""
+    return float(np.mean(log[name].values)) if len(log[name]) else math.nan
 
 
 def noise_lines(stages: Sequence[Stage]) -> list[str]:
@@ -259,7 +271,7 @@ def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
     """Returns a row of cells, in the order of `COLUMNS`, for the run's own setting and for each alternative."""
     return [
         [
-            row.name,
+            row.name if row.name == AGAIN else _narrow(row.name),
             interval(row.end["rates"], "{:.1%}".format),
             f"{np.median(row.end['steps']):,.0f}",
             f"{np.median(row.end['silent']):.0%}",
@@ -269,6 +281,15 @@ def table_rows(answers: Sequence[Answer]) -> list[list[str]]:
         ]
         for row in answers
     ]
+
+
+def _narrow(name: str) -> str:
+    """Returns an alternative's words, one a line and without their sections, for 80 columns.
+
+    >>> _narrow("dynamics.group_size=4 normalization=dr_grpo")
+    'group_size=4\\ndr_grpo'
+    """
+    return name.replace("dynamics.", "").replace("normalization=", "").replace(" ", "\n")
 
 
 def mood_of(answers: Sequence[Answer]) -> str:
@@ -319,9 +340,9 @@ def verdicts(answers: Sequence[Answer]) -> list[str]:
 
 
 def interval(draws: Array, form: Callable[[float], str]) -> str:
-    """Formats the median of draws and, on a second line, their 90 % interval, so that a table fits into 80 letters."""
+    """Formats the median of draws and, below it, their 90 % interval, so that a table fits into 80 letters."""
     low, middle, high = (form(float(bound)) for bound in np.quantile(draws, [0.05, 0.5, 0.95], method="nearest"))
-    return f"{middle}\n[{low}, {high}]"
+    return f"{middle}\n[{low},\n{high}]"
 
 
 def draw_courses(axes: Axes, log: RunLog, courses: Mapping[str, Course], unit: str, amount: float) -> str:
