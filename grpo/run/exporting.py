@@ -15,7 +15,7 @@ from grpo.config.saved import read_step
 from grpo.host.alive import working
 from grpo.host.disk import size_of
 from grpo.host.terminal import say
-from grpo.host.together import on_first
+from grpo.host.together import from_first, on_first
 from grpo.interfaces import Collective
 from grpo.learner.collective import TorchCollective
 from grpo.learner.export import CARD_FILE, Folder, export, export_adapter
@@ -28,7 +28,7 @@ from grpo.run.model_card import card_of
 from grpo.run.model_folder import model_files
 from grpo.run.preparing import with_precision
 from grpo.run.resume import check_start
-from grpo.types import FinishedRound
+from grpo.types import FinishedRound, Progress
 from grpo.weight_sync.refresh import WeightSyncError
 
 
@@ -65,18 +65,38 @@ class Exporter:
     of the weight sync ends the run.
     """
 
-    def __init__(self, every: int, output: Path, write: Callable[[int, Path], None], tell: Callable[[str], None]):
+    def __init__(
+        self,
+        every: int,
+        output: Path,
+        write: Callable[[int, Path], None],
+        tell: Callable[[str], None],
+        collective: Collective,
+    ):
         """Takes `write`, which writes the model of a step into a folder, and `tell`, which shows a line.
 
         With `every` 0 nothing is written.
         """
         self._every, self._output, self._write, self._tell = every, output, write, tell
+        self._collective = collective
 
     def after_round(self, finished: FinishedRound) -> None:
-        progress = finished.progress
-        if not self._every or progress.round_index % self._every:
-            return
-        folder = self._output / MODELS_FOLDER / step_name(progress.step)
+        if self._is_due(finished.progress):
+            self._export(finished.progress, self._folder(finished.progress))
+
+    def make_up(self, progress: Progress) -> None:
+        """Writes the model that was due when the run stopped, unless it is there."""
+        folder = self._folder(progress)
+        if progress.round_index and self._is_due(progress) and not from_first(self._collective, folder.exists):
+            self._export(progress, folder)
+
+    def _is_due(self, progress: Progress) -> bool:
+        return bool(self._every) and progress.round_index % self._every == 0
+
+    def _folder(self, progress: Progress) -> Path:
+        return self._output / MODELS_FOLDER / step_name(progress.step)
+
+    def _export(self, progress: Progress, folder: Path) -> None:
         try:
             self._write(progress.step, folder)
             self._tell(f"step {progress.step}: the model is in {folder} ({size_of(folder)})")

@@ -206,13 +206,14 @@ class Session:
         measured = parts.sampler.cache_usage, self._clocks.joules, self._numbers
         recorder = Recorder(self._collective, files, config.tracking.samples_per_round, peak, *measured)
         export_step = self._clocks.between("export", self._writer.between_rounds)
-        exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell)
+        exporter = Exporter(config.checkpoint.export_every, self._output, export_step, tell, self._collective)
         own_observers = [evaluator, checkpointer, exporter, self._watch(files)]
         # Completions are on disk before the checkpoint from which a resumed run goes on: it does not sample them again.
         recorders = InOrder([recorder, *self._completion_files(progress.step)])
         loop = Loop(parts, progress, verdict, recorders, [*own_observers, *observers])
         try:
             evaluator.make_up(progress)
+            exporter.make_up(progress)
             if may_go_back(config) and not config.checkpoint.resume:
                 checkpointer.save(progress, verdict)
             if files:

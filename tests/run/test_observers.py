@@ -266,13 +266,17 @@ def test_a_model_is_written_every_so_many_rounds_and_a_full_disk_does_not_end_th
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(bytes(4096))
 
-    exporter = Exporter(2, tmp_path, write, reported.append)
+    exporter = Exporter(2, tmp_path, write, reported.append, SingleRank())
     for index in range(1, 7):
         progress = Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None)
         exporter.after_round(FinishedRound(None, None, progress, Verdict()))
     assert written == [(4, "step-00000004"), (8, "step-00000008"), (12, "step-00000012")]
     assert reported[0] == f"step 4: the model is in {tmp_path}/models/step-00000004 (4 KiB)"
     assert "No space left on device" in reported[1] and "the run goes on" in reported[1] and len(reported) == 3
+    # The run stopped at once in its eighth round, and goes on from there. Round 6 has its model, and 7 needs none.
+    for index in (0, 6, 7, 8, 8):
+        exporter.make_up(Progress(index, 2 * index, 0, RoundPlan(8, 2, 8), None))
+    assert written[3:] == [(16, "step-00000016")]
 
 
 def test_a_model_after_which_sampler_and_learner_differ_ends_the_run(tmp_path):
@@ -280,7 +284,7 @@ def test_a_model_after_which_sampler_and_learner_differ_ends_the_run(tmp_path):
         raise WeightSyncError("learner and sampler hold different weights")
 
     with pytest.raises(WeightSyncError):
-        Exporter(1, tmp_path, write, print).after_round(
+        Exporter(1, tmp_path, write, print, SingleRank()).after_round(
             FinishedRound(None, None, Progress(1, 1, 0, RoundPlan(8, 1, 8), None), Verdict())
         )
 
