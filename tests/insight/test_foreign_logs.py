@@ -825,6 +825,35 @@ def test_the_console_of_other_trainers_is_read(trainer, opening, tmp_path):
     assert any("its rows are numbered from 1" in note for note in log.notes) == (trainer in ("trl", "unsloth"))
 
 
+@pytest.mark.parametrize(("gain", "found"), [(0.0, True), (3.0, False)])
+def test_completions_that_grow_are_found_beside_rewards_that_are_no_pass_rates(tmp_path, capsys, gain, found):
+    noise = np.random.default_rng(0).normal(size=(2, 120))
+    rows = [
+        {
+            **{"step": step, "reward": 5 + gain * step / 120 + 0.3 * noise[0, step], "reward_std": 2.0, "epoch": step},
+            **{"completions/mean_length": 150 + 10 * step + 9 * noise[1, step], "rewards/f/std": 3.0},
+        }
+        for step in range(120)
+    ]
+    main(["dynamics", "diagnose", str(write_lines(tmp_path / "log.jsonl", rows))])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("length without" in printed) == found
+    assert "column=NAME scale=NUMBER names one of reward verdict:" in printed
+
+
+def test_the_bar_of_progress_names_the_steps_of_a_console(tmp_path):
+    lines = ["Loading shards: 100%|██████████| 2/2 [00:01<00:00,  1.89it/s]"]
+    for step, rate in zip(range(5, 205, 5), RISING, strict=True):
+        lines += [f"  3%|▎         | {done}/400 [26:14<8:17:55, 3.4s/it]\r" for done in range(step - 4, step + 1)]
+        lines += ["Processed prompts: 100%|█| 8/8 [00:03<00:00]\r \r", f"{{'loss': 0.1, 'reward': {rate}}}"]
+        lines += [f"{{'eval_accuracy': {rate / 2}}}"] if step % 100 == 0 else []
+    (tmp_path / "train.log").write_text("\n".join([*lines, "{'train_runtime': 12.5}"]))
+    log = read_log(tmp_path / "train.log")
+    assert log["pass_rate"].steps.tolist() == [*range(5, 205, 5)]
+    assert log.held_out.steps.tolist() == [100, 200]
+    assert not any("numbered" in note for note in log.notes)
+
+
 def test_the_rows_of_several_ranks_are_averaged_and_a_step_that_came_twice_is_not(tmp_path):
     rows = [{"step": step, "reward": rate + rank / 10} for step, rate in enumerate(RISING) for rank in (-1, 1)]
     log = read_log(write_lines(tmp_path / "ranks.jsonl", rows))

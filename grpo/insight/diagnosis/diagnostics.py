@@ -57,7 +57,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str | tuple[str, ...]]]] = {
     "clipping": (symptoms.clipping, ((m.CLIP_LOW, m.CLIP_HIGH),)),
     "stale sampler": (symptoms.stale_sampler, (m.ESS,)),
     "sampler mismatch": (symptoms.mismatch, (m.GAP,)),
-    "length": (progress.length_growth, (m.LENGTH, m.PASS_RATE)),
+    "length": (progress.length_growth, (m.LENGTH, (m.PASS_RATE, m.REWARD))),
     "short answers": (setbacks.shorter_and_worse, (m.LENGTH, m.PASS_RATE)),
     "reward by length": (reward_parts.bought_by_length, (m.LENGTH, m.REWARD)),
     "truncation": (symptoms.truncation, (m.TRUNCATED,)),

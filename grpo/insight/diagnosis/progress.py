@@ -265,13 +265,13 @@ def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def length_growth(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds completions that grow while answers do not improve."""
-    length, gain = log[m.LENGTH], change(log[m.PASS_RATE])
-    first, growth = start(length), change(length)
-    if first is None or growth is None or gain is None:
+    length, (what, rewards, _, unit) = log[m.LENGTH], log.judged
+    first, growth, gain = start(length), change(length), change(rewards)
+    if first is None or growth is None or gain is None or not unit:
         return None
-    if growth.low < rule.longer * first.value or improving(gain, rule):
+    if growth.low < rule.longer * first.value or improving(gain, rule, unit):
         return None
-    evidence = f"length {first.value:.0f} → {first.value + growth.value:.0f} tokens, pass rate {gain.value:+.2f}"
+    evidence = f"length {first.value:.0f} → {first.value + growth.value:.0f} tokens, {what} {gain.value:+.2f}"
     remedy = "objective=dr_grpo, or task.reward.overlong=soft task.reward.overlong_buffer=64"
     return Finding("length without reward", WARNING, evidence, remedy)
 
@@ -297,6 +297,6 @@ def plateau(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     return Finding("on the plateau", NOTE, evidence, remedy)
 
 
-def improving(gain: Interval, rule: DiagnosisRule) -> bool:
-    """Tells whether a change of pass rate is surely an improvement, or may be one larger than `flat`."""
-    return gain.low > 0 or gain.high > rule.flat
+def improving(gain: Interval, rule: DiagnosisRule, unit: float) -> bool:
+    """Tells whether a change is surely an improvement, or may be one larger than `flat` pass rates of size `unit`."""
+    return gain.low > 0 or gain.high > rule.flat * unit

@@ -1,14 +1,16 @@
 """This module reads the metrics that trainers print on the console, out of what was kept of that output.
 
-TRL, Unsloth       {'loss': 0.01, 'reward': 0.5, …}, which names no step: rows are numbered
+TRL, Unsloth       {'loss': 0.01, 'reward': 0.5, …}, which names no step: the bar of progress before it does, or rows
+                   are numbered
 OpenRLHF, slime    Global step 3: {'policy_loss': 0.01, …}, rollout 3: {'rollout/raw_reward': 0.5, …}
 verl               step:3 - actor/entropy:0.31 - critic/score/mean:0.25 …
 
 Each may stand behind whatever Ray or a logger puts before it.
 """
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
@@ -16,23 +18,47 @@ _OF_TRAINER = re.compile(r"(?:\b(?:step|rollout) (\d+): *)?(\{'[^{}]*\})", re.IG
 _ITEM = re.compile(rf"'([^']+)': *(?:np\.float\d+\()?'?({_NUMBER})'?\)?(?=[,}}])")
 _OF_VERL = re.compile(r"\bstep:(\d+) - (\S+:.*)")
 _PART = re.compile(rf"(\S+):(?:np\.float\d+\()?({_NUMBER})\)?")
+# A bar of progress: 5%|▌         | 5/100 [26:14<8:17:55, 314.48s/it]
+_BAR = re.compile(r"\| *(\d+)/(\d+) \[")
 NUMBERED = "the log names no steps, so its rows are numbered from 1, as with logging_steps=1"
 
 
 def console_rows(file: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
     """Returns the rows that a console's output holds, with a note where they had to be numbered."""
-    rows = [row for line in _lines(file) if (row := _row(line))]
+    rows, bars, reached = [], [], {}
+    for line in _lines(file):
+        row = _row(line)
+        reached |= {total: int(done) for done, total in _BAR.findall(line.partition("{")[0] if row else line)}
+        if row:
+            rows.append(row)
+        if row and _is_of_training(row):
+            bars.append(dict(reached))
     with_step = [row for row in rows if "step" in row]
     without = [row for row in rows if "step" not in row]
     # Other programs print beside the trainer, such as one that saves its checkpoints.
     if len(with_step) > sum(map(_is_of_training, without)):
         return with_step, ()
-    count = 0
+    known = _steps(bars) if not with_step else []
+    steps = iter(known or range(1, len(without) + 1))
+    step = 0
     for row in without:
         # A row of an evaluation stands behind that of its step, and the last one tells how long all took.
-        count += _is_of_training(row)
-        row["step"] = float(count)
-    return without, (NUMBERED,)
+        step = next(steps) if _is_of_training(row) else step
+        row["step"] = float(step)
+    return without, () if known else (NUMBERED,)
+
+
+def _steps(bars: Sequence[Mapping[str, int]]) -> list[int]:
+    """Returns the step of each row by the trainer's bar of progress, or nothing if there is none.
+
+    `bars` say for each row how far the bars before it had come, by their lengths. Only the trainer's grows from row to
+    row. Others load weights or sample.
+    """
+    for total in bars[0] if bars else ():
+        steps = [reached[total] for reached in bars]
+        if all(earlier < later for earlier, later in itertools.pairwise(steps)):
+            return steps
+    return []
 
 
 def _is_of_training(row: dict[str, float]) -> bool:

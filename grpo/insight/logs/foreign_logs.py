@@ -215,7 +215,8 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
         )
     if not rate_name:
         others = [name for name in own_series if not (_is_loss(name) or _other_meaning(name))]
-        names = _listed(sorted(others, key=lambda name: (not _REWARD.search(name), "reward" not in name, name)))
+        rewards = [name for name in others if _REWARD.search(name)]
+        names = _listed(sorted(rewards or others, key=lambda name: ("reward" not in name, name)))
         left_out = "no column is a pass rate, so what needs one is left out"
         return f"{left_out}: column=NAME scale=NUMBER names one of {names}" if names else left_out
     known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
