@@ -37,9 +37,9 @@ USAGE = """usage: grpo dynamics WHAT PATH [key=value ...]
   plan      proposes G and steps from pass rates, before a run, as a page and a table
             grpo dynamics plan rates.jsonl completion_tokens=600
 
-PATH is a run's folder, TRL's trainer_state.json, verl's file log, what TRL, verl, OpenRLHF or slime print,
-TensorBoard's event files, what Weights & Biases exports, rlprobe's recording, or JSON Lines, JSON, CSV or Parquet with
-one row per step. replay and whatif take a run's folder only. For plan, it is a file of pass rates.
+PATH is a run's folder, TRL's trainer_state.json, verl's file log, what TRL, verl, OpenRLHF, slime or a loop of
+your own print, TensorBoard's event files, what Weights & Biases exports, rlprobe's recording, or JSON Lines, JSON, CSV
+or Parquet with one row per step. replay and whatif take a run's folder only. For plan, it is a file of pass rates.
 fit and forecast take last_step=N, and law=FILE.py:FUNCTION, a law of your own: law(steps, start=0.2, ...) returns a
 pass rate for each step, and its parameters are fitted from their defaults on. fit, forecast and diagnose take
 column=NAME, the pass rate in other frameworks' logs, and scale=NUMBER, what that column holds for a right answer (1).

@@ -16,6 +16,7 @@ prime_rl   prime-rl 0.8: src/prime_rl/orchestrator/metrics.py, src/prime_rl/trai
            completions that were trained on
 slime      slime 0.3: slime/observability/rollout_metrics.py, slime/backends/megatron_utils/loss.py and model.py
 rlprobe    rlprobe 0.1: rlprobe/schemas/__init__.py, a recorder of TRL's runs
+minimind   what its train_grpo.py prints, as a public log of Coicozoi/minimind-from-scratch on GitHub has it
 
 The Trainer of transformers, OpenRLHF and slime put `train/` before these names when they log to TensorBoard or Weights
 & Biases.
@@ -112,7 +113,7 @@ FIRST_COUNTS = _metric("groups/first_counts", "groups", "the same of the first c
 LENGTH = _metric("completions/length_mean", TOKENS, "mean length of a completion, in tokens", "lengths",
     peers="trl:completions/mean_length trl:completion_length verl:response_length/mean rlprobe:completion_len_mean "
     "openrlhf:rollout/response_length_mean openrlhf:response_length slime:rollout/response_len/mean "
-    "prime_rl:train/agg/all/[^/]+/num_output_tokens/mean")
+    "prime_rl:train/agg/all/[^/]+/num_output_tokens/mean minimind:avg_response_len")
 LENGTH_P10 = _metric("completions/length_p10", TOKENS, "length that one completion in ten does not exceed")
 LENGTH_P90 = _metric("completions/length_p90", TOKENS, "length that nine completions in ten do not exceed")
 BY_PASS_RATE = _metric("completions/by_pass_rate/", "", "share, length and truncation, by how hard the prompt is")
@@ -163,7 +164,8 @@ LOSS = _metric("policy/loss", "loss",
     "what a step lowers; about 0 unless lengths, a penalty or an old policy add to it", panel="Loss: loss")
 REFERENCE_KL = _metric("policy/reference_kl", NATS,
     "distance from the reference model, in nats per token; 0: it still writes alike",
-    "a KL to the reference", "KL to the reference: KL", "trl:kl verl:actor/kl_loss slime:kl_loss rlprobe:kl_mean")
+    "a KL to the reference", "KL to the reference: KL",
+    "trl:kl verl:actor/kl_loss slime:kl_loss rlprobe:kl_mean minimind:kl_ref")
 ENTROPY = _metric("policy/entropy", NATS,
     "how much the model tries out, in nats per token; 0: nothing; 0.7: a coin toss", "entropies",
     peers="trl:entropy verl:actor/entropy verl:actor/entropy_loss openrlhf:entropy_loss prime_rl:entropy/all/mean "

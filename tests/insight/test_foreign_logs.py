@@ -841,6 +841,25 @@ def test_completions_that_grow_are_found_beside_rewards_that_are_no_pass_rates(t
     assert "column=NAME scale=NUMBER names one of reward verdict:" in printed
 
 
+OWN_LINES = {
+    "minimind": "Epoch:[1/1]({step}/40), Reward: {rate}, KL_ref: -0.001, Actor Loss: 0.0, Learning Rate: 3e-07",
+    "bars": "[train] Step {step}/40 | loss: 0.12 | mean reward: {rate} | kl: nan",
+    "equal signs": "2025-06-01 12:00:01 INFO train.py:33] step {step} loss=0.1 reward={rate} kl=1e-3",
+    "anew": "Epoch 2 (1/4), Loss: 0.5, Average Reward: {rate}, KL: 0.0",
+}
+
+
+@pytest.mark.parametrize("form", OWN_LINES)
+def test_the_console_of_a_loop_of_ones_own_is_read(form, tmp_path):
+    lines = [OWN_LINES[form].format(step=step, rate=rate) for step, rate in enumerate(RISING, start=1)]
+    prose = ["Question: how many? A: 3", "x" * 200_000, "one two three " * 20_000, "reward: 0.5", "{'kl_coef': 0.1}"]
+    (tmp_path / "train.log").write_text("\n".join(prose + lines + prose))
+    log = read_log(tmp_path / "train.log")
+    assert log["pass_rate"].steps.tolist() == list(range(1, 41))
+    assert log["pass_rate"].values == pytest.approx(RISING)
+    assert any("its rows are numbered from 1" in note for note in log.notes) == (form == "anew")
+
+
 def test_the_bar_of_progress_names_the_steps_of_a_console(tmp_path):
     lines = ["Loading shards: 100%|██████████| 2/2 [00:01<00:00,  1.89it/s]"]
     for step, rate in zip(range(5, 205, 5), RISING, strict=True):

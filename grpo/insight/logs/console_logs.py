@@ -4,6 +4,7 @@ TRL, Unsloth       {'loss': 0.01, 'reward': 0.5, …}, which names no step: the 
                    are numbered
 OpenRLHF, slime    Global step 3: {'policy_loss': 0.01, …}, rollout 3: {'rollout/raw_reward': 0.5, …}
 verl               step:3 - actor/entropy:0.31 - critic/score/mean:0.25 …
+loops of one's own Step 3/100 | loss: 0.01 | reward: 0.5 …
 
 Each may stand behind whatever Ray or a logger puts before it.
 """
@@ -18,6 +19,9 @@ _OF_TRAINER = re.compile(r"(?:\b(?:step|rollout) (\d+): *)?(\{'[^{}]*\})", re.IG
 _ITEM = re.compile(rf"'([^']+)': *(?:np\.float\d+\()?'?({_NUMBER})'?\)?(?=[,}}])")
 _OF_VERL = re.compile(r"\bstep:(\d+) - (\S+:.*)")
 _PART = re.compile(rf"(\S+):(?:np\.float\d+\()?({_NUMBER})\)?")
+# A line of a loop of one's own has at least three of these, one of them a reward.
+_PAIR = re.compile(rf"(?<![\w/@])([A-Za-z][\w/@]*(?: [A-Za-z][\w/@]*){{0,4}}) *[:=] *({_NUMBER})(?![\w.:])")
+_COUNT = re.compile(r"(?i)\b(?:step|iteration|iter|update|round)\W{0,3}(\d+)|\b(\d+)/\d+(?!.{0,99}\d/\d)")
 # A bar of progress: 5%|▌         | 5/100 [26:14<8:17:55, 314.48s/it]
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[")
 NUMBERED = "the log names no steps, so its rows are numbered from 1, as with logging_steps=1"
@@ -38,6 +42,8 @@ def console_rows(file: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
     # Other programs print beside the trainer, such as one that saves its checkpoints.
     if len(with_step) > sum(map(_is_of_training, without)):
         return with_step, ()
+    if not bars:
+        return _numbered([row for line in _lines(file) if (row := _own_row(line))])
     known = _steps(bars) if not with_step else []
     steps = iter(known or range(1, len(without) + 1))
     step = 0
@@ -46,6 +52,22 @@ def console_rows(file: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
         step = next(steps) if _is_of_training(row) else step
         row["step"] = float(step)
     return without, () if known else (NUMBERED,)
+
+
+def _numbered(rows: list[dict[str, float]]) -> tuple[list[dict[str, float]], tuple[str, ...]]:
+    """Numbers rows whose steps are unknown, or begin anew with each epoch."""
+    if all(earlier.get("step", 0) < later.get("step", 0) for earlier, later in itertools.pairwise(rows)):
+        return rows, ()
+    return [{**row, "step": float(number)} for number, row in enumerate(rows, start=1)], (NUMBERED,)
+
+
+def _own_row(line: str) -> dict[str, float] | None:
+    """Returns the numbers that a loop of one's own prints in a line, with their names in small letters."""
+    row = {name.lower().replace(" ", "_"): float(value) for name, value in _PAIR.findall(line)}
+    if len(row) < 3 or not any("reward" in name for name in row):
+        return None
+    step = _COUNT.search(line)
+    return {**row, **({"step": float(step[1] or step[2])} if step else {})}
 
 
 def _steps(bars: Sequence[Mapping[str, int]]) -> list[int]:

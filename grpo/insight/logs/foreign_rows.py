@@ -126,7 +126,8 @@ def read_rows(path: Path, column: str | None = None) -> ForeignRows:
     require(
         len(rows) > 1,
         f"line 1 of {file} is not JSON, and a log is .jsonl with one JSON object per line, .json, .csv, .tsv, "
-        ".parquet, TensorBoard's, or what TRL, verl, OpenRLHF or slime print: the file has no such lines",
+        ".parquet, TensorBoard's, or what TRL, verl, OpenRLHF or slime print, or lines as Step 3 | loss: 0.1 | reward: "
+        "0.5: the file has no such lines",
     )
     return _gathered(rows, notes=notes)
 
