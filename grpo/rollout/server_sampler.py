@@ -29,6 +29,10 @@ from grpo.types.weights import ADAPTER, ADAPTERS, BASE, MERGED
 AS_STARTED = "default"
 """vLLM calls the weights so with which a server was started."""
 
+AT_ITS_END = {"output_kind": 2, "flat_logprobs": True}
+"""These settings of a request make a server answer once (`RequestOutputKind.FINAL_ONLY`), without objects for each
+token's log-probability. Else vLLM 0.26 makes an answer with all tokens so far for every token."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
@@ -148,7 +152,7 @@ class ServerSampler:
             # The adapter comes with the first refresh.
             "model": ADAPTER if self._has_adapter else MODEL,
             "token_ids": list(prompt.token_ids),
-            "sampling_params": sampling_arguments(sampling, self._stop_token_ids, seed),
+            "sampling_params": sampling_arguments(sampling, self._stop_token_ids, seed) | AT_ITS_END,
         }
 
     def _completion(self, choice: Mapping[str, Any] | None) -> Completion:

@@ -29,6 +29,7 @@ from grpo.rollout.member import Member, empty_cache
 from grpo.rollout.replica import Replica, ReplicaLost, ServerState
 from grpo.rollout.server_middleware import CLAIM_ROUTE, RELEASE_ROUTE
 from grpo.rollout.server_sampler import PendingGroup, ServerSampler, wait_for
+from grpo.types import Problem, Prompt
 from grpo.weight_sync.channel import Manifest, Meeting, open_end
 from grpo.weight_sync.server_link import MemoryLink
 from tests.fakes import SingleRank, on_ranks
@@ -384,6 +385,20 @@ def test_ranks_leave_their_servers_together_where_one_of_them_has_to_save_at_onc
     assert raised([None, Interrupted()]) == raised([SamplerLost(), Interrupted()]) == [Interrupted] * 2
     assert raised([None, SamplerLost()]) == [SamplerLost] * 2
     assert raised([None, None]) == [None] * 2
+
+
+@pytest.mark.slow
+def test_a_server_answers_once_with_the_whole_completion(model):
+    """Otherwise it would make an answer, and objects of log-probabilities, for every token of every completion."""
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+    from vllm.sampling_params import RequestOutputKind
+
+    with serving(StandIn()) as url:
+        sampler = connected(config := configured(url), model)
+        request = sampler._request(Prompt(Problem("p", "q", "a"), (3, 4)), 0, config.rollout.sampling)
+        sampler.close()
+    read = GenerateRequest.model_validate(request).sampling_params
+    assert (read.output_kind, read.flat_logprobs) == (RequestOutputKind.FINAL_ONLY, True)
 
 
 def test_tokens_of_a_server_that_was_sent_no_weights_are_those_of_version_0():
