@@ -59,6 +59,8 @@ class Fleet:
         self._memory = SharedMemory(device) if beside else None
         # How much memory the servers give back while learners work on the same GPUs, as `rollout.sleep` says.
         self._sleep = settings.rollout.sleep if beside and device.type == "cuda" else "never"
+        # From `sleep` to `wake` the learner may need the memory that an engine takes as it starts.
+        self._learner_works = False
         self._first = collective.rank == 0
         # Other machines may have no way to the servers but by the first one's address, which `rollout.servers.host` is.
         self._senders = min(ranks.local_world_size(), collective.world_size)
@@ -164,10 +166,12 @@ class Fleet:
     def sleep(self) -> None:
         """Makes servers beside learners free as much memory on a GPU as configured. Returns once they have."""
         if self._sleep != "never":
+            self._learner_works = True
             self._from_first(Member.release_cache if self._sleep == "cache" else Member.sleep)
 
     def wake(self) -> None:
         """Makes servers beside learners take memory for weights again. `finish_refresh` brings the cache back."""
+        self._learner_works = False
         if self._sleep not in ("never", "cache"):
             self._make_room()
             self._from_first(Member.wake)
@@ -301,8 +305,9 @@ class Fleet:
                 replica.state = ServerState.JOINING
 
     def restart_lost(self) -> None:
-        """Restarts the lost servers that this run started, on the first rank."""
-        for member in self._members:
+        """Restarts the lost servers that this run started, on the first rank. A server beside a learner that works on
+        its GPU is restarted in the next refresh."""
+        for member in self._members if not self._learner_works else ():
             member.restart_if_lost()
 
     def _on(self, members: Sequence[Member], action: Callable[[Member, Post], Awaitable[Any]]) -> list[Any]:

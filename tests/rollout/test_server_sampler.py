@@ -502,6 +502,24 @@ def test_an_engine_takes_memory_once_all_ranks_that_share_it_have_given_theirs_b
     assert events == [*gives, "/wake_up?tags=weights", *gives, "/wake_up?tags=kv_cache"]
 
 
+@pytest.mark.parametrize("sleep", ["all", "cache"])
+def test_an_engine_that_fails_as_it_falls_asleep_starts_again_once_the_learner_has_given_its_memory_back(sleep, model):
+    """The learner would find no memory beside it, or it none beside the learner."""
+    with serving(StandIn("/sleep", error, since=1)) as url:
+        sampler = connected(configured(url), model)
+        servers, [replica] = sampler._fleet, sampler._fleet.replicas
+        process = replica.process = Started()
+        refresh(sampler, 1)
+        servers._sleep = sleep
+        servers.sleep()
+        servers.restart_lost()
+        assert replica.state is ServerState.LOST and process.restarts == 0
+        servers.wake()
+        refresh(sampler, 2)
+        assert replica.state is ServerState.READY and process.restarts == 1
+        sampler.close()
+
+
 def test_a_server_that_gives_back_its_cache_alone_stops_first():
     """vLLM releases a cache only once nothing is scheduled any more."""
     calls = []
