@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -256,8 +256,10 @@ async def _streamed(request: web.Request, whole: Mapping[str, Any], with_usage: 
     if with_usage:
         events.append({**base, "choices": [], "usage": whole["usage"]})
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in [*map(json.dumps, events), "[DONE]"]:
-        await response.write(f"data: {event}\n\n".encode())
-    await response.write_eof()
+    # A client may have read enough, and hang up.
+    with suppress(ConnectionError):
+        await response.prepare(request)
+        for event in [*map(json.dumps, events), "[DONE]"]:
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write_eof()
     return response

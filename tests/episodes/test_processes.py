@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from aiohttp import ClientConnectionResetError
+from aiohttp.test_utils import make_mocked_request
 
 from grpo.config import LimitsConfig, UserError
-from grpo.episodes.gateway import Gateway, _check
+from grpo.episodes.gateway import Gateway, _check, _completion, _streamed
 from grpo.episodes.messages import Unreadable
-from grpo.episodes.processes import Processes
+from grpo.episodes.processes import Answer, Processes
 from grpo.run.scripted_episodes import Script
-from grpo.types import Problem
+from grpo.types import Completion, Problem
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +215,13 @@ def test_a_request_that_comes_as_its_episode_ends_is_answered_that_it_is_over():
         return line
 
     assert b"404" in asyncio.run(answered())
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_a_stream_is_no_error_of_the_gateway():
+    answer = Answer({"role": "assistant", "content": "Well."}, Completion((1,), (0.0,), "Well.", truncated=False), 1)
+    writer = AsyncMock(**{"write.side_effect": ClientConnectionResetError("Cannot write to closing transport")})
+    asyncio.run(_streamed(make_mocked_request("POST", "/", writer=writer), _completion(answer, "policy"), True))
+    writer.write.assert_awaited_once()
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
