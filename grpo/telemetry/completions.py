@@ -205,6 +205,7 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
             for number, row in enumerate(rows, start=1):
                 wrong = wrong_in(SAMPLES_FILE, row)
                 require(not wrong, f"{path} is damaged (row {number}: {wrong}): remove it")
+                require(row["step"] == step, f"{path} has those of step {row['step']}: give it its own name back")
             yield from rows
 
 

@@ -140,6 +140,14 @@ def test_a_damaged_file_is_named(tmp_path):
         samples.run([str(tmp_path)])
 
 
+def test_a_file_that_has_the_name_of_another_round_is_named(tmp_path):
+    CompletionFiles(tmp_path, 0, None).after_round(finished(4))
+    file = tmp_path / "completions" / "step-00000004-rank-0.parquet"
+    file.rename(file.with_name("step-00000006-rank-0.parquet"))
+    with pytest.raises(UserError, match=r"step-00000006-rank-0.parquet has those of step 4: give it its own"):
+        list(read_completions(tmp_path))
+
+
 def test_rounds_without_parquet_files_are_read_from_the_samples(tmp_path):
     CompletionFiles(tmp_path, 0, None).after_round(finished(4))
     rows = [{"step": step, "completion": f"sample of {step}"} for step in (2, 4, 6, 6)]
