@@ -14,12 +14,14 @@ KINDS = {int: "a whole number", float: "a number"}
 
 def paths_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Returns the words that name files or folders, and those of the form `key=value`. A word of that form is a path
-    where such a file or folder exists.
+    where such a file or folder exists, and where a slash stands before its first =.
 
-    >>> paths_and_settings(["runs/a", "limit=3"])
-    ([PosixPath('runs/a')], ['limit=3'])
+    >>> paths_and_settings(["runs/a", "limit=3", "models/lr=1e-3"])
+    ([PosixPath('runs/a'), PosixPath('models/lr=1e-3')], ['limit=3'])
     """
-    settings = [word for word in words if "=" in word and not os.path.exists(word)]
+    settings = [
+        word for word in words if "/" not in word.partition("=")[0] and "=" in word and not os.path.exists(word)
+    ]
     return [Path(word) for word in words if word not in settings], settings
 
 

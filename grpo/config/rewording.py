@@ -43,6 +43,8 @@ def reworded(words: Sequence[str], schema: type = TrainConfig) -> list[str]:
     ["task.episode='tools.py:search,add'", 'task.episode=a.py:f,b.py:g', "task.episode='program: ls -l'"]
     >>> reworded(["task.episode=python,calculator"])
     ["task.episode='python,calculator'"]
+    >>> reworded(["output_dir=2026_11_28", "output_dir=runs/x"])
+    ["output_dir='2026_11_28'", 'output_dir=runs/x']
     """
     return [_reworded(word, schema) for word in words]
 
@@ -105,9 +107,12 @@ def _reworded(word: str, schema: type) -> str:
     kind = kind_of(key, schema)
     if kind is str and key.endswith(".episode") and _TOOLS.fullmatch(text):
         return f"{plus}{key}='{text}'"
-    if kind not in (int, bool):
+    if kind not in (int, bool, str):
         return word
     value = _value(word)
+    if kind is str:
+        # Hydra would make 20261128 of the text 2026_11_28, and 1.5 of 1.50.
+        return f"{plus}{key}='{text.strip()}'" if isinstance(value, int | float) else word
     if kind is bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         require(not is_number or value in (0, 1), f"{word}: it takes true or false")

@@ -197,3 +197,9 @@ def test_all_unknown_keys_of_a_command_are_answered_together():
         "  data.train_files; here it is task.data.path",
         "  epsilon_high; here it is objective.clip_high",
     ]
+
+
+@pytest.mark.parametrize("name", ["2026_11_28", "1.50", "1e3", "true", "007"])
+def test_a_text_that_looks_like_a_number_stays_as_it_is_written(name):
+    config = compose_config(["experiment=tiny", f"output_dir={name}", f"tracking.project={name}"])
+    assert (config.output_dir, config.tracking.project) == (name, name)
