@@ -56,7 +56,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Train
     try:
         saved_config = OmegaConf.create(_literal(asdict(build(TrainConfig(), values))))
         # The schema makes dataclasses of list items too, such as a reward's parts.
-        return OmegaConf.to_object(OmegaConf.merge(_schema(), saved_config, *map(_override, reworded(overrides))))
+        return OmegaConf.to_object(OmegaConf.merge(_schema(), saved_config, *map(settings_of, reworded(overrides))))
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from error
 
@@ -67,7 +67,7 @@ def _schema() -> DictConfig:
     return OmegaConf.structured(TrainConfig)
 
 
-def _override(word: str) -> DictConfig:
+def settings_of(word: str) -> DictConfig:
     """Returns what one `key=value` word changes. A word without a dot may choose a file of a group, as in Hydra."""
     word = word.lstrip("+")
     group, _, choice = word.partition("=")

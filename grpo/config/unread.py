@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from omegaconf import OmegaConf
+
 from grpo.config.errors import UserError
 from grpo.config.hydra import config_directory
-from grpo.config.leaves import differences
+from grpo.config.leaves import differences, leaves
 from grpo.config.ranges import as_typed, under, value_at
 from grpo.config.run import TrainConfig
+from grpo.config.saved import settings_of
 from grpo.config.task import SelectionConfig
 
 
@@ -288,6 +291,8 @@ def unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rule] = RU
             changed[key] = value_at(config, key)
     messages: dict[str, str] = {}
     for word in words:
+        if other := _undoing(word, words, config):
+            messages[word] = f"{word} has no effect here, since {other} undoes it: leave out one of the two"
         for key in _typed(word, changed):
             rule = next((rule for rule in rules if key.startswith(rule.keys) and not rule.read(config)), None)
             if rule:
@@ -299,6 +304,21 @@ def refuse_unread(words: Sequence[str], config: TrainConfig, rules: Sequence[Rul
     """Raises UserError for the first word that has no effect in `config`."""
     for message in unread(words, config, rules).values():
         raise UserError(message)
+
+
+def _undoing(word: str, words: Sequence[str], config: TrainConfig) -> str:
+    """Returns the words that undo another one: they set all keys of a group's choice back to their defaults, or name a
+    folder that is read in place of `model.source`. A choice of one number, such as normalization=dial, only begins."""
+    if word in ("model.source=tiny", "model.source=smollm2") and config.model.source not in word:
+        return f"model.path={config.model.path}"
+    group, _, choice = word.partition("=")
+    if not (config_directory() / group / f"{choice}.yaml").is_file():
+        return ""
+    own, default = dict(leaves(OmegaConf.to_container(settings_of(word)))), TrainConfig()
+    undoing = [other for other in words if other.partition("=")[0] in own]
+    switches = len(undoing) == len(own) and not any(isinstance(value, float) for value in own.values())
+    undone = switches and all(value_at(config, key) == value_at(default, key) != value for key, value in own.items())
+    return " and ".join(undoing) if undone else ""
 
 
 def _typed(word: str, keys: Iterable[str]) -> list[str]:

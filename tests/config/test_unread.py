@@ -1,9 +1,12 @@
 """Words without effect, and numbers far outside all use, are refused in one line that says how to mend them."""
 
+from dataclasses import replace
+
 import pytest
 
 from grpo.config import UserError
 from grpo.config.hydra import compose_config, compose_sweep, config_directory
+from grpo.config.saved import described
 from grpo.config.sweep import SweepConfig
 from grpo.config.unread import ALL_PROBLEMS, NOT_TRAINED, RULES, refuse_unread, unread
 from grpo.config.validate import validate
@@ -111,8 +114,27 @@ def test_a_word_without_effect_is_refused(words, message):
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tracking=wandb", "tracking.wandb=off"], "tracking=wandb has no effect here, since tracking.wandb=off"),
+        (["dynamics=adaptive", "dynamics.name=fixed"], "since dynamics.name=fixed undoes it: leave out one of the two"),
+        (["model.source=tiny", "model.path=MODEL"], "model.source=tiny has no effect here, since model.path="),
+    ],
+)
+def test_a_word_that_another_one_undoes_is_refused(words, message, tmp_path):
+    words = [word.replace("MODEL", str(tmp_path)) for word in words]
+    config = compose_config(words)
+    with pytest.raises(UserError, match=message):
+        refuse_unread(words, replace(config, model=described(config.model)))
+
+
+@pytest.mark.parametrize(
     "words",
     [
+        ["tracking=wandb", "tracking.wandb=offline"],
+        ["tracking=mlflow", "tracking.mlflow=http://127.0.0.1:5000"],
+        ["normalization=dial", "normalization.exponent=1"],
+        ["experiment=tiny", "model=tiny", "num_steps=3", "hardware=one", "learner=zero1", "learner.zero_stage=2"],
         ["model.lora.rank=8", "model.lora.alpha=16"],
         ["dynamics=adaptive", "dynamics.adaptive.largest_group=32", "dynamics.refresh_interval=2"],
         ["model=qwen3_4b", "model.revision=v1"],
