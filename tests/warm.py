@@ -41,7 +41,11 @@ TRAIN += ("grpo.commands.train", "grpo.run.early_checks", "pyarrow.parquet", "tr
 TRAIN += ("vllm.v1.core.sched.scheduler", "vllm.v1.attention.backends.cpu_attn", "vllm.lora.punica_wrapper.punica_cpu")
 TRAIN += ("vllm.distributed.elastic_ep.elastic_execute", "matplotlib.backends.backend_svg")
 TRAIN += ("vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama", "torch._inductor.compile_fx", "pebble")
-TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot", "tests.undrawn")
+TRAIN += ("torch._dynamo.backends.inductor", "torch.export", "matplotlib.pyplot", "grpo.run.padding")
+TRAIN += ("vllm.model_executor.layers.quantization.online.base", "vllm.plugins.lora_resolvers.hf_hub_resolver")
+TRAIN += ("deepspeed.comm.mori", "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer")
+TRAIN += ("vllm.entrypoints.launchers.cli_args", "grpo.weight_sync.vllm_receiver", "torch.utils.tensorboard")
+TRAIN += ("tests.undrawn", "tests.begun")
 # A server's program and its engine's.
 SERVER = "vllm.entrypoints.openai.api_server"
 SERVE = (*TRAIN, "vllm.entrypoints.launchers.api_server.entry", "vllm.v1.engine.core", "vllm.v1.engine.async_llm")
