@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import grpo
@@ -150,13 +149,31 @@ def _waits_for(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any
     return any(tag in operation.tags for tag in dynamic)
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors among arguments. Torch's own walk through a tree takes longer than the operations here."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _mapped(kind: type, function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns arguments or results, in which `function` has replaced the tensors of a kind."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_mapped(kind, function, part) for part in value])
+    return value
+
+
 def _compute(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Computes an operation on the CPU, as far as a GPU would have computed it."""
     if operation is torch.ops.prim.device.default:
         return BEHIND
     # Main memory is pinned for a GPU, and torch finds none.
     named = {name: value for name, value in named.items() if name != "pin_memory"}
-    tensors = [leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, Tensor)]
+    tensors = [*_tensors((*arguments, *named.values()))]
     device = named.get("device")
     given = any(isinstance(tensor, OnGpu) for tensor in tensors)
     wanted = given if device is None else torch.device(device).type in ("cuda", "pretend")
@@ -187,14 +204,18 @@ def _compute(operation: Any, arguments: Sequence[Any], named: Mapping[str, Any])
             tensor.data = OnGpu(memory)
         return tensor
 
-    below, below_named = tree_map_only(OnGpu, lowered, (tuple(arguments), named))
+    below = _mapped(OnGpu, lowered, tuple(arguments))
+    below_named = {name: _mapped(OnGpu, lowered, value) for name, value in named.items()}
     if device is not None:
         below_named["device"] = CPU
-    return tree_map_only(Tensor, raised, STAND_INS.get(operation, operation)(*below, **below_named))
+    return _mapped(Tensor, raised, STAND_INS.get(operation, operation)(*below, **below_named))
 
 
 class _Everywhere(TorchDispatchMode):
     """Sees what makes tensors on the GPU of none that are there."""
+
+    # Nothing is compiled here, and torch would make sure of that for each operation.
+    _should_skip_dynamo = classmethod(lambda cls: False)
 
     def __torch_dispatch__(self, operation, types, arguments=(), named=None):
         return _compute(operation, arguments, named or {})
