@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum, auto
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,12 +154,8 @@ def write_html(page: Page, path: Path, runs: Sequence[Path] = ()) -> None:
     It links to the other files of its folder. Other pages that link to it get their links anew: those of its folder,
     and those of the folders `runs` that it compares.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(loader=PackageLoader("grpo.insight.pages"), autoescape=True, undefined=StrictUndefined)
-    environment.filters["sentence"] = sentence
-    navigation = environment.get_template("navigation.html")
-    text = environment.get_template("page.html").render(
+    navigation, whole = (_templates().get_template(f"{name}.html") for name in ("navigation", "page"))
+    text = whole.render(
         page=page,
         blocks=page.blocks_of(PAGE),
         made=f"grpo {grpo.__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -170,6 +167,16 @@ def write_html(page: Page, path: Path, runs: Sequence[Path] = ()) -> None:
     write_whole(path, text, "backslashreplace")
     for other in linked_with(path, runs):
         renew(other, navigation.render(kinds=links_of(other)))
+
+
+@cache
+def _templates():
+    """Returns the pages' templates, which are compiled once for all pages."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(loader=PackageLoader("grpo.insight.pages"), autoescape=True, undefined=StrictUndefined)
+    environment.filters["sentence"] = sentence
+    return environment
 
 
 def sentence(text: str) -> str:
