@@ -170,7 +170,7 @@ def write_html(page: Page, path: Path, runs: Sequence[Path] = ()) -> None:
 
 
 @cache
-def _templates():
+def _templates() -> Any:
     """Returns the pages' templates, which are compiled once for all pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
