@@ -58,36 +58,6 @@ class Far:
             raise AttributeError(name)
         return self._peer.ask("getattr", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._peer.ask("setattr", self, name, value)
-
-    def __iter__(self) -> Any:
-        return self._peer.ask("iter", self)
-
-    def __next__(self) -> Any:
-        return self._peer.ask("next", self)
-
-    def __bool__(self) -> bool:
-        return self._peer.ask("bool", self)
-
-    def __len__(self) -> int:
-        return self._peer.ask("len", self)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._peer.ask("getitem", self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._peer.ask("setitem", self, key, value)
-
-    def __str__(self) -> str:
-        return self._peer.ask("str", self)
-
-    def __repr__(self) -> str:
-        return self._peer.ask("repr", self)
-
-    def __add__(self, other: Any) -> Any:
-        return self._peer.ask("add", self, other)
-
     def __sub__(self, other: Any) -> Any:
         # Tests write abs(f(3) - 7) < 1e-6, and an object that says 0 to every number would pass them.
         value = self._peer.ask("sub", self, other)
@@ -95,8 +65,13 @@ class Far:
             raise TypeError("an object less a number is an object again")
         return value
 
-    def __mul__(self, other: Any) -> Any:
-        return self._peer.ask("mul", self, other)
+
+def _asks(operation: str) -> Callable[..., Any]:
+    return lambda far, *arguments: far._peer.ask(operation, far, *arguments)
+
+
+for _operation in ("setattr", "iter", "next", "bool", "len", "getitem", "setitem", "str", "repr", "add", "mul"):
+    setattr(Far, f"__{_operation}__", _asks(_operation))
 
 
 def call(function: Callable[..., Any], arguments: list[Any], named: Mapping[str, Any]) -> tuple[Any, list[Any]]:
