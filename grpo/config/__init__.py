@@ -7,7 +7,6 @@ other room names Hydra.
 The dataclasses:
 run, task, engines, loss, sweep   every key with its meaning
 aliases            what words of other frameworks are here
-slime_words        the same of slime and Megatron
 folder             the names of all files in a run's folder; which runs a folder holds
 start              the name of a new run's folder
 
