@@ -105,178 +105,89 @@ NEEDED = {
     under("task.curriculum", "easy hard width anneal_prompts"): "task.curriculum.name=anneal",
     under("task.curriculum", "half_life rest rest_silent"): "task.curriculum.name=online",
 }
-OF_ROWS = Rule(
-    ("task.data.limit",),
-    lambda c: c.task.data.source in ("file", "hub"),
-    "use task.data.size, which a generator has",
-)
+OF_ROWS = Rule(("task.data.limit",), lambda c: c.task.data.source in ("file", "hub"),
+               "use task.data.size, which a generator has")  # fmt: skip
 
 RULES = (
     *(_needing(keys, needed) for keys, needed in NEEDED.items()),
-    Rule(
-        ("model.revision",),
-        lambda c: c.model.source == "huggingface" and not Path(c.model.path).is_dir(),
-        "give a model of the hub, by model=huggingface model.path=OWNER/NAME",
-    ),
-    Rule(
-        ("dynamics.guard",),
-        lambda c: c.dynamics.name == "fixed" or c.dynamics.guard,
-        "use dynamics=fixed, since dynamics=adaptive always has its guard",
-    ),
-    Rule(
-        ("dynamics.adaptive.decide_every",),
-        lambda c: c.dynamics.adaptive.decide_every < _rounds(c),
-        "make it fewer than the rounds of the run",
-    ),
-    Rule(
-        ("dynamics.adaptive.stop_gain",),
-        lambda c: c.dynamics.adaptive.stop_min_steps < c.num_steps,
-        "make dynamics.adaptive.stop_min_steps less than num_steps",
-    ),
-    Rule(
-        ("dynamics.refresh_interval",),
-        lambda c: c.dynamics.refresh_interval <= c.num_steps,
-        "make it at most num_steps, the steps of the whole run",
-    ),
-    Rule(
-        ("evaluation.every_rounds",),
-        lambda c: c.evaluation.every_rounds < _rounds(c),
-        "make it fewer than the rounds of the run",
-    ),
-    Rule(
-        ("normalization.epsilon",),
-        lambda c: c.normalization.name != "dial" or any(c.normalization.dials) or c.normalization.parts == "each",
-        "use normalization=grpo or another that divides by a number to which it is added",
-    ),
-    Rule(
-        under("normalization", "scope ddof"),
-        lambda c: (
-            c.normalization.name != "dial"
-            or c.normalization.parts == "each"
-            or bool(c.normalization.exponent or c.normalization.min_std)
-        ),
-        "set normalization.exponent, since σ to the power of 0 is 1",
-    ),
-    Rule(
-        ("checkpoint.export_every",),
-        lambda c: c.checkpoint.export_every <= _rounds(c),
-        "make it at most the rounds of the run",
-    ),
-    Rule(
-        ("tracking.profile_rounds",),
-        lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
-        "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0",
-    ),
-    Rule(
-        ("objective.kl.refresh_every",),
-        lambda c: c.objective.kl.refresh_every < c.num_steps,
-        "make it less than num_steps",
-    ),
-    Rule(
-        ("task.limits.observed_tokens",),
-        lambda c: not c.model.max_length,
-        "set model.max_length=0, which then makes room for them",
-    ),
-    Rule(
-        ("rollout.gpu_memory_fraction",),
-        lambda c: c.rollout.engine == "vllm",
-        "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers",
-    ),
-    Rule(
-        under("rollout.servers", "replicas port first_gpu gpu_memory_fraction"),
-        # grpo launch gives learners the addresses of the servers that it starts.
-        lambda c: not c.rollout.servers.urls or c.hardware.server_nodes,
-        "leave out rollout.servers.urls, whose servers have been started already",
-    ),
-    Rule(
-        ("rollout.refill.enabled",),
-        lambda c: c.rollout.refill.max_waves > 1,
-        "make rollout.refill.max_waves 2 or more, since the first wave counts",
-    ),
-    Rule(
-        ("learner.schedule",),
-        lambda c: c.learner.min_lr_fraction < 1,
-        "make learner.min_lr_fraction less than 1, at which the rate would stay where it is",
-    ),
-    Rule(
-        ("rollout.budget.largest",),
-        lambda c: c.rollout.budget.largest > c.dynamics.group_size or c.dynamics.name != "fixed",
-        "make it more than dynamics.group_size, which a prompt gets anyway",
-    ),
-    Rule(
-        ("evaluation.greedy",),
-        lambda c: c.evaluation.temperature != 0 or not c.evaluation.num_problems,
-        "at evaluation.temperature=0 every completion is the likeliest one already",
-    ),
-    Rule(
-        under("tracking", "project tags"),
-        lambda c: c.tracking.wandb != "off" or c.tracking.mlflow,
-        "add tracking=wandb or tracking=mlflow",
-    ),
-    Rule(
-        under("task.data", "size options seed"),
-        lambda c: c.task.data.source in ("reasoning_gym", "arithmetic"),
-        "use a generator, or task.data.limit for the first rows of a file or a hub's data set",
-    ),
-    Rule(
-        under(
-            "task.data", "question_column answer_column choices_column id_column answer_pattern source_column bad_rows"
-        ),
-        lambda c: c.task.data.source in ("file", "hub"),
-        "use task=file or another task that reads rows, since a generator has no columns",
-    ),
+    Rule(("model.revision",), lambda c: c.model.source == "huggingface" and not Path(c.model.path).is_dir(),
+         "give a model of the hub, by model=huggingface model.path=OWNER/NAME"),
+    Rule(("dynamics.guard",), lambda c: c.dynamics.name == "fixed" or c.dynamics.guard,
+         "use dynamics=fixed, since dynamics=adaptive always has its guard"),
+    Rule(("dynamics.adaptive.decide_every",), lambda c: c.dynamics.adaptive.decide_every < _rounds(c),
+         "make it fewer than the rounds of the run"),
+    Rule(("dynamics.adaptive.stop_gain",), lambda c: c.dynamics.adaptive.stop_min_steps < c.num_steps,
+         "make dynamics.adaptive.stop_min_steps less than num_steps"),
+    Rule(("dynamics.refresh_interval",), lambda c: c.dynamics.refresh_interval <= c.num_steps,
+         "make it at most num_steps, the steps of the whole run"),
+    Rule(("evaluation.every_rounds",), lambda c: c.evaluation.every_rounds < _rounds(c),
+         "make it fewer than the rounds of the run"),
+    Rule(("normalization.epsilon",),
+         lambda c: c.normalization.name != "dial" or any(c.normalization.dials) or c.normalization.parts == "each",
+         "use normalization=grpo or another that divides by a number to which it is added"),
+    Rule(under("normalization", "scope ddof"),
+         lambda c: (c.normalization.name != "dial" or c.normalization.parts == "each"
+                    or bool(c.normalization.exponent or c.normalization.min_std)),
+         "set normalization.exponent, since σ to the power of 0 is 1"),
+    Rule(("checkpoint.export_every",), lambda c: c.checkpoint.export_every <= _rounds(c),
+         "make it at most the rounds of the run"),
+    Rule(("tracking.profile_rounds",), lambda c: all(index < _rounds(c) for index in c.tracking.profile_rounds),
+         "name rounds that num_steps and dynamics.refresh_interval leave room for, counted from 0"),
+    Rule(("objective.kl.refresh_every",), lambda c: c.objective.kl.refresh_every < c.num_steps,
+         "make it less than num_steps"),
+    Rule(("task.limits.observed_tokens",), lambda c: not c.model.max_length,
+         "set model.max_length=0, which then makes room for them"),
+    Rule(("rollout.gpu_memory_fraction",), lambda c: c.rollout.engine == "vllm",
+         "use rollout=vllm, or rollout.servers.gpu_memory_fraction for servers"),
+    # grpo launch gives learners the addresses of the servers that it starts.
+    Rule(under("rollout.servers", "replicas port first_gpu gpu_memory_fraction"),
+         lambda c: not c.rollout.servers.urls or c.hardware.server_nodes,
+         "leave out rollout.servers.urls, whose servers have been started already"),
+    Rule(("rollout.refill.enabled",), lambda c: c.rollout.refill.max_waves > 1,
+         "make rollout.refill.max_waves 2 or more, since the first wave counts"),
+    Rule(("learner.schedule",), lambda c: c.learner.min_lr_fraction < 1,
+         "make learner.min_lr_fraction less than 1, at which the rate would stay where it is"),
+    Rule(("rollout.budget.largest",),
+         lambda c: c.rollout.budget.largest > c.dynamics.group_size or c.dynamics.name != "fixed",
+         "make it more than dynamics.group_size, which a prompt gets anyway"),
+    Rule(("evaluation.greedy",), lambda c: c.evaluation.temperature != 0 or not c.evaluation.num_problems,
+         "at evaluation.temperature=0 every completion is the likeliest one already"),
+    Rule(under("tracking", "project tags"), lambda c: c.tracking.wandb != "off" or c.tracking.mlflow,
+         "add tracking=wandb or tracking=mlflow"),
+    Rule(under("task.data", "size options seed"), lambda c: c.task.data.source in ("reasoning_gym", "arithmetic"),
+         "use a generator, or task.data.limit for the first rows of a file or a hub's data set"),
+    Rule(under("task.data", "question_column answer_column choices_column id_column answer_pattern source_column "
+               "bad_rows"), lambda c: c.task.data.source in ("file", "hub"),
+         "use task=file or another task that reads rows, since a generator has no columns"),
     OF_ROWS,
-    Rule(
-        ("task.data.selection.solve_rate_column",),
-        lambda c: _selects_by_rate(c.task.data.selection),
-        "set task.data.selection.solve_rate, e.g. to [0.1, 0.9]; a curriculum has task.curriculum.solve_rate_column",
-    ),
-    Rule(
-        ("task.reward.format_pattern",),
-        lambda c: any("format" in reward.weights for reward in c.task.rewards),
-        "add the part format, e.g. task.reward.parts=[{name: math}, {name: format, weight: 0.1}]",
-    ),
-)
+    Rule(("task.data.selection.solve_rate_column",), lambda c: _selects_by_rate(c.task.data.selection),
+         "set task.data.selection.solve_rate, e.g. to [0.1, 0.9]; a curriculum has task.curriculum.solve_rate_column"),
+    Rule(("task.reward.format_pattern",), lambda c: any("format" in reward.weights for reward in c.task.rewards),
+         "add the part format, e.g. task.reward.parts=[{name: math}, {name: format, weight: 0.1}]"),
+)  # fmt: skip
 
 MEANT = ("model.lora.alpha", "dynamics.guard")
 """Somebody who types these keys means their default values too, such as an alpha of 32."""
 
+OF_TRAINING = (
+    *("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dynamics.", "dry_run"),
+    *("evaluation.every_rounds", *under("learner", "learning_rate schedule warmup_steps weight_decay")),
+    "learner.max_gradient_norm",
+)
 NOT_TRAINED = (
-    Rule(
-        (
-            *("checkpoint.", "limits.", "num_steps", "normalization.", "objective.", "dynamics.", "dry_run"),
-            "evaluation.every_rounds",
-        ),
-        lambda _: False,
-        "only grpo train reads it; use that",
-    ),
-    Rule(
-        under("learner", "learning_rate schedule warmup_steps weight_decay max_gradient_norm"),
-        lambda _: False,
-        "only grpo train reads it; use that",
-    ),
-    Rule(
-        ("model.lora.",),
-        lambda c: c.model.start,
-        "give the folder of an adapter or a checkpoint as model.path",
-    ),
-    Rule(
-        ("rollout.sampling.temperature",),
-        lambda _: False,
-        "set evaluation.temperature",
-    ),
+    Rule(OF_TRAINING, lambda _: False, "only grpo train reads it; use that"),
+    Rule(("model.lora.",), lambda c: c.model.start, "give the folder of an adapter or a checkpoint as model.path"),
+    Rule(("rollout.sampling.temperature",), lambda _: False, "set evaluation.temperature"),
     OF_ROWS,
 )
 """These are the rules of commands that measure a model and do not train it."""
 
 ALL_PROBLEMS = (
     *NOT_TRAINED,
-    Rule(
-        under("evaluation", "num_problems pass_at suite suite_folder every_rounds"),
-        lambda _: False,
-        "grpo solve-rates asks each selected problem: for fewer set task.data.limit, or task.data.size of a generator",
-    ),
-)
+    Rule(under("evaluation", "num_problems pass_at suite suite_folder every_rounds"), lambda _: False,
+         "grpo solve-rates asks each selected problem: for fewer set task.data.limit, or task.data.size of a "
+         "generator"),
+)  # fmt: skip
 """These are the rules of `grpo solve-rates`."""
 
 RULES_OF = {"train": RULES, "launch": RULES, "eval": NOT_TRAINED, "solve-rates": ALL_PROBLEMS}
