@@ -13,70 +13,34 @@ from grpo.insight.diagnosis.setbacks import broken
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import metrics as m
 
-# (metric, meaning, remedy) for shares of a round's completions. The first metric above one half explains why there is
-# no reward.
+# Each cause is the share of a round's completions in a metric, its meaning, and a remedy. The first share above one
+# half explains why there is no reward.
 _CAUSES = (
-    (
-        m.TIMED_OUT,
-        "of the completions took longer to grade than task.reward.timeout_seconds allows",
-        "raise task.reward.timeout_seconds, set task.reward.workers=8, or mend the reward function",
-    ),
-    (
-        m.FAILED,
-        "of the completions made the reward function fail",
-        "mend the function; the warnings above show an example",
-    ),
-    (
-        m.RAISED,
-        "of the completions are in groups for which the reward function raised an exception",
-        "mend the function, or let it return 0 where it means 0; the warnings above show an example",
-    ),
-    (
-        m.LATE,
-        "of the completions are in groups that were given up",
-        "raise rollout.group_deadline_seconds, or lower rollout.sampling.max_tokens",
-    ),
-    (
-        m.UNANSWERED,
-        "of the completions are in groups for which a reward server did not answer",
-        "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time",
-    ),
-    (
-        m.UNPARSABLE,
-        "of the completions belong to problems whose own answer cannot be read",
-        "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]",
-    ),
-    (
-        m.EPISODES_FAILED,
-        "of the episodes failed or took too long",
-        "mend the episode's code, or raise task.limits.seconds; the warnings above show an example",
-    ),
-    (
-        m.FAILED_CALLS,
-        "of the calls of tools failed",
-        "mend the tool: the model reads its exception, which is in samples.jsonl",
-    ),
-    (
-        m.OUT_OF_TURNS,
-        "of the episodes ended at the limit of turns",
-        "raise task.limits.turns, or read samples.jsonl for calls that come again and again",
-    ),
-    (
-        m.OUT_OF_ROOM,
-        "of the episodes filled model.max_length",
-        "raise model.max_length, or let tools and environment say less",
-    ),
-    (
-        m.TRUNCATED,
-        "of the completions were cut off before they ended",
-        "raise rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template",
-    ),
-    (
-        m.NO_ANSWER,
-        "of the completions hold no answer in the form that task.reward.extract looks for",
-        "set task.reward.extract=final, or ask for that form in task.prompt.template",
-    ),
-)
+    (m.TIMED_OUT, "of the completions took longer to grade than task.reward.timeout_seconds allows",
+     "raise task.reward.timeout_seconds, set task.reward.workers=8, or mend the reward function"),
+    (m.FAILED, "of the completions made the reward function fail",
+     "mend the function; the warnings above show an example"),
+    (m.RAISED, "of the completions are in groups for which the reward function raised an exception",
+     "mend the function, or let it return 0 where it means 0; the warnings above show an example"),
+    (m.LATE, "of the completions are in groups that were given up",
+     "raise rollout.group_deadline_seconds, or lower rollout.sampling.max_tokens"),
+    (m.UNANSWERED, "of the completions are in groups for which a reward server did not answer",
+     "look after the server; a longer server.seconds, or a smaller server.at_once, gives it more time"),
+    (m.UNPARSABLE, "of the completions belong to problems whose own answer cannot be read",
+     "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]"),
+    (m.EPISODES_FAILED, "of the episodes failed or took too long",
+     "mend the episode's code, or raise task.limits.seconds; the warnings above show an example"),
+    (m.FAILED_CALLS, "of the calls of tools failed",
+     "mend the tool: the model reads its exception, which is in samples.jsonl"),
+    (m.OUT_OF_TURNS, "of the episodes ended at the limit of turns",
+     "raise task.limits.turns, or read samples.jsonl for calls that come again and again"),
+    (m.OUT_OF_ROOM, "of the episodes filled model.max_length",
+     "raise model.max_length, or let tools and environment say less"),
+    (m.TRUNCATED, "of the completions were cut off before they ended",
+     "raise rollout.sampling.max_tokens, or ask for shorter answers in task.prompt.template"),
+    (m.NO_ANSWER, "of the completions hold no answer in the form that task.reward.extract looks for",
+     "set task.reward.extract=final, or ask for that form in task.prompt.template"),
+)  # fmt: skip
 _BY_EPISODES = (
     m.RAISED,
     "of the completions are in groups in which an episode failed",
