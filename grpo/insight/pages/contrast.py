@@ -151,16 +151,21 @@ def contrast(runs: Sequence[Run]) -> Contrast:
     problems = sorted(set.intersection(*(set(run.rates(index)) for run in runs for index in (0, -1))))
     require(bool(problems), "no held-out problem was graded in the first and last evaluation of every run")
     quarters = _quarters(runs, problems)
-    base = next(iter(groups.values()))
+    base, *further = groups.values()
     start, end = (float(np.mean([run.held_out[index] for run in base])) for index in (0, -1))
     level = start + LEVEL_SHARE * (end - start) if end > start else math.inf
     variants = [_variant(name, members, quarters, level) for name, members in groups.items()]
-    comparisons = [_against(base, members, problems, quarters, level) for members in [*groups.values()][1:]]
-    corrected_p = holm([against.p for against in comparisons])
-    corrected_tokens = holm([against.tokens_p for against in comparisons])
+    pairs = [_pairs(base, members) for members in further]
+    if not all(pairs):
+        raise UserError(
+            f"the variants {base[0].variant} and {further[pairs.index([])][0].variant} have no seed in common, so no "
+            "runs can be paired: run both with the same seeds"
+        )
+    p_values = [_p_values(of_variant, problems, level) for of_variant in pairs]
+    corrected = zip(*map(holm, zip(*p_values, strict=True)), strict=True)
     others = [
-        replace(variant, against=_corrected(against, base, variant.runs, problems, level, (p, tokens_p)))
-        for variant, against, p, tokens_p in zip(variants[1:], comparisons, corrected_p, corrected_tokens, strict=True)
+        replace(variant, against=_against(of_variant, problems, quarters, level, [*zip(ps, corrected_ps, strict=True)]))
+        for variant, of_variant, ps, corrected_ps in zip(variants[1:], pairs, p_values, corrected, strict=True)
     ]
     best = max(variants, key=lambda variant: variant.last.value).name
     return Contrast((variants[0], *others), level, len(problems), best, not_below(groups, best, problems))
@@ -290,31 +295,39 @@ def _last_differences(pairs: Sequence[tuple[Run, Run]], problems: Sequence[str])
     return [[new.rates(-1)[name] - old.rates(-1)[name] for name in problems] for old, new in pairs]
 
 
-def _against(
-    base: Sequence[Run], ours: Sequence[Run], problems: Sequence[str], quarters: Sequence[Sequence[str]], level: float
-) -> Against:
-    pairs = _pairs(base, ours)
-    if not pairs:
-        raise UserError(
-            f"the variants {base[0].variant} and {ours[0].variant} have no seed in common, so no runs can be paired: "
-            "run both with the same seeds"
-        )
-    cells = _last_differences(pairs, problems)
-    (difference, p), ends = crossed_difference(cells), [sum(row) for row in cells]
-    yardstick = base[0].yardstick
-    changes = [[np.subtract(_change(new, names), _change(old, names)) for old, new in pairs] for names in quarters]
-    by_quarter = tuple(_possible(crossed_difference(of_quarter)[0], yardstick) for of_quarter in changes)
+def _p_values(pairs: Sequence[tuple[Run, Run]], problems: Sequence[str], level: float) -> tuple[float, float]:
+    """Returns the p-values of no difference in the last result, and in the tokens spent until `level`."""
     spent = _tokens_spent(pairs, level)
-    costs_known = min(min(spent)) > 0
+    of_tokens = ratio_p_value(*spent) if min(min(spent)) > 0 else 1.0
+    return crossed_difference(_last_differences(pairs, problems))[1], of_tokens
+
+
+def _against(
+    pairs: Sequence[tuple[Run, Run]],
+    problems: Sequence[str],
+    quarters: Sequence[Sequence[str]],
+    level: float,
+    p_values: Sequence[tuple[float, float]],
+) -> Against:
+    """Compares paired runs. `p_values` are those of the result and of the tokens, each with its corrected one.
+
+    Intervals are so wide that they agree with corrected p-values. A p-value that the correction makes `factor` times
+    as large is below `SURE` exactly where it was below `SURE` / `factor`, and that is where an interval of the level
+    1 − `SURE` / `factor` leaves out "no difference".
+    """
+    levels = [_level(p, corrected) for p, corrected in p_values]
+    cells, spent, yardstick = _last_differences(pairs, problems), _tokens_spent(pairs, level), pairs[0][0].yardstick
+    ends = [sum(row) for row in cells]
+    changes = [[np.subtract(_change(new, names), _change(old, names)) for old, new in pairs] for names in quarters]
     return Against(
-        difference=_possible(difference, yardstick),
-        p=p,
+        difference=_possible(crossed_difference(cells, levels[0])[0], yardstick),
+        p=p_values[0][1],
         higher=sum(end > 0 for end in ends),
         lower=sum(end < 0 for end in ends),
         seeds=len(pairs),
-        tokens=geometric_ratio(*spent) if costs_known else Interval(*[float("nan")] * 3),
-        tokens_p=ratio_p_value(*spent) if costs_known else 1.0,
-        quarters=by_quarter,
+        tokens=geometric_ratio(*spent, levels[1]) if min(min(spent)) > 0 else Interval(*[float("nan")] * 3),
+        tokens_p=p_values[1][1],
+        quarters=tuple(_possible(crossed_difference(of_quarter)[0], yardstick) for of_quarter in changes),
     )
 
 
@@ -322,27 +335,6 @@ def _tokens_spent(pairs: Sequence[tuple[Run, Run]], level: float) -> tuple[list[
     """Returns the tokens that the second runs of the pairs, and the first ones, spent until `level`."""
     first, second = ([run.cost(level, "tokens")[0] for run in side] for side in zip(*pairs, strict=True))
     return second, first
-
-
-def _corrected(
-    against: Against,
-    base: Sequence[Run],
-    ours: Sequence[Run],
-    problems: Sequence[str],
-    level: float,
-    p_values: tuple[float, float],
-) -> Against:
-    """Returns a comparison with corrected p-values, and with intervals so wide that they agree with them.
-
-    A p-value that the correction makes `factor` times as large is below `SURE` exactly where it was below `SURE` /
-    `factor`, and that is where an interval of the level 1 − `SURE` / `factor` leaves out "no difference".
-    """
-    pairs, (p, tokens_p) = _pairs(base, ours), p_values
-    cells, spent = _last_differences(pairs, problems), _tokens_spent(pairs, level)
-    difference, _ = crossed_difference(cells, _level(against.p, p))
-    tokens = geometric_ratio(*spent, _level(against.tokens_p, tokens_p)) if min(min(spent)) > 0 else against.tokens
-    difference = _possible(difference, base[0].yardstick)
-    return replace(against, difference=difference, p=p, tokens=tokens, tokens_p=tokens_p)
 
 
 def _level(p: float, corrected_p: float) -> float:
