@@ -28,9 +28,8 @@ SIGNED = ("normalization.exponent", "task.reward.correct_at", "gates[].below", "
 WEIGHT = "parts[].weight"
 SHARES = (
     *under("dynamics.adaptive", "max_clip_fraction min_ess min_saving stop_gain"),
-    "learner.min_lr_fraction",
-    "rollout.gpu_memory_fraction",
-    "rollout.servers.gpu_memory_fraction",
+    *("learner.min_lr_fraction", "objective.clip_low"),
+    *("rollout.gpu_memory_fraction", "rollout.servers.gpu_memory_fraction"),
     *under("task.curriculum", "easy hard without_solve_rate width"),
 )
 
@@ -39,22 +38,14 @@ PORTS = ("rollout.servers.port", "hardware.first_port")
 MOST_DIGITS = 18
 # No run uses values beyond these; a mistyped exponent does.
 UPPER = {
-    "dynamics.group_size": 16384,
-    "dynamics.adaptive.largest_group": 16384,
-    "rollout.budget.largest": 16384,
-    "objective.kl.coefficient": 1000,
-    "objective.entropy_coefficient": 1000,
-    "objective.selection.penalty": 1000,
-    "objective.entropy_step": 1,
-    "objective.entropy_target": 20,
-    "model.lora.alpha": 16384,
-    "evaluation.samples_per_problem": 16384,
-    "weight_sync.bucket_mib": 65536,
-    "rollout.max_concurrent": 100_000,
+    **{"dynamics.group_size": 16384, "dynamics.adaptive.largest_group": 16384, "rollout.budget.largest": 16384},
+    **{"evaluation.samples_per_problem": 16384, "model.lora.alpha": 16384},
+    **{"objective.kl.coefficient": 1000, "objective.entropy_coefficient": 1000, "objective.selection.penalty": 1000},
+    **{"objective.entropy_step": 1, "objective.entropy_target": 20},
+    **{"weight_sync.bucket_mib": 65536, "rollout.max_concurrent": 100_000},
     # The servers that a launch starts have ports up to 200 higher.
     "hardware.first_port": 65_335,
-    "hardware.gpu_memory_gib": 10_000,
-    "checkpoint.grace_seconds": 86_400,
+    **{"hardware.gpu_memory_gib": 10_000, "checkpoint.grace_seconds": 86_400},
 }
 LOWER = {
     **{"learner.micro_batch_tokens": 16, "task.reward.memory_gib": 0.25, "task.limits.memory_gib": 0.25},
@@ -111,26 +102,19 @@ CHOICES = {
 IMPORTED = ("normalization.name", "objective.name", "objective.aggregation.level", "objective.kl.estimator")
 """These keys take the import path ``"package.module:function"`` of a function besides their choices."""
 POSITIVE = (
-    "num_steps",
+    *("num_steps", "model.lora.alpha", "evaluation.samples_per_problem", "checkpoint.keep_last"),
     *under("dynamics", "group_size refresh_interval prompts_per_step passes"),
     *under("dynamics.adaptive", "decide_every smallest_group longest_interval"),
-    "model.lora.alpha",
     *under("rollout", "deadline_seconds kv_cache_gib gpu_memory_fraction max_concurrent tensor_parallel"),
     *under("rollout.servers", "gpu_memory_fraction replicas tensor_parallel start_seconds request_seconds"),
     *under("rollout.sampling", "max_tokens temperature"),
-    "rollout.refill.max_waves",
-    "rollout.budget.pilot",
-    *under(
-        "learner",
-        "adam_epsilon deadline_seconds micro_batch_tokens logit_chunk_tokens max_skipped_steps sequence_parallel",
-    ),
-    *under("weight_sync", "bucket_mib deadline_seconds"),
-    "objective.correction.cap",
+    *("rollout.refill.max_waves", "rollout.budget.pilot"),
+    *under("learner", "adam_epsilon deadline_seconds micro_batch_tokens logit_chunk_tokens max_skipped_steps"),
+    *("learner.sequence_parallel", *under("weight_sync", "bucket_mib deadline_seconds")),
+    *under("objective", "correction.cap entropy_step temperature_positive temperature_negative"),
     *under("task.curriculum", "block width anneal_prompts prior_samples half_life"),
     *under("task.reward", "workers timeout_seconds memory_gib"),
     *under("task.limits", "turns observed_tokens seconds memory_gib program_seconds program_characters at_once"),
-    "evaluation.samples_per_problem",
-    "checkpoint.keep_last",
     *under("hardware", "learner_nodes ranks_per_node"),
 )
 

@@ -15,8 +15,6 @@ from grpo.config.task import RewardConfig, RewardPartConfig, remote_kind
 def check_loss(config: TrainConfig) -> None:
     """Raises UserError for the first setting of the loss that cannot be trained with."""
     objective, kl = config.objective, config.objective.kl
-    require(0 <= objective.clip_low <= 1, f"objective.clip_low={objective.clip_low} must lie in [0, 1]")
-    require(objective.clip_high >= 0, f"objective.clip_high={objective.clip_high} must not be negative")
     require(
         objective.dual_clip == 0 or objective.dual_clip > 1,
         f"objective.dual_clip={objective.dual_clip} must be 0 (off) or above 1",
@@ -87,10 +85,6 @@ def _check_objective(objective: ObjectiveConfig) -> None:
         selection.low < selection.high,
         f"objective.selection.low={selection.low} must be below objective.selection.high={selection.high}",
     )
-    require(objective.entropy_target >= 0, f"objective.entropy_target={objective.entropy_target} must not be negative")
-    require(objective.entropy_step > 0, f"objective.entropy_step={objective.entropy_step} must be above 0")
-    for key in ("temperature_positive", "temperature_negative"):
-        require(getattr(objective, key) > 0, f"objective.{key}={getattr(objective, key)} must be above 0")
 
 
 def _check_normalization(config: TrainConfig) -> None:
