@@ -19,6 +19,8 @@ METRICS_FILE, PROMPTS_FILE = "metrics.jsonl", "prompts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 # How the run ended stands here, once it has. Each time the run is resumed adds a line to the other file.
 END_FILE, RESUMPTIONS_FILE = "end.json", "resumptions.jsonl"
+# A run cuts and continues these files where they are. All others it replaces.
+CONTINUED = (METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, RESUMPTIONS_FILE)
 # With tracking.completions=all every completion is kept here.
 COMPLETIONS_FOLDER = "completions"
 # Traces of the rounds in tracking.profile_rounds lie here.
@@ -42,14 +44,8 @@ CHECKPOINTS = "checkpoints"
 
 # A run writes into these folders of its own. The last two get their names from trackers.
 FOLDERS = (
-    CHECKPOINTS,
-    COMPLETIONS_FOLDER,
-    PROFILE_FOLDER,
-    MODEL_FOLDER,
-    MODELS_FOLDER,
-    LOG_FOLDER,
-    "tensorboard",
-    "wandb",
+    *(CHECKPOINTS, COMPLETIONS_FOLDER, PROFILE_FOLDER, MODEL_FOLDER, MODELS_FOLDER, LOG_FOLDER),
+    *("tensorboard", "wandb"),
 )
 
 # A run that died before its first checkpoint cannot be resumed. The next run in the same folder moves what it left into
@@ -57,17 +53,8 @@ FOLDERS = (
 EARLIER = "earlier-"
 LEFT_BEHIND = (
     *(CONFIG_FILE, CODE_FILE, PATCH_FILE, MANIFEST_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE),
-    END_FILE,
-    *(
-        COMPLETIONS_FOLDER,
-        PROFILE_FOLDER,
-        MODEL_FOLDER,
-        MODELS_FOLDER,
-        PICTURE_FILE,
-        REPORT_FILE,
-        PAGE_FILE,
-        DYNAMICS_PAGE_FILE,
-    ),
+    *(END_FILE, COMPLETIONS_FOLDER, PROFILE_FOLDER, MODEL_FOLDER, MODELS_FOLDER),
+    *(PICTURE_FILE, REPORT_FILE, PAGE_FILE, DYNAMICS_PAGE_FILE),
 )
 
 # A checkpoint says where the run stood, the checksums of its files, and how the learner's shards are cut.

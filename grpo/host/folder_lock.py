@@ -14,22 +14,10 @@ from pathlib import Path
 from typing import TextIO
 
 from grpo.config.errors import UserError, require
-from grpo.config.folder import (
-    EVALUATIONS_FILE,
-    FOLDERS,
-    LAUNCHER_FILE,
-    LOCK_FILE,
-    METRICS_FILE,
-    PROMPTS_FILE,
-    RESUMPTIONS_FILE,
-    SAMPLES_FILE,
-)
+from grpo.config.folder import CONTINUED, FOLDERS, LAUNCHER_FILE, LOCK_FILE
 from grpo.host.disk import open_own, refuse_link
 from grpo.host.together import on_first
 from grpo.interfaces import Collective
-
-# A run cuts and continues these files where they are. All others it replaces.
-CONTINUED = (LOCK_FILE, METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, RESUMPTIONS_FILE)
 
 
 @contextmanager
@@ -69,7 +57,7 @@ def _taken(folder: Path) -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in CONTINUED:
+        for name in (LOCK_FILE, *CONTINUED):
             refuse_link(folder / name)
         for inner in (folder / name for name in FOLDERS):
             require(

@@ -22,16 +22,12 @@ from grpo.config.folder import (
     CHECKSUMS_FILE,
     CODE_FILE,
     COMPLETIONS_FOLDER,
+    CONTINUED,
     END_FILE,
-    EVALUATIONS_FILE,
     MANIFEST_FILE,
-    METRICS_FILE,
     MODEL_FOLDER,
     MODELS_FOLDER,
     PATCH_FILE,
-    PROMPTS_FILE,
-    RESUMPTIONS_FILE,
-    SAMPLES_FILE,
 )
 from grpo.config.plain_json import read_object
 from grpo.episodes.forms import PROGRAM_WORD
@@ -40,7 +36,6 @@ from grpo.models.cache import sha256
 from grpo.models.upload import weights_identity
 from grpo.types.imported import GIVEN
 
-RECORDS = (METRICS_FILE, PROMPTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE, RESUMPTIONS_FILE, END_FILE)
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -142,7 +137,7 @@ def left_by(output: Path) -> list[str]:
         *(f"{MODEL_FOLDER}/*", f"{MODELS_FOLDER}/*/*"),
     )
     found = [path for pattern in patterns for path in sorted(output.glob(pattern)) if path.name != MANIFEST_FILE]
-    files = [*(output / name for name in RECORDS), *found]
+    files = [*(output / name for name in (*CONTINUED, END_FILE)), *found]
     return [str(file.relative_to(output)) for file in files if file.is_file()]
 
 
