@@ -103,16 +103,8 @@ def _called() -> str:
 
 def _packages() -> Iterator[Check]:
     """Checks the packages that every run needs, and peft."""
-    for name in (
-        "torch",
-        "transformers",
-        "deepspeed",
-        "datasets",
-        "hydra-core",
-        "math-verify",
-        "reasoning-gym",
-        "pebble",
-    ):
+    needed = ("torch", "transformers", "deepspeed", "datasets", "hydra-core", "math-verify", "reasoning-gym", "pebble")
+    for name in needed:
         version = _version(name)
         yield Check(name, version or "missing", "" if version else f"pip install {name}")
     antlr = _version("antlr4-python3-runtime") or "missing"

@@ -98,14 +98,8 @@ EXCLUDED = {
     "broken by a step": (
         *("unstable", "setback", "truncated", "no answers found", "prompts too hard", "entropy collapse", "repetition"),
         *("no gradient", "gradient spikes", "growing gradients", "no signal", "nothing learned", "no gain lately"),
-        *(
-            "getting worse",
-            "on the plateau",
-            "shorter and worse",
-            "length without reward",
-            "reward hacking or overfitting",
-        ),
-        *("wandering", "underdamped", "steps undo each other"),
+        *("getting worse", "on the plateau", "shorter and worse", "length without reward"),
+        *("reward hacking or overfitting", "wandering", "underdamped", "steps undo each other"),
     ),
 }
 """Each finding maps to findings that are mere consequences of it, or deny it. Their remedies would be useless, or

@@ -139,36 +139,29 @@ WORDS = {
     " (learner.schedule, num_steps)": Words(""),
     "learner.precision=float32": Words("training in float32", "bf16=false"),
     "learner.max_gradient_norm=0.5": Words("gradients clipped at 0.5", "max_grad_norm=0.5", f"{ACTOR}.grad_clip=0.5"),
-    "objective.clip_high=0.28": Words(
-        "an upper clip bound of 0.28", "epsilon_high=0.28", f"{ACTOR}.clip_ratio_high=0.28"
-    ),
+    "objective.clip_high=0.28":
+        Words("an upper clip bound of 0.28", "epsilon_high=0.28", f"{ACTOR}.clip_ratio_high=0.28"),
     "objective.clip_high": Words("upper clip bound", "epsilon_high", f"{ACTOR}.clip_ratio_high"),
     "objective.entropy_coefficient=0.001": Words("an entropy bonus of 0.001", None, f"{ACTOR}.entropy_coeff=0.001"),
     "objective.entropy_coefficient": Words("entropy bonus", None, f"{ACTOR}.entropy_coeff"),
-    "objective.kl.coefficient=0.01": Words(
-        "a KL term with coefficient 0.01", "beta=0.01", f"{ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_coef=0.01"
-    ),
+    "objective.kl.coefficient=0.01": Words("a KL term with coefficient 0.01", "beta=0.01",
+        f"{ACTOR}.use_kl_loss=True with {ACTOR}.kl_loss_coef=0.01"),
     "objective.kl.coefficient": Words("coefficient of the KL term", "beta", f"{ACTOR}.kl_loss_coef"),
     "learner.max_gradient_norm": Words("limit of gradient norms", "max_grad_norm", f"{ACTOR}.grad_clip"),
-    "objective.correction.level=token": Words(
-        "importance weights that correct for it", "vllm_importance_sampling_correction=true"
-    ),
+    "objective.correction.level=token":
+        Words("importance weights that correct for it", "vllm_importance_sampling_correction=true"),
     "objective=dr_grpo": Words("the loss of Dr. GRPO", "loss_type=dr_grpo"),
     "a smaller dynamics.refresh_interval": Words("fewer steps between two updates of the sampler"),
     "dynamics.refresh_interval=1": Words("new samples for every optimizer step"),
     "dynamics.group_size": Words("group size", "num_generations", "actor_rollout_ref.rollout.n"),
     "dynamics.prompts_per_step": Words("the number of prompts per step", None, "data.train_batch_size"),
-    "normalization=dapo to replace silent groups": Words(
-        "other prompts in place of silent groups, as DAPO does",
-        None,
-        "algorithm.filter_groups.enable=True in the DAPO recipe",
-    ),
+    "normalization=dapo to replace silent groups": Words("other prompts in place of silent groups, as DAPO does",
+        None, "algorithm.filter_groups.enable=True in the DAPO recipe"),
     "normalization=dapo": Words("other prompts in place of silent groups, as DAPO does"),
     "; task.limits.failed=truncate": Words(""),
     "task.limits.seconds": Words("time limit of an episode"),
-    "model.max_length": Words(
-        "length of a whole conversation", "max_model_length", "actor_rollout_ref.rollout.max_model_len"
-    ),
+    "model.max_length":
+        Words("length of a whole conversation", "max_model_length", "actor_rollout_ref.rollout.max_model_len"),
     "task.limits.turns": Words("limit of turns", "max_tool_calling_iterations", "multi_turn.max_assistant_turns"),
     "rollout.sampling.max_tokens": Words("limit of tokens", "max_completion_length", "data.max_response_length"),
     "rollout.group_deadline_seconds": Words("time limit of a group"),
@@ -183,16 +176,15 @@ WORDS = {
     "raise task.reward.timeout_seconds, set task.reward.workers=8": Words("allow more time for grading"),
     "task.reward.timeout_seconds=20 task.reward.workers=4": Words("more time and more processes for grading"),
     " than task.reward.timeout_seconds allows": Words(" than is allowed"),
-    "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]": (
-        Words("compare the answers of the problems with what the reward function reads")
-    ),
+    "choose another task.data.answer_column, or set task.data.answer_pattern or task.reward.parts=[{name: exact}]":
+        Words("compare the answers of the problems with what the reward function reads"),
     " in the form that task.reward.extract looks for": Words(" in the form that is looked for"),
     "in task.reward.parts": Words("in the reward", "in reward_weights"),
     "task.reward.parts": Words("reward"),
     "read samples.jsonl": Words("read some completions"),
     "in samples.jsonl": Words("in some completions"),
     m.SILENT: Words("the share of silent groups", "frac_reward_zero_std"),
-}
+}  # fmt: skip
 PATTERN = re.compile("|".join(re.escape(key) for key in sorted(WORDS, key=len, reverse=True)))
 
 

@@ -37,16 +37,8 @@ def results(contrast: Contrast) -> list[tuple[str, ...]]:
     ks = sorted({int(k) for variant in contrast.variants for k in variant.pass_at if int(k) > 1})
     rows = [
         (
-            *(
-                "variant",
-                "seeds",
-                f"{yardstick.name} before",
-                "after",
-                f"minus {contrast.base.name}",
-                "seeds higher",
-                "p",
-            ),
-            *(f"pass@{k}" for k in ks),
+            *("variant", "seeds", f"{yardstick.name} before", "after"),
+            *(f"minus {contrast.base.name}", "seeds higher", "p", *(f"pass@{k}" for k in ks)),
             f"reached {yardstick.value(contrast.level)}" if contrast.has_level else "reached",
             f"tokens to there, ÷ {contrast.base.name}",
         )
