@@ -20,11 +20,10 @@ from grpo.learner.learner import DeepSpeedLearner
 from grpo.run import preflight
 from grpo.run.assembly import sampler_in_turn
 from grpo.run.clocks import Clocks, EvaluatedSampler
-from grpo.run.model_folder import model_files
 from grpo.run.parts import build_sampler, load_task, tried_episodes
-from grpo.run.preparing import fit_lengths, room_for_prompts, with_precision
+from grpo.run.preparing import model_and_problems, with_precision
 from grpo.run.resume import check_start
-from grpo.tasks.task import VerifiableTask, loaded_tasks
+from grpo.tasks.task import VerifiableTask
 from grpo.telemetry.phases import Phases
 from grpo.weight_sync.refresh import CheckedSync
 
@@ -60,18 +59,8 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
     device = ranks.device(config.device)
     preflight.check_vllm(config)
     config = with_precision(config)
-    with working("looking for the model and preparing it"):
-        sends = _sends(config)
-        files = model_files(config, learns=sends)
-        preflight.check_spread(config, files)
-        preflight.check_adapters(config, files)
-        preflight.check_cpu_heads(config, files)
-        tokenizer = files.tokenizer
-    with working("reading the problems"):
-        room = room_for_prompts(config, files)
-        unfitted_tasks = loaded_tasks(tasks, config.evaluation.suite, tokenizer, room)
-        preflight.check_vocabulary(files, unfitted_tasks)
-        config, fitted_tasks = fit_lengths(config, unfitted_tasks, files)
+    sends = _sends(config)
+    config, files, fitted_tasks = model_and_problems(config, tasks, learns=sends)
     with working("trying the episodes"):
         tried_episodes(config, files, {name: asked for task in fitted_tasks for name, asked in task.problems.items()})
     loaded = {task.config.name: task for task in fitted_tasks}
@@ -98,7 +87,7 @@ def candidate(config: TrainConfig, tasks: Sequence[TaskConfig]) -> Candidate:
 
     def load(task: TaskConfig) -> VerifiableTask:
         task_config = replace(config, task=task)
-        return load_task(task_config, tokenizer, collective.rank, collective.world_size, loaded[task.name])
+        return load_task(task_config, files.tokenizer, collective.rank, collective.world_size, loaded[task.name])
 
     return Candidate(
         EvaluatedSampler(sampler, clocks), clocks, collective, [task.config for task in fitted_tasks], load

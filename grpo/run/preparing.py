@@ -69,17 +69,8 @@ def prepared(config: TrainConfig) -> Prepared:
         preflight.check_vllm(config)
     config = with_precision(config)
     preflight.check_deepspeed(config)
-    with working("looking for the model and preparing it"):
-        files = model_files(config, needs_weights=not config.dry_run)
-        preflight.check_spread(config, files)
-        preflight.check_adapters(config, files)
-        preflight.check_cpu_heads(config, files)
-        tokenizer = files.tokenizer
-    with working("reading the problems"):
-        room = room_for_prompts(config, files)
-        tasks = loaded_tasks([config.task, *compose_suite(config)], config.evaluation.suite, tokenizer, room)
-        preflight.check_vocabulary(files, tasks)
-        config, (own_task, *suite) = fit_lengths(config, tasks, files)
+    asked = [config.task, *compose_suite(config)]
+    config, files, (own_task, *suite) = model_and_problems(config, asked, needs_weights=not config.dry_run)
     _refuse_trained_on(own_task, suite)
     for of_set in own_task.config.all_sets.values() if ranks.rank() == 0 else ():
         for odd in oddities(of_set):
@@ -100,6 +91,23 @@ def prepared(config: TrainConfig) -> Prepared:
     config = with_sleep(config, files)
     print_tables(replace(config, learner=replace(config.learner, layout=layout)), files)
     return Prepared(config, files, own_task, [task.config for task in suite], openings)
+
+
+def model_and_problems(
+    config: TrainConfig, tasks: Sequence[TaskConfig], learns: bool = True, needs_weights: bool = True
+) -> tuple[TrainConfig, ModelFiles, list[LoadedTask]]:
+    """Finds the model's files, and reads the problems of `tasks`, to which `fit_lengths` fits lengths left open."""
+    with working("looking for the model and preparing it"):
+        files = model_files(config, learns, needs_weights=needs_weights)
+        preflight.check_spread(config, files)
+        preflight.check_adapters(config, files)
+        preflight.check_cpu_heads(config, files)
+        tokenizer = files.tokenizer
+    with working("reading the problems"):
+        loaded = loaded_tasks(tasks, config.evaluation.suite, tokenizer, room_for_prompts(config, files))
+        preflight.check_vocabulary(files, loaded)
+        fitted, fitted_tasks = fit_lengths(config, loaded, files)
+    return fitted, files, fitted_tasks
 
 
 def _refuse_trained_on(own: LoadedTask, suite: Sequence[LoadedTask]) -> None:

@@ -67,11 +67,8 @@ def test_ranks_of_an_evaluation_wait_as_long_as_those_of_a_run(words, monkeypatc
     for name, value in words.items():
         setattr(config.model, name, value)
     monkeypatch.setenv("WORLD_SIZE", "1" if config.model.start else "2")
-    monkeypatch.setattr(measured_model, "model_files", lambda *arguments, **named: files_of("path", "tokenizer"))
-    for name in ("check_spread", "check_adapters", "check_cpu_heads", "check_vocabulary"):
-        monkeypatch.setattr(measured_model.preflight, name, lambda *arguments: None)
-    monkeypatch.setattr(measured_model, "room_for_prompts", lambda *arguments: 0)
-    monkeypatch.setattr(measured_model, "fit_lengths", lambda config, *arguments: (config, []))
+    found = files_of("path", "tokenizer")
+    monkeypatch.setattr(measured_model, "model_and_problems", lambda config, *_, **named: (config, found, []))
     monkeypatch.setattr(measured_model, "check_start", lambda *arguments: None)
     monkeypatch.setattr(measured_model, "init_distributed", join)
     with pytest.raises(InterruptedError):
