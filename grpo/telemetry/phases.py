@@ -56,6 +56,15 @@ class _Guard:
             faulthandler.cancel_dump_traceback_later()
 
 
+class _OfThread(threading.local):
+    """Each thread has seconds by phase, and the phases that run now with their guards, the innermost last."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.running: list[_Running] = []
+        self.guards: list[_Guard] = []
+
+
 class Phases:
     """This clock accumulates the seconds of named phases and ends the process when one exceeds its deadline.
 
@@ -74,7 +83,7 @@ class Phases:
         may count something else, such as joules, which are then those of each phase."""
         self._rank, self._label = rank, label
         self._clock = clock
-        self._local = threading.local()
+        self._own = _OfThread()
         self._between: dict[str, float] = {}
         self._begun = clock()
 
@@ -115,13 +124,14 @@ class Phases:
 
     def extend(self) -> None:
         """Begins the deadline of each phase that runs now in this thread anew, because a part of its work is done."""
-        for guard in self._guards:
+        for guard in self._own.guards:
             guard.stop()
             guard.start()
 
     def take(self) -> dict[str, float]:
         """Returns the calling thread's seconds by phase since that thread's last call, and resets them."""
-        return dict(self._local.__dict__.pop("seconds", {}))
+        seconds, self._own.seconds = self._own.seconds, defaultdict(float)
+        return dict(seconds)
 
     def begin_round(self) -> None:
         """Marks the beginning of a round, so that its total leaves out an evaluation or a checkpoint before it."""
@@ -134,47 +144,32 @@ class Phases:
         it."""
         return {ROUND: self._clock() - self._begun, **self._between, **self.take()}
 
-    @property
-    def _seconds(self) -> dict[str, float]:
-        """Returns the seconds of this thread's phases."""
-        return self._local.__dict__.setdefault("seconds", defaultdict(float))
-
-    @property
-    def _nested(self) -> list[_Running]:
-        """Returns the phases that are running now in this thread, the innermost last."""
-        return self._local.__dict__.setdefault("nested", [])
-
-    @property
-    def _guards(self) -> list[_Guard]:
-        """Returns the guards of the phases that are running now in this thread, the innermost last."""
-        return self._local.__dict__.setdefault("guards", [])
-
     @contextmanager
     def _measured(self, name: str) -> Iterator[None]:
-        start, around = self._clock(), self._nested[-1:]
+        start, around = self._clock(), self._own.running[-1:]
         phase = _Running(next((outer.name for outer in around if outer.name in BETWEEN_ROUNDS), name))
-        self._nested.append(phase)
+        self._own.running.append(phase)
         try:
             with self._label(name):
                 yield
         finally:
             elapsed = self._clock() - start
-            self._nested.pop()
-            self._seconds[phase.name] += elapsed - phase.within
+            self._own.running.pop()
+            self._own.seconds[phase.name] += elapsed - phase.within
             for outer in around:
                 outer.within += elapsed
 
     @contextmanager
     def _guarded(self, complaint: str, deadline_seconds: float) -> Iterator[None]:
         """Ends the process with `complaint` when the context lasts longer than the deadline."""
-        outermost = not self._nested and threading.current_thread() is threading.main_thread()
+        outermost = not self._own.running and threading.current_thread() is threading.main_thread()
         guard = _Guard(complaint, deadline_seconds, outermost)
         guard.start()
-        self._guards.append(guard)
+        self._own.guards.append(guard)
         try:
             yield
         finally:
-            self._guards.pop().stop()
+            self._own.guards.pop().stop()
 
 
 def _end_process(complaint: str) -> None:
