@@ -392,8 +392,8 @@ def import_path(function: Reward) -> str:
     if module != "__main__":
         return f"{module}:{name}"
     try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:
-        # An object that can be called.
+        file, text = inspect.getsourcefile(inspect.unwrap(function)), inspect.getsource(inspect.unwrap(function))
+    except (TypeError, OSError):  # an object that can be called, or a function without a file
         return ""
-    return f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() else ""
+    # A function below `if __name__ == "__main__":` is not there where the file is imported.
+    return f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() and not text[:1].isspace() else ""

@@ -19,6 +19,7 @@ import grpo
 from grpo import Result, Trainer, UserError
 from grpo.cli import main
 from grpo.config import RewardPartConfig
+from grpo.trainer import import_path
 from tests import warm
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -450,6 +451,19 @@ def test_a_word_that_is_no_text_is_refused_when_it_is_given(words):
 def test_a_callback_that_is_no_function_is_refused_when_it_is_given():
     with pytest.raises(UserError, match="^after_round=3 is no function of two arguments: give one that takes the step"):
         Trainer("experiment=tiny", after_round=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"), [("def f(): pass\n", "script.py:f"), ("if True:\n    def f(): pass\n", "")]
+)
+def test_a_function_below_the_main_guard_of_a_script_is_imported_by_no_other_process(
+    tmp_path, monkeypatch, text, ending
+):
+    script, names = tmp_path / "script.py", {"__name__": "__main__"}
+    script.write_text(text)
+    exec(compile(text, str(script), "exec"), names)
+    monkeypatch.setattr(sys.modules["__main__"], "f", names["f"], raising=False)
+    assert import_path(names["f"]) == (ending and f"{tmp_path}/{ending}")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from grpo.commands.words import typed
 from grpo.config import UserError
 from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import first_line, require
@@ -68,9 +69,7 @@ def run(words: Sequence[str] = ()) -> int:
 
     Raises UserError for wrong words, before torch is imported.
     """
-    options = dict(word.partition("=")[::2] for word in words if word.partition("=")[0] in OWN_WORDS)
-    overrides = [word for word in words if word.partition("=")[0] not in OWN_WORDS]
-    refuse_misspelt(overrides, OWN_WORDS)
+    options, overrides = _options(words)
     names = _names("part", options.get("part", ",".join(PARTS)), PARTS + NAMED)
     ways = _names("ways", options.get("ways", ",".join(WAYS)), WAYS)
     _require_read(options, overrides, names)
@@ -123,6 +122,16 @@ def run(words: Sequence[str] = ()) -> int:
     facts = [fact for report in reports for fact in report.facts]
     _print(f"{device}, {size}", sorted(facts, key=lambda fact: list(parts).index(fact.part)), record["settings"])
     return int(any(fact.verdict in ("wrong", "slow") for fact in facts))
+
+
+def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the values of `OWN_WORDS`, and the words that are keys of a run."""
+    for word in (word for word in words if word in PARTS + NAMED):
+        raise UserError(f"a part is written part={word}")
+    own = [word for word in words if word.partition("=")[0] in OWN_WORDS]
+    overrides = [word for word in words if word not in own]
+    refuse_misspelt(overrides, OWN_WORDS)
+    return typed(own, **dict.fromkeys(OWN_WORDS, str)), overrides
 
 
 def _require_read(options: Mapping[str, str], overrides: Sequence[str], names: Sequence[str]) -> None:

@@ -14,11 +14,14 @@ KINDS = {int: "a whole number", float: "a number"}
 
 def paths_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Returns the words that name files or folders, and those of the form `key=value`. A word of that form is a path
-    where such a file or folder exists, and where a slash stands before its first =.
+    where such a file or folder exists, and where a slash stands before its first =. Raises `UserError` for a flag,
+    which no command of paths has.
 
     >>> paths_and_settings(["runs/a", "limit=3", "models/lr=1e-3"])
     ([PosixPath('runs/a'), PosixPath('models/lr=1e-3')], ['limit=3'])
     """
+    for flag in (word for word in words if word.startswith("-") and not os.path.exists(word)):
+        raise UserError(f"unknown flag {flag}: a setting is written {flag.lstrip('-').partition('=')[0]}=VALUE")
     settings = [
         word for word in words if "/" not in word.partition("=")[0] and "=" in word and not os.path.exists(word)
     ]

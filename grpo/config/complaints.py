@@ -104,17 +104,24 @@ def _meaning(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def unknown_keys(words: Sequence[str]) -> str:
-    """Returns what the unknown keys of a command are here, one a line, or "" where there is at most one."""
+def unknown_keys(words: Sequence[str], least: int = 2) -> str:
+    """Returns what the unknown keys of a command are here, one a line, or "" where there are fewer than `least`."""
     config_keys, lines = paths(TrainConfig()), []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
+        # A key within one that holds a value is a wrong value of that one.
+        names = key.split(".")
         known = (
-            key in config_keys or free_key(key) or kind_of(key) or any(one.startswith(f"{key}.") for one in config_keys)
+            key in config_keys
+            or free_key(key)
+            or any(kind_of(".".join(names[:end])) for end in range(1, len(names) + 1))
+            or any(one.startswith(f"{key}.") for one in config_keys)
         )
         if not (known or key.startswith("~") or "@" in key or (config_directory() / key).is_dir()):
             lines.append(f"  {key}{hint(key, config_keys, value)}")
-    return without_credentials("\n".join(["unknown config keys:", *lines])) if len(lines) > 1 else ""
+    if len(lines) == 1:
+        lines = [f"unknown config key {lines[0].strip()}"] if least == 1 else []
+    return without_credentials("\n".join(["unknown config keys:", *lines] if len(lines) > 1 else lines))
 
 
 def _several(word: str, key: str) -> str:

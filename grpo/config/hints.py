@@ -10,6 +10,8 @@ from grpo.config.aliases import ALIASES, ELSEWHERE, VALUES
 LIKE, BEGINNING = 0.8, 3
 # All keys of a section are named where it has at most this many, and all keys of one name where they are so few.
 MOST_LISTED, MOST_NAMED = 8, 3
+RECIPES = "experiment"
+"""This is the group that is no key."""
 
 
 def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
@@ -43,7 +45,7 @@ def hint(key: str, config_keys: Sequence[str], value: str = "") -> str:
             return f": {ELSEWHERE[name]}"
         if name in ALIASES:
             return f"; here it is {_in_section(key, ALIASES[name], config_keys)}"
-    if meant := nearest(key.lower(), config_keys):
+    if meant := nearest(key.lower(), [*config_keys, RECIPES]):
         return f"; did you mean {meant}?"
     section = key.rpartition(".")[0]
     own = [name.rpartition(".")[2] for name in config_keys if section and name.rpartition(".")[0] == section]

@@ -177,6 +177,9 @@ def _check_own(file: Path) -> None:
             f"{file.name} does not say that its own values come after those of train.yaml: begin it with `defaults: "
             f"[{', '.join([*own, '_self_'])}]`"
         )
+    # Hydra would name an unknown section alone, such as verl's actor_rollout_ref.
+    unknown = unknown_keys([f"{key}={value}" for key, value in leaves(content) if key != "defaults"], least=1)
+    require(not unknown, f"{file.name}: {unknown}")
 
 
 def _written_default(entry: Any) -> str:
@@ -263,7 +266,7 @@ def _refuse_several_choices(overrides: list[str]) -> None:
     for word in overrides:
         group, _, choice = word.lstrip("+").partition("=")
         is_group = bool(group) and "." not in group and (config_directory() / group).is_dir()
-        wrong = re.match(r"\[|-?\d+$|(null|true|false)$" + ("" if group in config_keys else r"|\{"), choice)
+        wrong = re.match(r"\[|-?[\d.]+(e-?\d+)?$|(null|true|false)$" + ("" if group in config_keys else r"|\{"), choice)
         require(not (is_group and wrong), f"{word}: {ONE_CHOICE}")
 
 

@@ -56,7 +56,9 @@ def load(file: Path | IO[str]) -> Any:
         raise UserError(f"{name} holds one value, {_HOLDS_KEYS}") from error
     except RecursionError:
         raise UserError(f"{name} cannot be read: it is nested too deep") from None
-    # A ValueError is one of text that is not UTF-8, or of a number of thousands of digits.
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text: save it as UTF-8") from error
+    # A ValueError is one of a number of thousands of digits.
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
         raise UserError(f"{name} cannot be read: {_without_marks(str(error))}") from error
 

@@ -137,6 +137,11 @@ def check_resumed(old: TrainConfig, new: TrainConfig, step: int) -> None:
             "raise it, or choose another output_dir"
         )
     check_stages(old.learner.zero_stage, new.learner.zero_stage)
+    require(
+        old.model.source == new.model.source,
+        f"model.source={new.model.source} is another model than that of the run in {new.output_dir}: continue with "
+        f"model.source={old.model.source}" + (f" model.path={old.model.path}" if old.model.path else ""),
+    )
     adapters = [old.model.lora, new.model.lora]
     # The rank is compared first, because without adapters the other fields mean nothing.
     for field in sorted(fields(adapters[0]), key=lambda field: field.name != "rank"):

@@ -56,6 +56,11 @@ def check_environment(output_dir: str) -> None:
         "torchrun, or unset RANK",
     )
     require(
+        "RANK" in os.environ or world_size() == 1,
+        f"the environment variable WORLD_SIZE={world_size()} is set, but not RANK: start ranks by `grpo launch` or "
+        "torchrun, or unset WORLD_SIZE",
+    )
+    require(
         rank() < world_size(),
         f"the environment variable RANK is {rank()} and WORLD_SIZE {world_size()}, and ranks are numbered from 0 to "
         "WORLD_SIZE − 1: start them by `grpo launch` or torchrun, or unset both",
@@ -76,7 +81,7 @@ def check_environment(output_dir: str) -> None:
         world_size() == 1 or not only_here(output_dir),
         f"each of the {world_size()} ranks would write into a folder of its own, since output_dir is named by the "
         f"start of its process or its moment: name output_dir, set {START_VARIABLE} alike for all ranks, or start them "
-        "by `grpo launch`; where there is one rank only, unset WORLD_SIZE",
+        "by `grpo launch`",
     )
 
 

@@ -256,7 +256,9 @@ def set_aside(output: Path) -> Path | None:
 
 def keep_model(output: Path, before: Resumption) -> None:
     """Moves the model of a finished run that goes on to `models/step-N`, so that nobody takes it for the model of the
-    run's last step."""
+    run's last step. Removes models that a killed run had begun to write."""
+    for begun in (output / MODELS_FOLDER).glob(".writing-*"):
+        remove(begun)
     model, kept = output / MODEL_FOLDER, output / MODELS_FOLDER / step_name(int(before.reached))
     if before.ended != FINISHED or not model.is_dir():
         return

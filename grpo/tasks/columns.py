@@ -147,10 +147,12 @@ def letter_of(answer: str, choices: Any, kind: str = "") -> str:
     """Returns the letter of the right choice. The answer is the choice's label (ARC), its text, its letter or its
     index, and is looked for in this order. `kind` ("letter", "index" or "place") says what comes before the text.
 
-    Returns "" for any other answer.
+    Returns "" for any other answer, and where the right choice stands there twice, so that two letters are right.
 
     >>> letter_of("1", ["red", "blue"]), letter_of("red", ["red", "blue"]), letter_of("b", ["red", "blue"])
     ('B', 'A', 'B')
+    >>> letter_of("A", ["red", "red", "blue"]), letter_of("C", ["red", "red", "blue"])
+    ('', 'C')
     >>> letter_of("1", {"text": ["red", "blue"], "label": ["1", "2"]}), letter_of("1", ["1", "0"], kind="index")
     ('A', 'B')
     """
@@ -164,7 +166,9 @@ def letter_of(answer: str, choices: Any, kind: str = "") -> str:
     in_order = [kind, "text", "letter", "index"]
     named = [(_labels(choices), answer), *(ways[way] for way in in_order if way)]
     places = [names.index(name) for names, name in named if name and name in names]
-    return LETTERS[places[0]] if places and places[0] < min(len(options), len(LETTERS)) else ""
+    if not places or places[0] >= min(len(options), len(LETTERS)):
+        return ""
+    return LETTERS[places[0]] if options.count(options[places[0]]) == 1 else ""
 
 
 def kind_of(answers: Iterable[tuple[Any, Any]]) -> str:

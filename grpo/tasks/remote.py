@@ -252,7 +252,9 @@ class _RemotePart:
                 return json.loads(text)["data"][0]["id"]
         except (aiohttp.ClientError, OSError) as error:
             reason = self._named(f"{type(error).__name__}: {error}")
-            raise UserError(f"reward part {self.name!r}: {url}: {reason}") from error
+            raise UserError(
+                f"reward part {self.name!r}: {url}: {reason}; start the server, or correct its url in task.reward.parts"
+            ) from error
         except (ValueError, LookupError, TypeError) as error:
             answer = self._named(excerpt(text))
             raise UserError(

@@ -292,6 +292,9 @@ def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     first = question[0] if isinstance(question, list) and question else None
     if isinstance(first, Mapping) and not {"role", "content"} <= first.keys():
         return f" The first has a message with {' and '.join(map(str, first))}: messages have role and content."
+    last = question[-1].get("role") if isinstance(first, Mapping) and isinstance(question[-1], Mapping) else "user"
+    if last != "user":
+        return f" The first has a conversation that ends with a message of the role {last}: its last one is the user's."
     if isinstance(question, str) and question.lstrip().startswith(("[{'", '[{"')):
         return " The first has a conversation that is no JSON, such as Python's own notation: write it by json.dumps."
     if other := other_parts(cell(row, data.question_column)):
@@ -301,7 +304,8 @@ def _shown(row: Row, answer: Any, data: DataConfig) -> str:
     if data.choices_column and conversation(cell(row, data.question_column))[1] and text_of(answer):
         return (
             f" The first has the answer {answer!r:.80} and the choices {cell(row, data.choices_column)!r:.80}; choices "
-            "are a list of two or more, and an answer is the label, the text, the letter or the index of one."
+            "are a list of two or more, and an answer is the label, the text, the letter or the index of one that "
+            "stands there once."
         )
     return (
         f" The first has the question {cell(row, data.question_column)!r:.80} and the answer {answer!r:.80}; "

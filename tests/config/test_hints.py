@@ -232,6 +232,10 @@ def test_a_word_that_is_like_no_other_leads_nowhere(key):
     assert hint(key, paths(TrainConfig())) == "; `grpo config WORD` searches all keys"
 
 
+def test_a_misspelt_experiment_is_named():
+    assert hint("expriment", paths(TrainConfig()), "tiny") == "; did you mean experiment?"
+
+
 @pytest.mark.parametrize(("name", "value", "word"), [(n, v, w) for n, of in VALUES.items() for v, w in of.items()])
 def test_every_word_that_answers_a_value_composes(name, value, word):
     with pytest.raises(UserError) as error:

@@ -391,7 +391,7 @@ def test_a_wrong_value_in_a_file_of_ones_own_names_the_file_and_what_is_wanted(t
 
 def test_a_file_that_is_not_utf_8_is_one_line(tmp_path):
     (tmp_path / "my.yaml").write_text("defaults: [train, _self_]\n", encoding="utf-16")
-    with pytest.raises(UserError, match="my.yaml cannot be read: 'utf-8' codec"):
+    with pytest.raises(UserError, match="^my.yaml is not UTF-8 text: save it as UTF-8$"):
         compose_config([str(tmp_path / "my.yaml")])
 
 
@@ -399,7 +399,7 @@ def test_a_file_that_is_not_utf_8_is_one_line(tmp_path):
     ("written", "message"),
     [
         (b"- a\n", "mine.yaml: a sweep has keys and values"),
-        (bytes(range(256)), "mine.yaml cannot be read: .*can't decode byte 0x80"),
+        (bytes(range(256)), "mine.yaml is not UTF-8 text: save it as UTF-8"),
     ],
 )
 def test_a_sweep_of_ones_own_that_is_none_is_one_line(written, message, tmp_path):

@@ -28,6 +28,10 @@ BEGINNING = "defaults: [train, _self_]\n"
             "own.yaml: a list or text stands where keys and values, {KEY: VALUE} belong, or these "
             "where a list does, such as task.reward.parts: [{name: math}]; `grpo config KEY` says which",
         ),
+        (
+            "actor_rollout_ref: {actor: {optim: {lr: 1e-6}}}\n",
+            "own.yaml: unknown config key actor_rollout_ref.actor.optim.lr; here it is learner.learning_rate",
+        ),
         ("pipeline: off\n", 'pipeline: YAML reads off without quotes as false: write pipeline: "off" in the file'),
         ("'': 3\n", "own.yaml: a key has no name: write KEY: VALUE"),
         ("a:\tb: 3\n", "own.yaml cannot be read: while scanning for the next token found character '\\t' that cannot"),
@@ -39,6 +43,13 @@ def test_a_file_that_yaml_or_omegaconf_cannot_read_is_one_line(text, message, tm
     with pytest.raises(UserError) as refusal:
         validate(compose_config([str(file)]))
     assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+def test_all_unknown_keys_of_a_file_are_named(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(BEGINNING + "actor_rollout_ref: {rollout: {n: 8}}\nnum_generations: 8\n")
+    with pytest.raises(UserError, match="(?s)^own.yaml: unknown config keys:\n  actor_rollout_ref.rollout.n; .*\n"):
+        compose_config([str(file)])
 
 
 def test_a_list_of_defaults_that_names_no_file_says_which(tmp_path):

@@ -76,6 +76,7 @@ task.episode=a.py:b  task.gateway=0.0.0.0 → task.gateway=0.0.0.0 stands for al
 task.episode=a.py:b  task.gateway=:: → task.gateway=:: stands for all addresses of this machine
 task.prompt.template=Solve. → lacks {question}, where the problem is put
 task=null → task=null: a group takes the name of one of its choices, such as task=file
+learner=1e-5 → learner=1e-5: a group takes the name of one of its choices, such as task=file
 hardware=8 → hardware=8: a group takes the name of one of its choices, such as task=file
 learner=[1] → a group takes the name of one of its choices, such as task=file
 task=d/mine.jsonl → there is no task=d/mine.jsonl: problems of a file are given as task=file task.data.path=d/mine.js

@@ -249,6 +249,12 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path, capsys):
         read_log(tmp_path / "empty")
 
 
+def test_texts_among_the_numbers_of_a_column_are_counted(tmp_path):
+    rows = [{"step": step, "reward": "high" if step % 4 == 0 else 0.01 * step} for step in range(40)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert "10 values of reward are text, such as 'high', and left out" in log.notes
+
+
 def test_a_log_without_a_rate_to_fit_says_what_of_it_is_left_out(tmp_path):
     for reward, said in (
         ("0.5", "reward holds '0.5', which is no plain number"),

@@ -110,6 +110,13 @@ def test_other_adapters_are_refused_before_anything_is_loaded(before, after, sai
         check_resumed(lora(**before), lora(**after), 0)
 
 
+def test_another_model_is_refused_before_anything_is_loaded():
+    now = TrainConfig()
+    now.model.source = "smollm2"
+    with pytest.raises(UserError, match="is another model than .*: continue with model.source=hugg"):
+        check_resumed(TrainConfig(), now, 0)
+
+
 def test_settings_of_adapters_do_not_matter_without_any():
     check_resumed(lora(), lora(alpha=8.0, target_modules="q_proj"), 0)
 

@@ -198,7 +198,7 @@ def test_a_folder_on_a_read_only_disk_is_reported_before_anything_is_made(tmp_pa
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "0"}, "the environment variable RANK is 0 and WORLD_SIZE 0, and ranks are numbered from 0 to"),
+        ({"WORLD_SIZE": "0"}, "the environment variable WORLD_SIZE=0 is set, but not RANK: start ranks by"),
         ({"RANK": "3", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "the environment variable RANK is"),
         ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE='two' is no whole number"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set, but not MASTER_ADDR and MASTER_PORT: start"),

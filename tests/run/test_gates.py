@@ -19,6 +19,7 @@ TASK = TaskConfig(reward=RewardConfig(parts=[RewardPartConfig(name="math")]))
     ("gate", "message"),
     [
         ({"metric": "pass@1"}, r"gates\[0\].metric=pass@1 is no metric of a round or an evaluation"),
+        ({"metric": "passrate"}, r"is no metric of a round or an evaluation \(did you mean pass_rate\?\)"),
         ({"metric": "pass_rate"}, r"gates\[0\] has no bound: give below=, above= or both"),
         ({"metric": "pass_rate", "below": 0.1, "then": "warn"}, "then=warn is none of stop, back, refuse_export"),
         ({"metric": "pass_rate", "below": 0.1, "rounds": 0}, "rounds=0 must be at least 1"),

@@ -199,6 +199,13 @@ def test_logs_of_a_run_without_a_checkpoint_are_kept_and_nothing_else_is_touched
     assert (tmp_path / "earlier-2" / "completions" / "step-1.parquet").read_text() == "2"
 
 
+def test_a_model_that_a_killed_run_had_begun_to_write_is_removed(tmp_path):
+    for name in (".writing-step-00000008", "step-00000004"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    keep_model(tmp_path, Resumption(8, "step-00000008", 8, KILLED))
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["step-00000004"]
+
+
 def test_the_model_of_a_finished_run_that_goes_on_is_not_taken_for_that_of_its_last_step(tmp_path, capsys):
     model, kept = tmp_path / "model", tmp_path / "models" / "step-00000008"
     model.mkdir()

@@ -91,6 +91,11 @@ def test_a_nested_column_that_a_table_of_text_cannot_hold_is_reported(tmp_path):
             [],
             "The first has a message with from and value: messages have role and content",
         ),
+        (
+            [{"problem": [{"role": "human", "content": "1?"}], "answer": "1"}],
+            [],
+            "ends with a message of the role human: its last one is the user's",
+        ),
         ([{"problem": [5], "answer": None}], [], "The first has the question [5] and the answer None"),
         (
             [{"problem": "1?", "gold": {"value": "1", "kind": "n"}}],

@@ -230,7 +230,7 @@ def test_a_server_that_gives_no_reward_is_one_line_with_its_address_and_what_cam
 def test_a_server_that_is_not_there_or_too_slow_is_one_line():
     with pytest.raises(UserError, match="'http': http://127.0.0.1:9: ClientConnectorError"):
         grades("http", {"url": "http://127.0.0.1:9"}, "a")
-    with pytest.raises(UserError, match="'judge': http://127.0.0.1:9/models: ClientConnectorError"):
+    with pytest.raises(UserError, match="'judge': http://127.0.0.1:9/models: ClientConnectorError.*; start the serv"):
         grades("judge", {"url": "http://127.0.0.1:9"}, "a")
     slow = served(lambda body: (time.sleep(1), (200, "1"))[1])
     with slow as (url, _), pytest.raises(UserError, match="no answer within 0.1 s"):

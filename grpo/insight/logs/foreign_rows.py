@@ -13,6 +13,7 @@ import csv
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,12 +218,16 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = ()) -> ForeignRows:
     """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
-    run, written = LastRun(), dict[str, Any]()
+    run, written, spelled, number = LastRun(), dict[str, Any](), dict[str, str](), Counter[str]()
     for count, row in enumerate(rows):
         if isinstance(row, Mapping):
             row = _unfolded(row) if "value" in row else row
             is_text = any(isinstance(row.get(name), str) for name in STEPS)
-            run.add({name: _as_number(value) for name, value in row.items()} if is_text else row)
+            row = {name: _as_number(value) for name, value in row.items()} if is_text else row
+            run.add(row)
+            for name in (name for name, value in row.items() if type(value) is str):
+                spelled.setdefault(name, row[name])
+                number[name] += 1
             if count < LOOKED_AT:
                 known = written.keys() | STEP_NAMES
                 written |= {name: value for name, value in row.items() if name not in known and _is_written(value)}
@@ -231,6 +236,11 @@ def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = 
         f"{name} holds {value!r}, which is no plain number, so it is left out: write its numbers as numbers"
         for name, value in written.items()
         if name not in numbers
+    ]
+    texts += [
+        f"{number[name]} values of {name} are text, such as {spelled[name]!r:.40}, and left out"
+        for name in numbers
+        if name in spelled
     ]
     return ForeignRows(run.columns, max_steps, (*notes, *run.notes), tuple(texts))
 

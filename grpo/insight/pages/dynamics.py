@@ -144,7 +144,8 @@ def analysed(log: RunLog, path: Path, last_step: int | None = None, laws: Sequen
     Raises `UserError` when the log has no pass rate or too few rounds.
     """
     if not len(log.history) and len(log[m.PASS_RATE]):
-        raise UserError(f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}")
+        few = f"{path} has too few rounds to fit: the dynamics need at least {FEWEST_POINTS}"
+        raise UserError("; ".join([few, *log.notes]))
     if not len(log.history):
         raise UserError("; ".join([f"{path} has no pass rate to fit", *log.notes]))
     if len(log.history) < FEWEST_POINTS:
