@@ -45,8 +45,6 @@ OUTCOMES = ("graded", "timed_out", "failed", "unparsable", "unanswered", "raised
 def run(words: Sequence[str]) -> int:
     """Prints the chosen groups. Returns the exit code."""
     folders, words = paths_and_settings(words)
-    flag = next((str(folder) for folder in folders if str(folder).startswith("--")), "")
-    require(not flag, f"{flag} is no KEY=VALUE: write it such as limit=3 (grpo samples help)")
     if len(folders) != 1:
         raise UserError("grpo samples needs the folder of one run (grpo samples help)")
     settings = typed(

@@ -21,7 +21,8 @@ def paths_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     ([PosixPath('runs/a'), PosixPath('models/lr=1e-3')], ['limit=3'])
     """
     for flag in (word for word in words if word.startswith("-") and not os.path.exists(word)):
-        raise UserError(f"unknown flag {flag}: a setting is written {flag.lstrip('-').partition('=')[0]}=VALUE")
+        name = flag.lstrip("-").partition("=")[0]
+        raise UserError(f"{flag} is no KEY=VALUE: write it as {name}=VALUE")
     settings = [
         word for word in words if "/" not in word.partition("=")[0] and "=" in word and not os.path.exists(word)
     ]

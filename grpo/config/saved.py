@@ -138,7 +138,8 @@ def check_resumed(old: TrainConfig, new: TrainConfig, step: int) -> None:
         )
     check_stages(old.learner.zero_stage, new.learner.zero_stage)
     require(
-        old.model.source == new.model.source,
+        # The weights of folders and of the hub's models are compared later, since a copy may lie elsewhere.
+        new.model.source in (old.model.source, "huggingface"),
         f"model.source={new.model.source} is another model than that of the run in {new.output_dir}: continue with "
         f"model.source={old.model.source}" + (f" model.path={old.model.path}" if old.model.path else ""),
     )

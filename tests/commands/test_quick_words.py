@@ -71,7 +71,7 @@ WRONG = [
     ("prove part=atention", "part=atention is unknown: choose among attention, learner"),
     ("prove part=attention part=learner", "part= is given twice: leave out 'part=learner' or the one before it"),
     ("prove attention", "a part is written part=attention"),
-    ("report {} --output x", "unknown flag --output: a setting is written output=VALUE"),
+    ("report {} --output x", "--output is no KEY=VALUE: write it as output=VALUE"),
     ("prove size=70b", "size=70b is unknown: choose one of tiny, 1.5b, 7b"),
     ("prove part=attention ways=ZeRO-3", "ways= are those of the part learner, which part= leaves out"),
     ("prove model=qwen2_5_1_5b", "prove measures models of its own with random weights: leave out model=qwen2_5_1_5b"),

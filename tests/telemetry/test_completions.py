@@ -79,7 +79,7 @@ def test_samples_are_chosen_by_words_and_cannot_control_the_terminal(tmp_path, c
     assert "no completion fits outcome=failed" in shown("outcome=failed")
     kept = "no completion fits step=50: the run kept completions of the steps 2 to 4, whose problems have no sources"
     assert kept in " ".join(shown("step=50").split())
-    with pytest.raises(UserError, match=r"--limit is no KEY=VALUE: write it such as limit=3"):
+    with pytest.raises(UserError, match=r"--limit is no KEY=VALUE: write it as limit=VALUE"):
         samples.run([str(tmp_path), "--limit", "3"])
 
 
