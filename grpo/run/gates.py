@@ -1,6 +1,5 @@
 """This module gives gates their numbers: those of each round to the scheduler, and a whole run's records to exports."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 from grpo.config import GateConfig, TrainConfig
 from grpo.config.errors import UserError, require
 from grpo.config.folder import EVALUATIONS_FILE, METRICS_FILE
+from grpo.config.hints import nearest
 from grpo.dynamics.gates import Watched, beyond_bound, bound_of, watched
 from grpo.host import ranks
 from grpo.host.terminal import say
@@ -29,21 +29,17 @@ ON_FIRST_RANK = re.compile(
 NO_NUMBERS = (m.COUNTS, m.FIRST_COUNTS, m.REASON)
 
 
-def _near(name: str) -> str:
-    """Returns the metric that may be meant by a name, in a message's words, or ""."""
-    return "".join(f" (did you mean {near}?)" for near in difflib.get_close_matches(name, m.TABLE, n=1))
-
-
 def check_gates(config: TrainConfig, sets: Sequence[str] = ()) -> None:
     """Raises UserError for a gate that could never break, or would always, or could not do what it says. `sets` are the
     names of the sets in `evaluation.suite`."""
     families = tuple(name for name in m.TABLE if name.endswith("/"))
     for number, gate in enumerate(config.gates):
-        name = f"gates[{number}]"
+        name, near = f"gates[{number}]", nearest(gate.metric, [*m.TABLE])
         require(
             (gate.metric in m.TABLE and gate.metric not in NO_NUMBERS) or gate.metric.startswith(families),
-            f"{name}.metric={gate.metric} is no metric of a round or an evaluation{_near(gate.metric)}: "
-            "grpo/types/metrics.py lists them, and metrics.jsonl of a run has them",
+            f"{name}.metric={gate.metric} is no metric of a round or an evaluation"
+            f"{f' (did you mean {near}?)' if near else ''}: grpo/types/metrics.py lists them, and metrics.jsonl of a "
+            "run has them",
         )
         require(
             gate.below is not None or gate.above is not None,

@@ -1,7 +1,7 @@
 """This module reads the metrics that trainers print on the console, out of what was kept of that output.
 
-TRL, Unsloth       {'loss': 0.01, 'reward': 0.5, …}, which names no step: the bar of progress before it does, or rows
-                   are numbered
+TRL, Unsloth       {'loss': 0.01, 'reward': 0.5, …}; the bar of progress before it names the step, else rows are
+                   numbered
 OpenRLHF, slime    Global step 3: {'policy_loss': 0.01, …}, rollout 3: {'rollout/raw_reward': 0.5, …}
 verl               step:3 - actor/entropy:0.31 - critic/score/mean:0.25 …
 loops of one's own Step 3/100 | loss: 0.01 | reward: 0.5 …
@@ -21,6 +21,7 @@ _OF_VERL = re.compile(r"\bstep:(\d+) - (\S+:.*)")
 _PART = re.compile(rf"(\S+):(?:np\.float\d+\()?({_NUMBER})\)?")
 # A line of a loop of one's own has at least three of these, one of them a reward.
 _PAIR = re.compile(rf"(?<![\w/@])([A-Za-z][\w/@]*(?: [A-Za-z][\w/@]*){{0,4}}) *[:=] *({_NUMBER})(?![\w.:])")
+# Its step stands behind a word for it, or is the N of the last N/M.
 _COUNT = re.compile(r"(?i)\b(?:step|iteration|iter|update|round)\W{0,3}(\d+)|\b(\d+)/\d+(?!.{0,99}\d/\d)")
 # A bar of progress: 5%|▌         | 5/100 [26:14<8:17:55, 314.48s/it]
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[")

@@ -218,7 +218,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = ()) -> ForeignRows:
     """Gathers the last run of these rows. Leaves out rows without a step, and values that are no rows."""
-    run, written, spelled, number = LastRun(), dict[str, Any](), dict[str, str](), Counter[str]()
+    run, written, spelled, counted = LastRun(), dict[str, Any](), dict[str, str](), Counter[str]()
     for count, row in enumerate(rows):
         if isinstance(row, Mapping):
             row = _unfolded(row) if "value" in row else row
@@ -227,7 +227,7 @@ def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = 
             run.add(row)
             for name in (name for name, value in row.items() if type(value) is str):
                 spelled.setdefault(name, row[name])
-                number[name] += 1
+                counted[name] += 1
             if count < LOOKED_AT:
                 known = written.keys() | STEP_NAMES
                 written |= {name: value for name, value in row.items() if name not in known and _is_written(value)}
@@ -238,7 +238,7 @@ def _gathered(rows: Iterable[Any], max_steps: int = 0, notes: tuple[str, ...] = 
         if name not in numbers
     ]
     texts += [
-        f"{number[name]} values of {name} are text, such as {spelled[name]!r:.40}, and left out"
+        f"{counted[name]} values of {name} are text, such as {spelled[name]!r:.40}, and left out"
         for name in numbers
         if name in spelled
     ]
