@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from grpo.config.errors import UserError, require
-from grpo.config.rewording import with_whole_numbers
+from grpo.config.rewording import as_meant
 from grpo.config.run import TrainConfig
 from grpo.config.sweep import SweepConfig
 
@@ -39,8 +39,8 @@ def from_words(words: Iterable[str]) -> DictConfig:
 
 
 def load(file: Path | IO[str]) -> Any:
-    """Reads a file as `OmegaConf.load` does, and whole numbers that are written as 1e6 too. Raises UserError for one
-    that is no YAML, that stands for more than `MOST` values, that contains itself, or that is nested too deep."""
+    """Reads a file as `OmegaConf.load` does, with `as_meant`. Raises UserError for one that is no YAML, that stands
+    for more than `MOST` values, that contains itself, or that is nested too deep."""
     name = Path(file.name).name
     try:
         text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read()
@@ -66,7 +66,7 @@ def load(file: Path | IO[str]) -> Any:
 @lru_cache(maxsize=128)
 def _read(text: str) -> Any:
     # Each cell of a sweep is composed of the same files.
-    return with_whole_numbers(_load(StringIO(text)), TrainConfig, SweepConfig)
+    return as_meant(_load(StringIO(text)), TrainConfig, SweepConfig)
 
 
 def _refuse_other_bases(name: str, text: str) -> None:

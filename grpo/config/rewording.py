@@ -4,6 +4,7 @@ Entries of a key that takes names of one's own need no + before them, and whole 
 tools of one file, tools.py:search,calculator, are one value.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -66,8 +67,9 @@ def kind_of(key: str, schema: type = TrainConfig) -> Any:
     return _kinds(schema)[1].get(re.sub(r"^task\.sets\.[^.]+\.", "task.", key))
 
 
-def with_whole_numbers(content: Any, *schemas: type, place: str = "") -> Any:
-    """Returns what a YAML file holds, after 1e6 has become 1000000 at the keys of `schemas` that take whole numbers.
+def as_meant(content: Any, *schemas: type, place: str = "") -> Any:
+    """Returns what a YAML file holds, after 1e6 has become 1000000 at the keys of `schemas` that take whole numbers,
+    and ~/x a path in the home folder.
 
     A file of a group does not name the group, so a key is known by its end.
     """
@@ -75,9 +77,11 @@ def with_whole_numbers(content: Any, *schemas: type, place: str = "") -> Any:
         node, key = content._get_node(name), f"{place}.{name}"
         value = None if node is None or OmegaConf.is_list(node) else node._value()
         if OmegaConf.is_dict(node) and isinstance(value, dict):
-            with_whole_numbers(node, *schemas, place="" if place.endswith(".sets") else key)
+            as_meant(node, *schemas, place="" if place.endswith(".sets") else key)
         elif isinstance(value, float) and value.is_integer() and _takes_whole_number(key, schemas):
             content[name] = int(value)
+        elif isinstance(value, str) and value.startswith("~/"):
+            content[name] = os.path.expanduser(value)
     return content
 
 

@@ -356,6 +356,10 @@ def test_a_file_that_is_not_yaml_and_a_word_without_a_key_are_one_line(tmp_path)
 def test_a_tilde_leads_home_since_a_shell_leaves_it_after_a_dotted_key(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert compose_config(["task.data.path=~/my data.csv"]).task.data.path == f"{tmp_path}/my data.csv"
+    own = tmp_path / "own.yaml"
+    own.write_text("defaults: [train, _self_]\noutput_dir: ~/run\ntask:\n  data:\n    path: ~/sums.csv\n")
+    config = compose_config([str(own)])
+    assert (config.output_dir, config.task.data.path) == (f"{tmp_path}/run", f"{tmp_path}/sums.csv")
 
 
 @pytest.mark.parametrize(
