@@ -13,7 +13,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from grpo.config import TaskConfig
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, require
 from grpo.config.validate_task import naming_set
 from grpo.tasks.curriculum import Grouping, build_order, uniform
 from grpo.tasks.grader_pool import GraderPool
@@ -220,6 +220,8 @@ def _fitting(loaded: LoadedTask, name: str, encode: PromptEncoder) -> Sequence[P
     """Returns the problems of a set whose prompts are not too long. Logs the others, and those with special tokens."""
     config, problems = loaded.config.all_sets[name], loaded.problems[name]
     if special := encode.holding_special_tokens(problems):
+        with naming_set(name):
+            _refuse_rendered(special, problems, encode, config.prompt.chat)
         logger.warning(
             "task %s: %d questions hold special tokens such as %s, which a model does not read as text (%s)",
             config.name, len(special), next(iter(special.values())), listed(tuple(special)),
@@ -234,6 +236,19 @@ def _fitting(loaded: LoadedTask, name: str, encode: PromptEncoder) -> Sequence[P
             config.name, len(too_long), config.prompt.max_tokens, listed(too_long),
         )  # fmt: skip
     return fitting
+
+
+def _refuse_rendered(
+    special: Mapping[str, str], problems: Sequence[Problem], encode: PromptEncoder, chat: bool
+) -> None:
+    """Raises `UserError` for questions that are prompts already, so that the chat template would be written twice."""
+    token = next(iter(special.values()))
+    rendered = chat and len(special) == len(problems) and token in encode.render([{"role": "user", "content": "1"}])
+    require(
+        not rendered,
+        f"all {len(problems)} questions hold {token}, which the chat template writes too: if they are whole prompts, "
+        "set task.prompt.chat=false; else name the column of plain questions in task.data.question_column",
+    )
 
 
 def build_gradings(config: TaskConfig, examples: Mapping[str, Problem], max_tokens: int) -> dict[str, Grading]:

@@ -266,6 +266,21 @@ def test_rows_and_prompts_left_out_are_counted_and_never_asked(tokenizer, write_
     ]
 
 
+def test_questions_that_are_whole_prompts_already_are_refused_where_the_template_is_written_again(
+    tokenizer, write_rows
+):
+    whole = [f"<|im_start|>user\n{n} + 1<|im_end|>\n<|im_start|>assistant\n" for n in range(5)]
+    for questions, chat, refused in ((whole, True, True), (whole, False, False), ([*whole, "5 + 1"], True, False)):
+        file = exact(write_rows([{"problem": text, "answer": "1"} for text in questions]), chat=chat)
+        if refused:
+            with pytest.raises(
+                UserError, match=r"all 5 questions hold <\|im_start\|>, which the chat .*prompt.chat=false"
+            ):
+                build(tokenizer, file)
+        else:
+            build(tokenizer, file).close()
+
+
 def test_problems_of_an_evaluation_are_never_asked_and_named_with_their_place(tokenizer, write_rows, caplog, tmp_path):
     evaluation = tmp_path / "test.jsonl"
     evaluation.write_text('{"problem": "two plus two"}')
