@@ -297,7 +297,8 @@ async def _result(tools: Mapping[str, Tool], call: Mapping[str, Any], counts: Co
     try:
         if name not in tools:
             raise LookupError(f"there is no tool {name!r}, only {', '.join(sorted(tools))}")
-        content = _shown(await tools[name](arguments))
+        # A tool may change what it gets, and the model's own words stay as they are.
+        content = _shown(await tools[name](copy.deepcopy(arguments)))
         messages_of([{"role": "tool", "content": content}])
     except BaseException as error:  # such as the panics of libraries in Rust
         if isinstance(error, GeneratorExit) or (

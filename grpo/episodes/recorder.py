@@ -92,9 +92,9 @@ class Recorder:
         branch.turns.append((len(branch.ids), turn))
         branch.ids += turn.token_ids
         message, readable = self._template.read(turn.token_ids, tools)
-        for number, call in enumerate(message.get("tool_calls") or ()):
+        for index, call in enumerate(message.get("tool_calls") or ()):
             # Some templates want an id of nine letters and digits.
-            call["id"] = call.get("id") or f"c{self.num_turns % 10**5:05d}{number % 1000:03d}"
+            call["id"] = call.get("id") or f"c{self.num_turns % 10**5:05d}{index % 1000:03d}"
         self.num_opening = self.num_opening or len(messages)
         self.num_turns += 1
         self.shown_tools |= bool(tools)

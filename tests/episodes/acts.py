@@ -652,3 +652,14 @@ async def says_nonsense(chat, problem):
 
 async def shows_pictures(chat, problem):
     await chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def total(numbers: list[int]) -> int:
+    """Adds numbers up.
+
+    Args:
+        numbers: The numbers.
+    """
+    result = sum(numbers)
+    numbers.clear()
+    return result

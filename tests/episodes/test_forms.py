@@ -129,6 +129,12 @@ def test_an_environment_that_changes_the_prompt_it_gets_changes_nothing_that_the
     assert shown[0][-1]["content"] == "How many?"
 
 
+def test_a_tool_that_changes_its_arguments_changes_nothing_that_the_model_wrote():
+    _, shown = play("total", call("total", numbers=[5, 3]), {"role": "assistant", "content": "8"})
+    assert shown[1][-1]["content"] == "8"
+    assert shown[1][-2]["tool_calls"][0]["function"]["arguments"] == {"numbers": [5, 3]}
+
+
 @pytest.mark.parametrize(
     ("act", "error"),
     [

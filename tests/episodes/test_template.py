@@ -157,6 +157,19 @@ def played(chat, tokenizer, *turns):
     return recorder.place(history, None), history
 
 
+def test_the_last_turn_counts_as_such_though_it_calls_a_tool():
+    chat, tokenizer = template()
+    recorder, history = Recorder(chat), [{"role": "user", "content": "2 + 3?"}]
+    words = iter([[], [], [{"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}]])
+    chat.read = lambda ids, tools: ({"role": "assistant", "content": "5", "tool_calls": next(words)}, True)
+    for number, answer in enumerate("567"):
+        ids = tuple(tokenizer.encode(answer + "<|eos|>"))
+        turn = Completion(ids, (0.0,) * len(ids), answer, False, ((0, len(ids)),))
+        said = recorder.record(recorder.place(history, None), history, None, turn, number)
+        history = asks([*history, said])
+    assert recorder.last.text == "7" and recorder.messages == (*history[:-1],)
+
+
 def asks(history):
     return [*history, {"role": "user", "content": "And?"}]
 
