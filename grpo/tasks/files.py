@@ -155,13 +155,16 @@ def _read_jsonl(path: Path) -> list[Any]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    rows.append(json.loads(line, object_pairs_hook=_of_pairs))
+                    rows.append(json.loads(line.rstrip(), object_pairs_hook=_of_pairs))
                 except ValueError as error:
                     if number == 1 and line.lstrip().startswith("["):
                         raise ValueError(
                             "it is one list, and a name in .jsonl wants a row in each line: name it .json"
                         ) from error
-                    raise ValueError(f"line {number} is not JSON ({error})") from error
+                    # Python counts lines within this one, so its own message would name line 1 as well.
+                    where = re.sub(r": line 1 column (\d+) \(char \d+\)$", r" in its column \1", str(error))
+                    comma = ": end it without a comma" if "Extra" in where and line.rstrip()[-1] == "," else ""
+                    raise ValueError(f"line {number} is not JSON ({where}){comma}") from error
     return rows
 
 

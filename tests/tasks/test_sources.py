@@ -128,6 +128,8 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
     broken.write_text('{"problem": "q", "answer": "1"}\n{"problem": \n')
     empty.write_text("\n")
     scalar.write_text("3")
+    commas = tmp_path / "commas.jsonl"
+    commas.write_text('{"problem": "q", "answer": "1"},\n{"problem": "r", "answer": "2"}\n')
     bare = tmp_path / "bare.jsonl"
     bare.write_text("{}\n{}\n")
     binary = tmp_path / "binary.csv"
@@ -137,7 +139,8 @@ def test_broken_and_empty_files_are_one_line(tmp_path):
     fake = tmp_path / "fake.parquet"
     fake.write_text("no parquet")
     for path, message in (
-        (broken, "line 2 is not JSON"),
+        (broken, r"line 2 is not JSON \(Expecting value in its column 12\)"),
+        (commas, r"line 1 is not JSON \(Extra data in its column 32\): end it without a comma"),
         (empty, "has no rows"),
         (bare, "the rows of .*bare.jsonl are empty: each needs columns for its question and answer"),
         (scalar, "must hold a row for each problem: a list of JSON objects"),
