@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -43,6 +44,7 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
     if _ending(path) not in READERS:
         raise UserError(f"{key} {str(path)!r} must end in one of {', '.join(READERS)}, or be a folder of such files.")
     if not path.is_file():
+        _refuse_broken_link(path, key)
         missing = "no regular file" if path.exists() else "no file"
         raise UserError(f"{key}: there is {missing} {str(path)!r}{_instead(str(path))}.")
     with path.open("rb") as file:
@@ -85,7 +87,14 @@ def read_rows(path: Path, key: str) -> list[dict[str, Any]]:
 
 def require_file(path: str, key: str) -> None:
     """Raises `UserError` if there is neither a file nor a folder at `path`, which the setting `key` names."""
+    _refuse_broken_link(Path(path), key)
     require(Path(path).exists(), f"{key}: there is no file {path!r}{_instead(path)}.")
+
+
+def _refuse_broken_link(path: Path, key: str) -> None:
+    broken = path.is_symlink() and not path.exists()
+    target = os.readlink(path) if broken else ""
+    require(not broken, f"{key}: {str(path)!r} is a link to {target!r}, where no file is: correct the link.")
 
 
 def _instead(path: str) -> str:

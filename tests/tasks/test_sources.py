@@ -118,6 +118,13 @@ def test_a_source_that_cannot_be_read_is_one_line(write_rows, changes, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_link_that_leads_nowhere_is_named_with_its_target(tmp_path):
+    for name, target in (("gone.jsonl", "moved/away.jsonl"), ("circle.jsonl", "circle.jsonl")):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(UserError, match=f"{name}' is a link to '{target}', where no file is: correct the link"):
+            load_problems(DataConfig(path=str(tmp_path / name)))
+
+
 def test_questions_are_not_their_own_answers(write_rows):
     with pytest.raises(UserError, match="question_column and answer_column both name 'problem': name two columns"):
         load_problems(DataConfig(path=write_rows(ROWS), answer_column="problem"))
