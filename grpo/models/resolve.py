@@ -129,6 +129,11 @@ def _check_files(directory: Path, model: ModelConfig, needs_weights: bool) -> No
             f"model.path={model.path} is an adapter on the hub: fetch it with `hf download {model.path} --local-dir "
             "DIRECTORY`, then give model.path=DIRECTORY",
         )
+        require(
+            not any(directory.glob("*.gguf")),
+            f"model.path={model.path} holds GGUF files, and those are not trained: give the folder of the model's "
+            "safetensors",
+        )
         raise UserError(f"model.path={model.path} has no config.json: give the directory that save_pretrained wrote")
     if needs_weights:
         _check_weights(directory, model.path)

@@ -49,7 +49,11 @@ def test_a_directory_of_shards_is_complete_when_every_shard_is_there(checkpoint)
 
 def test_a_directory_without_configuration_is_refused(checkpoint):
     (checkpoint / "config.json").unlink()
-    assert "has no config.json" in refusal(path=str(checkpoint))
+    assert "has no config.json: give the directory that save_pretrained wrote" in refusal(path=str(checkpoint))
+    (checkpoint / "model-q4.gguf").write_bytes(b"GGUF")
+    assert "holds GGUF files, and those are not trained: give the folder of the model's safetensors" in refusal(
+        path=str(checkpoint)
+    )
 
 
 def test_a_directory_without_weights_is_refused(checkpoint):
