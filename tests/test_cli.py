@@ -143,6 +143,7 @@ def test_the_composed_configuration_is_printed_as_yaml(capsys):
         (["--num_steps", "5"], "unknown flag --num_steps: there are --help, --cfg job, --config-dir DIR,"),
         (["experiment", "tiny"], "cannot read 'experiment': a key is written KEY=VALUE"),
         (["--cfg", "hydra"], "--cfg hydra is unknown"),
+        (["-c", "mine.yaml"], "-c mine.yaml prints no configuration: `grpo train my.yaml` begins with a configuration"),
         (["--cfg"], "--cfg needs a value"),
         (["dry_run=true", "--config-dir"], "--config-dir needs a value"),
         (["--config-name="], "--config-name needs a value"),

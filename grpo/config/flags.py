@@ -117,6 +117,10 @@ def read_words(words: Sequence[str]) -> Request:
             )
             overrides.append(word if home == value else f'{name}="{home}"')
     require(
+        not flags.get("--cfg", "").endswith(".yaml"),
+        f"-c {flags.get('--cfg')} prints no configuration: {ELSEWHERE['config']}",
+    )
+    require(
         flags.get("--cfg", "job") == "job",
         f"--cfg {flags.get('--cfg')} is unknown: --cfg job prints the configuration that would run",
     )
