@@ -195,6 +195,8 @@ def misfit(text: str, word: str = "") -> str:
         where_listed += f", and a choice of its group stands in the list of defaults, as `override {section}: {value}`"
     if what_it_takes == "text" and re.search("ListConfig|'list'", text):
         return f"{subject} takes one text, not a list; `grpo config {word or subject}` says how to write it"
+    if value.lower() == "none":
+        where_listed += "; leave it out for its default, or write null where a key may have none"
     return f"{subject} takes {what_it_takes}" + (f", not {value}" if value and subject != "it" else "") + where_listed
 
 

@@ -102,6 +102,8 @@ normalization=gspo → there is no normalization=gspo, but objective=gspo: choos
 evaluation.sampling.temperature=0.6 → unknown config key evaluation.sampling.temperature; here it is evaluation.temper
 experiment=nope → there is no experiment=nope: choose one of alphabet_sort_qwen3_4b, 
 learner.learning_rate=abc → learner.learning_rate=abc: it takes a number
+learner.learning_rate=None → it takes a number; leave it out for its default, or write null where a key may have none
+evaluation.top_k=none → it takes a whole number; leave it out for its default, or write null where
 task=mawps → task.data.path
 objective.kl.coefficient=0.1  objective.kl.refresh_every=1 → so the KL of the next one is 0: raise it, or lower
 objective.correction.floor=3 → must lie between 0 and objective.correction.cap=2.0
