@@ -186,6 +186,7 @@ def read_completions(output: Path) -> Iterator[dict[str, Any]]:
         files[step].append(path)
     if not files and not (output / SAMPLES_FILE).exists():
         refuse_several(output)
+        require(output.exists(), f"there is no folder {output}: give the folder of a run")
         raise UserError(f"{output} has no {SAMPLES_FILE}: give the folder of a run that has finished a round")
     samples: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in read_metrics(output / SAMPLES_FILE) if (output / SAMPLES_FILE).exists() else ():

@@ -27,7 +27,7 @@ WRONG = [
     ("dynamics diagnose {}/a=1 depth=1", "unknown key 'depth'; choose one of: column, scale"),
     ("export {}/a=1 {}/x", "{}/a=1 has no checkpoint in checkpoints/: give a run's folder"),
     ("samples {} limit=abc", "limit='abc' is not valid: it must be a whole number of at least 0"),
-    ("samples {}/nowhere", "{}/nowhere has no samples.jsonl: give the folder of a run"),
+    ("samples {}/nowhere", "there is no folder {}/nowhere: give the folder of a run"),
     ("export {} {}/x dtype=int4", "dtype='int4' is not valid: it must be bfloat16, float16 or float32"),
     (
         "sweep sweep=seeds hydra/launcher=slurm output_dir={}/s",
