@@ -338,6 +338,29 @@ def test_a_multiple_of_the_answers_part_counts_as_right_answers():
     assert reward_parts.answers_hardly_count(replace(log, series=series), RULE) is None
 
 
+def test_a_part_that_is_the_whole_reward_is_not_counted_beside_the_parts_it_adds_up():
+    log = logged(healthy(9, 200))
+    rewards = log["reward/mean"]
+    rate = 0.3 + 0.02 * (-1) ** np.arange(200)
+    form = 0.2 + 0.01 * np.sin(np.arange(200.0))
+    columns = {
+        "pass_rate": rate,
+        "reward/mean": rate + form,
+        "reward/part/math": rate,
+        "reward/part/form": form,
+        "reward/part/total": rate + form,
+    }
+    log = replace(log, series={name: Series(rewards.steps, values) for name, values in columns.items()})
+    weights, is_explained = reward_parts.weights_of(log)
+    assert (weights, is_explained) == (pytest.approx({"reward/part/math": 1.0, "reward/part/form": 1.0}), True)
+    assert reward_parts.answers_hardly_count(log, RULE) is None
+    # Where the others do not explain the reward, the part that is the whole reward is one that pays.
+    judged = Series(rewards.steps, np.random.default_rng(0).normal(0.5, 0.1, 200))
+    paid = {**log.series, "reward/mean": judged, "reward/part/total": judged}
+    finding = reward_parts.answers_hardly_count(replace(log, series=paid), RULE)
+    assert finding is not None and finding.evidence.endswith("most comes from total")
+
+
 def test_a_part_that_is_logged_and_not_paid_is_not_gamed():
     curves = broken("reward part gamed")
     found = []

@@ -63,9 +63,18 @@ def weights_of(log: RunLog) -> tuple[dict[str, float], bool]:
     parts = [name for name in log.series if name.startswith(m.PART) and len(log[name]) == len(rewards)]
     if not parts or len(rewards) < FEWEST_ROUNDS:
         return {}, False
-    last_window = slice(-window_length(len(rewards)), None)
-    weights, residual = nnls(np.array([log[name].values[last_window] for name in parts]).T, rewards[last_window])
-    is_explained = residual**2 <= UNEXPLAINED * np.sum((rewards[last_window] - rewards[last_window].mean()) ** 2)
+    # A part that is the whole reward is the sum of the others, if they explain it.
+    others = [name for name in parts if np.ptp(log[name].values - rewards) > 0]
+    weights, is_explained = _fitted(log, others) if others and len(others) < len(parts) else ({}, False)
+    return (weights, True) if is_explained else _fitted(log, parts)
+
+
+def _fitted(log: RunLog, parts: list[str]) -> tuple[dict[str, float], bool]:
+    """Fits non-negative weights of these parts, and tells whether they explain nearly all of the reward's variance."""
+    last_window = slice(-window_length(len(log[m.REWARD])), None)
+    rewards = log[m.REWARD].values[last_window]
+    weights, residual = nnls(np.array([log[name].values[last_window] for name in parts]).T, rewards)
+    is_explained = residual**2 <= UNEXPLAINED * np.sum((rewards - rewards.mean()) ** 2)
     return dict(zip(parts, weights.tolist(), strict=True)), bool(is_explained)
 
 
