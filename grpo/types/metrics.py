@@ -113,14 +113,16 @@ FIRST_COUNTS = _metric("groups/first_counts", "groups", "the same of the first c
 LENGTH = _metric("completions/length_mean", TOKENS, "mean length of a completion, in tokens", "lengths",
     peers="trl:completions/mean_length trl:completion_length verl:response_length/mean rlprobe:completion_len_mean "
     "openrlhf:rollout/response_length_mean openrlhf:response_length slime:rollout/response_len/mean "
-    "prime_rl:train/agg/all/[^/]+/num_output_tokens/mean minimind:avg_response_len")
+    "prime_rl:train/agg/all/[^/]+/num_output_tokens/mean "
+    "others:(?:mean|avg|average)_(?:gen|completion|response|output)_(?:length|len|tokens) "
+    "others:(?:completion|response|output)_(?:length|len)_mean")
 LENGTH_P10 = _metric("completions/length_p10", TOKENS, "length that one completion in ten does not exceed")
 LENGTH_P90 = _metric("completions/length_p90", TOKENS, "length that nine completions in ten do not exceed")
 BY_PASS_RATE = _metric("completions/by_pass_rate/", "", "share, length and truncation, by how hard the prompt is")
 TRUNCATED = _metric("completions/truncated_fraction", OF_COMPLETIONS, "share of completions cut off at the token limit",
     "the share of truncated completions", peers="trl:completions/clipped_ratio verl:response_length/clip_ratio "
     "openrlhf:rollout/truncated_rate slime:rollout/truncated_ratio prime_rl:train/agg/all/[^/]+/is_truncated/mean "
-    "rlprobe:truncation_rate")
+    "others:(?:truncated|truncation)_(?:rate|ratio|fraction|frac)")
 NO_ANSWER = _metric("completions/no_answer_fraction", OF_COMPLETIONS, "share of completions without an answer",
     "the share of completions without an answer")
 REPETITION = _metric("completions/repetition_fraction", OF_COMPLETIONS, "share of completions that repeat themselves",
@@ -165,7 +167,7 @@ LOSS = _metric("policy/loss", "loss",
 REFERENCE_KL = _metric("policy/reference_kl", NATS,
     "distance from the reference model, in nats per token; 0: it still writes alike",
     "a KL to the reference", "KL to the reference: KL",
-    "trl:kl verl:actor/kl_loss slime:kl_loss rlprobe:kl_mean minimind:kl_ref")
+    "trl:kl verl:actor/kl_loss slime:kl_loss rlprobe:kl_mean minimind:kl_ref others:kl_divergence|mean_kl")
 ENTROPY = _metric("policy/entropy", NATS,
     "how much the model tries out, in nats per token; 0: nothing; 0.7: a coin toss", "entropies",
     peers="trl:entropy verl:actor/entropy verl:actor/entropy_loss openrlhf:entropy_loss prime_rl:entropy/all/mean "

@@ -897,6 +897,21 @@ def test_a_column_of_steps_may_be_spelled_in_its_own_way(name, tmp_path):
     assert log.notes[0] == f"{name} is taken for the step"
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        *((name, "completions/length_mean") for name in ("avg_gen_tokens", "mean_response_length")),
+        *((name, "completions/length_mean") for name in ("avg_response_len", "completion_length_mean")),
+        *((name, "completions/truncated_fraction") for name in ("truncated_rate", "truncation_rate")),
+        *((name, "policy/reference_kl") for name in ("kl_divergence", "mean_kl")),
+    ],
+)
+def test_names_that_loops_of_ones_own_give_to_lengths_truncation_and_kl_are_known(name, ours, tmp_path):
+    rows = [{"step": step, "accuracy": rate, name: 0.25 + step / 100} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+    assert log[ours].values[:2].tolist() == [0.25, 0.26]
+
+
 def test_a_folder_of_several_runs_is_refused_and_one_with_checkpoints_is_not(tmp_path):
     state = json.dumps({"log_history": [{"step": step, "reward": rate} for step, rate in enumerate(RISING)]})
     for name in ("a", "a/checkpoint-20", "a/checkpoint-40", "b"):
