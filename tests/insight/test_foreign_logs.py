@@ -912,6 +912,15 @@ def test_names_that_loops_of_ones_own_give_to_lengths_truncation_and_kl_are_know
     assert log[ours].values[:2].tolist() == [0.25, 0.26]
 
 
+def test_counters_and_clocks_are_not_named_as_possible_pass_rates(tmp_path):
+    rows = [{"step": step, "loss": 1.0, "epoch": 2.0 * step, "eval_runtime": 3.0} for step in range(40)]
+    left_out = "no column is a pass rate, so what needs one is left out"
+    assert read_log(write_lines(tmp_path / "log.jsonl", rows)).notes[-1] == left_out
+    scored = [row | {"exact": 2.0 * row["step"]} for row in rows]
+    note = read_log(write_lines(tmp_path / "scored.jsonl", scored)).notes[-1]
+    assert note == f"{left_out}: column=NAME scale=NUMBER names one of exact"
+
+
 def test_a_folder_of_several_runs_is_refused_and_one_with_checkpoints_is_not(tmp_path):
     state = json.dumps({"log_history": [{"step": step, "reward": rate} for step, rate in enumerate(RISING)]})
     for name in ("a", "a/checkpoint-20", "a/checkpoint-40", "b"):

@@ -26,7 +26,7 @@ from grpo.insight.logs.foreign_columns import (
     series_of,
     translated,
 )
-from grpo.insight.logs.foreign_names import IN_REWARDS, TRL, framework_of, held_out_scores, our_name
+from grpo.insight.logs.foreign_names import IN_REWARDS, NO_SCORE, TRL, framework_of, held_out_scores, our_name
 from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
@@ -216,7 +216,9 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
     if not rate_name:
         others = [name for name in own_series if not (_is_loss(name) or _other_meaning(name))]
         rewards = [name for name in others if _REWARD.search(name)]
-        names = _listed(sorted(rewards or others, key=lambda name: ("reward" not in name, name)))
+        # Counters and clocks are no candidates, as in a log of supervised training.
+        possible = rewards or [name for name in others if not NO_SCORE.fullmatch(name)]
+        names = _listed(sorted(possible, key=lambda name: ("reward" not in name, name)))
         left_out = "no column is a pass rate, so what needs one is left out"
         return f"{left_out}: column=NAME scale=NUMBER names one of {names}" if names else left_out
     known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
