@@ -46,10 +46,17 @@ from grpo.host.imports import is_unguarded, look_here_last
 from grpo.host.signals import handled_as_before
 from grpo.run.early_checks import check
 from grpo.types import FinishedRound
-from grpo.types.imported import GIVEN, forget, given, under_way
+from grpo.types.imported import GIVEN, forget, given, import_path, under_way
 
 Reward = Callable[..., Any]
 Callback = Callable[[int, Mapping[str, float]], None]
+Pair = tuple[str, Callable[..., Any]]
+
+_WORDS = {
+    "reward": "a reward that has a name here is a word, 'task.reward.parts=[{name: math}]'",
+    "episode": "tools that come with grpo, programs and environments of verifiers are words, 'task.episode=calculator'",
+}
+"""These say what a word names beside each argument."""
 
 UNGUARDED = 'a script has to call train() below `if __name__ == "__main__":`, since grading processes import it'
 """A script without that line is refused with this message. A grading process that reaches `train` exits with it."""
@@ -108,6 +115,8 @@ class Trainer:
     reward       a function, or several, with a signature of `grpo.tasks.own_rewards`; they replace `task.reward.parts`.
                  Grading processes import a function that stands at the top of a file. They get any other one, such as
                  a lambda or one of a notebook's cell, with all that it uses, as it is when `train` is called.
+    episode      a function that is a tool, or several, a class of environments, or a function that leads a conversation
+                 (`grpo.episodes.forms`). They replace `task.episode`, and reach other processes as a reward does.
     after_round  a function that is called with (optimizer step, metrics of the round) on every rank
 
     `config` holds the whole configuration. Its values may be changed before `train` is called. Raises `UserError` for
@@ -121,6 +130,7 @@ class Trainer:
         *words: str,
         dataset: Iterable[Mapping[str, Any]] | None = None,
         reward: Reward | Sequence[Reward] = (),
+        episode: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
         after_round: Callback | None = None,
         **unknown: Any,
     ) -> None:
@@ -132,19 +142,26 @@ class Trainer:
         _require_callback(after_round)
         replaced = ["task.reward.parts=", "task.reward.by_source"] if reward != () else []
         replaced += ["task.data.path=", "task.data.source="] if dataset is not None else []
+        replaced += ["task.episode="] if episode != () else []
         named = [word for word in words if word.startswith(tuple(replaced))]
-        empty = isinstance(reward, list) and not reward
-        require(not empty, "reward=[] has no function: give one, or leave it out for the rewards of task.reward.parts")
-        require(not named, f"{''.join(named[:1])} and reward= or dataset= say the same: leave one of both out")
+        require(
+            not named, f"{''.join(named[:1])} and reward=, dataset= or episode= say the same: leave one of both out"
+        )
         environment.prepare()
         begin_anew()
         look_here_last()
         self.config: TrainConfig = compose_config([*words])
         self._path = self.config.task.data.path
         self._words = words
-        self._rewards = _by_path(list(reward) if isinstance(reward, list | tuple) else [reward])
-        if self._rewards:
-            self.config.task.reward.parts = [RewardPartConfig(name=path) for path, _ in self._rewards]
+        if rewards := _by_path("reward", reward):
+            self.config.task.reward.parts = [RewardPartConfig(name=path) for path, _ in rewards]
+        played = _by_path("episode", episode, rewards)
+        if len({path.rpartition(":")[0] for path, _ in played}) > 1:  # task.episode names a single file
+            played = _by_path("episode", episode, rewards, given_all=True)
+        if played:
+            places, names = zip(*(path.rsplit(":", 1) for path, _ in played), strict=True)
+            self.config.task.episode = f"{places[0]}:{','.join(names)}"
+        self._given = {path: one for path, one in (*rewards, *played) if path.startswith(f"{GIVEN}:")}
         self._dataset = dataset
         self._after_round = after_round
 
@@ -169,7 +186,7 @@ class Trainer:
         self._require_sound()
         self.config = from_dict(asdict(self.config))
         given.clear()
-        given.update({path: function for path, function in self._rewards if path.startswith(f"{GIVEN}:")})
+        given.update(self._given)
         require(
             not Trainer._broken_off,
             "loading torch was interrupted in this process: start another one, or restart a notebook's kernel",
@@ -361,39 +378,21 @@ class _Called:
         self.function(finished.statistics.step, flatten(finished.statistics))
 
 
-def _by_path(rewards: Sequence[Reward]) -> list[tuple[str, Reward]]:
-    """Pairs each reward with the path under which grading processes find it.
+def _by_path(argument: str, functions: Any, others: Sequence[Pair] = (), given_all: bool = False) -> list[Pair]:
+    """Pairs functions with the paths under which other processes find them.
 
-    A function that no other process can import is named ``"given:NAME"``, with a number if several have that name.
+    One that no other process can import, and with `given_all` any, is named ``"given:NAME"``, with a number if several
+    have that name, `others` too.
     """
-    pairs: list[tuple[str, Reward]] = []
-    for function in rewards:
+    empty, pairs = isinstance(functions, list) and not functions, list[Pair]()
+    require(not empty, f"{argument}=[] has no function: give one, or leave it out; {_WORDS[argument]}")
+    for function in functions if isinstance(functions, list | tuple) else [functions]:
         require(
             callable(function),
-            f"reward={function!r} is no function: give one or a list of them; a reward that has a name here is a word, "
-            "'task.reward.parts=[{name: math}]'",
+            f"{argument}={function!r} is no function: give one or a list of them; {_WORDS[argument]}",
         )
-        path = import_path(function)
         name = f"{GIVEN}:{getattr(function, '__name__', type(function).__name__).strip('<>')}"
-        number = sum(other.partition("-")[0] == name for other, _ in pairs)
+        number = sum(path.partition("-")[0] == name for path, _ in (*others, *pairs))
+        path = "" if given_all else import_path(function)
         pairs.append((path or name + (f"-{number + 1}" if number else ""), function))
     return pairs
-
-
-def import_path(function: Reward) -> str:
-    """Returns the path by which another process imports a function: ``"module:name"``, or ``"file.py:name"``.
-
-    Returns "" for a function that no other process can import: a lambda, a nested function, an object that can be
-    called, one that was typed into a notebook or a terminal, or one that its module has not by its name (wrapped ones).
-    """
-    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
-    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
-        return ""
-    if module != "__main__":
-        return f"{module}:{name}"
-    try:
-        file, text = inspect.getsourcefile(inspect.unwrap(function)), inspect.getsource(inspect.unwrap(function))
-    except (TypeError, OSError):  # an object that can be called, or a function without a file
-        return ""
-    # A function below `if __name__ == "__main__":` is not there where the file is imported.
-    return f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() and not text[:1].isspace() else ""

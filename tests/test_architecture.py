@@ -89,7 +89,7 @@ MAY_NAME = {
     "learner": {"torch", "transformers", "deepspeed", "peft", "safetensors"},
     "evaluation": {"numpy", "scipy"},
     "telemetry": {"torch", "rich", "pyarrow", "wandb", "mlflow"},
-    "episodes": {"transformers", "aiohttp", "verifiers"},
+    "episodes": {"cloudpickle", "transformers", "aiohttp", "verifiers"},
     "insight": {"numpy", "scipy", "matplotlib", "jinja2", "rich", "pyarrow", "tensorboard"},
     "run": {"torch", "transformers", "safetensors", "fsspec"},
     "audit": {"torch", "transformers", "safetensors"},

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import re
 import sys
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ import grpo
 from grpo import Result, Trainer, UserError
 from grpo.cli import main
 from grpo.config import RewardPartConfig
-from grpo.trainer import import_path
+from grpo.types.imported import import_path
 from tests import warm
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -259,15 +260,16 @@ def test_words_that_reward_or_dataset_replace_are_refused():
         (["task.reward.parts=[{name: math}]"], {"reward": max}),
         (["task.reward.by_source={a: {parts: [{name: math}]}}"], {"reward": max}),
         (["task.data.path=x.jsonl"], {"dataset": [{"problem": "1 + 1 =", "answer": 2}]}),
+        (["task.episode=python"], {"episode": max}),
     ):
-        with pytest.raises(UserError, match=r"reward= or dataset= say the same: leave one of both out"):
+        with pytest.raises(UserError, match=r"reward=, dataset= or episode= say the same: leave one of both out"):
             Trainer("experiment=tiny", *words, **named)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("environment_factory", Result, "give a word, 'KEY=VALUE'; here it is task.episode"),
+        ("environment_factory", Result, "give episode=$"),
         ("reward_funcs", [], "give reward="),
         ("model", "Qwen/Qwen3-0.6B", "give the words 'model=huggingface' and 'model.path=NAME'"),
         ("num_steps", 3, "give the word 'num_steps=VALUE'$"),
@@ -433,7 +435,27 @@ if __name__ == "__main__":
         reward=[lambda completion, answer: float(answer in completion), cell, pid],
     ).train().metrics
     print(os.getpid(), *(metrics[f"reward/part/given:{name}"].item() for name in ("lambda", "f", "f-2")))
+    lead = "async def f(chat, problem):\\n await chat(problem.messages)\\n"
+    lead += " return {'bonus': bonus, 'pid': os.getpid()}\\n"
+    played = Trainer(
+        *words,
+        f"output_dir={sys.argv[1]}/played",
+        "tracking.completions=all",
+        "task.reward.parts=[{name: episode/bonus}, {name: episode/pid}]",
+        episode=typed("import os\\nbonus = 0.25\\n" + lead),
+    ).train().metrics
+    print(os.getpid(), *(played[f"reward/part/episode/{name}"].item() for name in ("bonus", "pid")))
 """
+
+
+def test_tools_of_one_file_are_named_there_and_those_of_several_are_given():
+    def word(*tools):
+        return Trainer("experiment=tiny", episode=[*tools]).config.task.episode
+
+    assert word(reward, halved) == f"{__name__}:reward,halved"
+    assert word(reward, textwrap.dedent) == "given:reward,dedent"
+    assert word(reward, reward) == f"{__name__}:reward,reward"
+    assert Trainer("experiment=tiny", episode=Result).config.task.episode == "grpo.trainer:Result"
 
 
 @pytest.mark.parametrize("reward", [3, "math", [len, None]])
@@ -467,14 +489,17 @@ def test_a_function_below_the_main_guard_of_a_script_is_imported_by_no_other_pro
 
 
 @pytest.mark.slow
-def test_a_reward_of_a_notebooks_cell_grades_in_other_processes(tmp_path):
+def test_a_reward_and_an_episode_of_a_notebooks_cell_run_in_other_processes(tmp_path):
     """The second reward uses what another cell has defined. The third one's pid is that of a grading process."""
     (tmp_path / "cells.py").write_text(CELLS)
     done = warm.run([tmp_path / "cells.py", tmp_path], timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    own, right, bonus, grader = map(float, done.stdout.splitlines()[-1].split())
+    graded, played = (line.split() for line in done.stdout.splitlines() if line[:1].isdigit())
+    own, right, bonus, grader = map(float, graded)
     assert 0 <= right <= 1 and bonus == 0.25
     assert grader not in (own, 0)
+    own, bonus, episode = map(float, played)
+    assert bonus == 0.25 and episode not in (own, 0)
 
 
 @pytest.mark.usefixtures("fresh_process")

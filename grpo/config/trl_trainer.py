@@ -3,10 +3,13 @@
 ARGUMENTS = {
     "args": "words",
     "callbacks": "after_round=",
+    "environment_factory": "episode=",
     "model": "the words 'model=huggingface' and 'model.path=NAME'",
     "processing_class": "no tokenizer, since the model's own is used",
     "resume_from_checkpoint": "the word 'checkpoint.resume=true'",
     "reward_funcs": "reward=",
+    "rollout_func": "episode=",
+    "tools": "episode=",
     "train_dataset": "dataset=",
 }
 """The trainer takes what stands beside these arguments, and all else as words."""

@@ -4,7 +4,8 @@
     python -m grpo.episodes.process SOCKET LIMITS PATH
 
 It imports what `task.episode` names once, and forks when the trainer sends it a socket. The episode's process talks to
-the trainer over that socket by JSON lines, never by pickles, since what a model writes may run in it:
+the trainer over that socket by JSON lines, never by pickles, since what a model writes may run in it. Objects that a
+script has given to `Trainer` come as pickles before, by the standard input:
 
     to the trainer      {"pid": n}                                   names the process that is to be killed
                         {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
@@ -24,6 +25,7 @@ import hashlib
 import inspect
 import json
 import os
+import pickle
 import random
 import resource
 import selectors
@@ -43,6 +45,7 @@ from grpo.episodes.forms import EpisodeOver, Form, form_of, played
 from grpo.episodes.messages import POLICY, Message
 from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent, go_on_with_parents_end, limit
 from grpo.types import Problem
+from grpo.types.imported import given
 
 LONGEST_LINE = 2**26
 LOOK_SECONDS = 0.2
@@ -61,6 +64,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.path.append(here)
     os.environ.pop("PYTHONSAFEPATH", None)
     try:
+        if objects := sys.stdin.buffer.read():
+            given.update(pickle.loads(objects))
+        # Nothing that an episode starts reads them.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         form = form_of(path, limits)
         ready = {"kind": form.kind, "tools": form.schemas, "source": _source_of(form)}
         taken = _taken_gib()

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from grpo.config import LimitsConfig
@@ -27,6 +28,7 @@ from grpo.episodes.messages import Message, Unreadable, json_of, messages_of, to
 from grpo.episodes.process import LONGEST_LINE
 from grpo.sandbox.walls import kill_marked
 from grpo.types import Completion, Problem
+from grpo.types.imported import GIVEN, given
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +78,12 @@ class Processes:
         if self._python:
             # Its own programs come first.
             environment["PATH"] = os.pathsep.join([str(Path(self._python).parent), environment.get("PATH", "")])
-        self._process = subprocess.Popen(
-            words, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, env=environment
-        )
+        with TemporaryFile() as objects:
+            objects.write(_pickled(self._path))
+            objects.seek(0)
+            self._process = subprocess.Popen(
+                words, pass_fds=[theirs.fileno()], start_new_session=True, stdin=objects, env=environment
+            )
         theirs.close()
         return self._ready()
 
@@ -146,6 +151,23 @@ class Processes:
         self._process.wait()
         # That process ends what episodes leave, unless it was killed itself.
         kill_marked(f"{MARK}={self._mark}")
+
+
+def _pickled(path: str) -> bytes:
+    """Pickles the objects of `path` that only this process has. Raises UserError for one that cannot be pickled."""
+    module, _, names = path.rpartition(":")
+    if module != GIVEN:
+        return b""
+    import cloudpickle
+
+    paths = [f"{GIVEN}:{name}" for name in names.split(",")]
+    try:
+        return cloudpickle.dumps({path: given[path] for path in paths if path in given})
+    except Exception as error:  # whatever an object refers to may raise anything
+        raise UserError(
+            f"episode= cannot be sent to another process ({first_line(error)}): what it uses must be possible to "
+            "pickle, or put it into a .py file and import it from there"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import zlib
@@ -49,6 +50,25 @@ def imported(path: str) -> Any:
     if not callable(function):
         raise TypeError(f"{path!r} is a {type(function).__name__}, and no function or class")
     return function
+
+
+def import_path(function: Any) -> str:
+    """Returns the path by which another process imports a function: ``"module:name"``, or ``"file.py:name"``.
+
+    Returns "" for a function that no other process can import: a lambda, a nested function, an object that can be
+    called, one that was typed into a notebook or a terminal, or one that its module has not by its name (wrapped ones).
+    """
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
+        return ""
+    if module != "__main__":
+        return f"{module}:{name}"
+    try:
+        file, text = inspect.getsourcefile(inspect.unwrap(function)), inspect.getsource(inspect.unwrap(function))
+    except (TypeError, OSError):  # an object that can be called, or a function without a file
+        return ""
+    # A function below `if __name__ == "__main__":` is not there where the file is imported.
+    return f"{Path(file).resolve()}:{name}" if file and Path(file).is_file() and not text[:1].isspace() else ""
 
 
 def forget() -> None:
