@@ -513,6 +513,25 @@ def test_a_reward_that_cannot_be_sent_to_another_process_is_one_line(tmp_path):
         Trainer("experiment=tiny", f"output_dir={tmp_path}/run", reward=waiting).train()
 
 
+@pytest.mark.usefixtures("fresh_process")
+def test_an_episode_that_cannot_be_sent_to_another_process_is_one_line(tmp_path):
+    lock = threading.Lock()
+
+    async def waiting(chat, problem):
+        return float(lock.locked())
+
+    words = (
+        "experiment=tiny",
+        "rollout=transformers",
+        "task.reward.parts=[{name: episode}]",
+        f"output_dir={tmp_path}/run",
+    )
+    with pytest.raises(
+        UserError, match=r"^episode= cannot be sent to another process \(.*lock.*\): what it uses must be"
+    ):
+        Trainer(*words, episode=waiting).train()
+
+
 def test_another_process_says_that_it_lacks_a_reward_which_was_given_in_python(capsys):
     assert main(["train", "experiment=tiny", "task.reward.parts=[{name: 'given:mine'}]"]) == 2
     assert "it was given in Python, as an object that this process lacks: give it to Trainer again" in (

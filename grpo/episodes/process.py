@@ -3,9 +3,9 @@
 
     python -m grpo.episodes.process SOCKET LIMITS PATH
 
-It imports what `task.episode` names once, and forks when the trainer sends it a socket. The episode's process talks to
-the trainer over that socket by JSON lines, never by pickles, since what a model writes may run in it. Objects that a
-script has given to `Trainer` come as pickles before, by the standard input:
+It imports what `task.episode` names once, and forks when the trainer sends it a socket. Objects that a script has given
+to `Trainer` come as pickles, once and before any fork, by the standard input. The episode's process talks to the
+trainer over its socket by JSON lines, never by pickles, since what a model writes may run in it:
 
     to the trainer      {"pid": n}                                   names the process that is to be killed
                         {"chat": n, "messages": […], "tools": […]}   asks for the model's next turn
@@ -66,8 +66,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if objects := sys.stdin.buffer.read():
             given.update(pickle.loads(objects))
-        # Nothing that an episode starts reads them.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # Programs of an episode find an empty standard input.
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
         form = form_of(path, limits)
         ready = {"kind": form.kind, "tools": form.schemas, "source": _source_of(form)}
         taken = _taken_gib()
