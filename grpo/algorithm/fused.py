@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef
 
 from grpo.algorithm.shapes import Logits, Targets
 
@@ -107,31 +108,32 @@ def _plain_slopes(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of this module, when it is first called."""
-    return torch.compile(function)
+    """Compiles a function, when it is first called. Results between its operations have the types that single steps
+    have."""
+    return torch.compile(function, options={"emulate_precision_casts": True})
 
 
-def _operator(name: str, function: Callable[..., Any], empty: Callable[..., Any]) -> Callable[..., Any]:
+def operator(name: str, function: Callable[..., Any], empty: Callable[..., Any]) -> CustomOpDef:
     """Makes an operator of torch that runs `function` compiled. `empty` returns results without data."""
     schema = torch.library.infer_schema(function, mutates_args=())
 
     def run(*arguments: Any) -> Any:
         return compiled(function)(*arguments)
 
-    operator = torch.library.custom_op(f"grpo::{name}", run, mutates_args=(), schema=schema)
-    operator.register_fake(empty)
-    return operator
+    made = torch.library.custom_op(f"grpo::{name}", run, mutates_args=(), schema=schema)
+    made.register_fake(empty)
+    return made
 
 
 def _rows(product: Tensor, *shape: int) -> Tensor:
     return product.new_empty(*shape, len(product), dtype=torch.promote_types(product.dtype, torch.float32))
 
 
-_extent = _operator("logit_extent", _plain_extent, lambda product, *_: _rows(product, 2))
-_read = _operator("read_logits", _plain_read, lambda product, *_: (_rows(product), _rows(product)))
-_read_and_keep = _operator(
+_extent = operator("logit_extent", _plain_extent, lambda product, *_: _rows(product, 2))
+_read = operator("read_logits", _plain_read, lambda product, *_: (_rows(product), _rows(product)))
+_read_and_keep = operator(
     "read_and_keep_logits",
     _plain_read_and_keep,
     lambda product, *rest: (_rows(product), _rows(product), torch.empty_like(product, dtype=rest[-1])),
 )
-_slopes = _operator("logit_slopes", _plain_slopes, lambda product, *rest: torch.empty_like(product, dtype=rest[-1]))
+_slopes = operator("logit_slopes", _plain_slopes, lambda product, *rest: torch.empty_like(product, dtype=rest[-1]))
