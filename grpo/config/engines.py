@@ -254,8 +254,8 @@ class LearnerConfig:
     layout: str = "shared"
     # Logits of at most this many tokens exist at once. Their memory is this number × vocabulary × 4 bytes.
     logit_chunk_tokens: int = 4096
-    # On a GPU compiled functions read the logits and compute feed-forward layers in fewer passes, if they compute the
-    # same there (auto). never computes both step by step.
+    # On a GPU compiled functions read the logits, and compute feed-forward layers and rotary positions, in fewer
+    # passes, if they compute the same there (auto). never computes them step by step.
     fused: str = "auto"
     # Groups with equal rewards have zero gradient. True counts them and does not compute them, unless the loss has KL
     # or entropy terms or selects tokens. `policy/…` and `mismatch/…` are means over the tokens that are computed.

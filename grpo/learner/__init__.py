@@ -5,7 +5,7 @@ loading             a model's directory → a policy, or one line that refuses i
 proof, small_copy   packed rows compared with the model's own eager forward pass, on a small copy of it
 policy              model → log-probabilities of targets, never the whole logits
 fused_head          compiled functions for the logits on a GPU, where they compute the same
-feed_forward        a compiled function for the inside of feed-forward layers there
+fused_layers        compiled functions for parts of layers there
 
 One optimizer step:
 engine              DeepSpeed's configuration and start, and its check of settings that are passed on to it

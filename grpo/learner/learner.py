@@ -18,9 +18,9 @@ from grpo.config.parts import LearnerSettings
 from grpo.interfaces import Bucket
 from grpo.learner.collective import TorchCollective
 from grpo.learner.engine import check_passed_on, dither, optimizer_settings, quiet, sharded_loading, start_engine
-from grpo.learner.feed_forward import choose_feed_forward
 from grpo.learner.flops import flop_count
 from grpo.learner.fused_head import choose_head
+from grpo.learner.fused_layers import choose_layers
 from grpo.learner.group_logprobs import Scoring, spoil_unless, to_device, with_selection
 from grpo.learner.loading import fitting_layout, load_policy
 from grpo.learner.offloading import LearnerStates
@@ -77,8 +77,8 @@ class DeepSpeedLearner:
         self.reference = self._reference(files)
         heads = tuple(policy.head for policy in (policy, *self._frozen_policies))
         choose_head(heads, device, learner.fused, files.config.get_text_config().vocab_size)
-        models = (policy.language_model for policy in (policy, *self._frozen_policies))
-        choose_feed_forward(models, device, policy.head.weight.dtype, learner.fused)
+        models = [policy.language_model for policy in (policy, *self._frozen_policies)]
+        choose_layers(models, device, policy.head.weight.dtype, learner.fused)
         row_tokens = learner.micro_batch_tokens
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0

@@ -21,8 +21,8 @@ from grpo.algorithm.logprobs import LogitRule
 from grpo.algorithm.loss import policy_loss
 from grpo.config import LearnerConfig, ObjectiveConfig
 from grpo.learner import attention, varlen
-from grpo.learner.feed_forward import fuse, gated_layers
 from grpo.learner.flops import attended_pairs, flop_count
+from grpo.learner.fused_layers import fuse_all
 from grpo.learner.policy import Policy
 from grpo.types import MicroBatch
 
@@ -55,8 +55,8 @@ def policy_of(config: PretrainedConfig, learner: LearnerConfig) -> Policy:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention.NAME)
     if learner.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    for layer in gated_layers(model) if learner.fused == "auto" else ():
-        fuse(layer)
+    if learner.fused == "auto":
+        fuse_all(model)
     return Policy(model.train(), learner.logit_chunk_tokens, OnGpu(float32=True, compiled=learner.fused == "auto"))
 
 

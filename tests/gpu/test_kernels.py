@@ -9,7 +9,7 @@ from grpo.algorithm.logprobs import PLAIN, LogitRule
 from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import Branch, LooseTree, attention_mask, pack
 from grpo.config import ModelConfig, ObjectiveConfig
-from grpo.learner import attention, feed_forward, varlen
+from grpo.learner import attention, fused_layers, varlen
 from grpo.learner.fused_head import deviation
 from grpo.learner.group_logprobs import to_device
 from grpo.learner.loading import load_policy
@@ -57,9 +57,10 @@ def test_compiled_functions_read_the_logits_of_a_large_vocabulary_as_single_step
     assert deviation(rule, GPU, dtype, 151_936) == ""
 
 
+@pytest.mark.parametrize("part", fused_layers.PARTS, ids=lambda part: part.name)
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_a_compiled_function_computes_feed_forward_layers_as_single_steps_do(dtype):
-    assert feed_forward.deviation(GPU, dtype) == ""
+def test_compiled_functions_compute_parts_of_layers_as_single_steps_do(dtype, part):
+    assert fused_layers.deviation(part, GPU, dtype) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
