@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import grpo
-from grpo.learner import rounding
+from grpo.algorithm import fused as compiling
+from grpo.learner import fused_layers, rounding
 from tests.pretend_kernels import FUSED, STAND_INS, WHOLE
 
 
@@ -296,7 +297,10 @@ def pretend_gpu() -> Iterator[torch.device]:
     seeded = rounding.seeded
     drawn = patch.object(rounding, "seeded", lambda device, name: seeded(CPU, name))
     moved = patch.object(torch.nn.Module, "_apply", _moved)
-    mocks = patch.multiple(torch.cuda, **of_cuda), moved, bias, pinned, drawn
+    uncompiled = patch.object(compiling, "compiled", lambda function: function)
+    # Torch takes the gradient of silu apart here, and rounds more often.
+    coarse = patch.dict(fused_layers.LIMITS, {torch.bfloat16: 2**-5})
+    mocks = patch.multiple(torch.cuda, **of_cuda), moved, bias, pinned, drawn, uncompiled, coarse
     # Backward passes run in this thread, where the modes are.
     modes = _FromNumbers(), _Everywhere(), torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:

@@ -56,14 +56,14 @@ def _tried(
     rule: LogitRule, device: torch.device, dtype: torch.dtype, vocabulary: int, chunk: int, entropies: float
 ) -> list[Tensor]:
     """Returns log-probabilities, entropies, and the gradients of states and weights."""
-    numbers = torch.Generator(device).manual_seed(0)
+    numbers = torch.Generator().manual_seed(0)
     hidden, weight = (
-        torch.randn(rows, WIDTH, generator=numbers, device=device).mul_(0.5).to(dtype).requires_grad_()
+        torch.randn(rows, WIDTH, generator=numbers).mul_(0.5).to(device, dtype).requires_grad_()
         for rows in (TARGETS, vocabulary)
     )
-    targets = torch.randint(vocabulary, (TARGETS,), generator=numbers, device=device)
+    targets = torch.randint(vocabulary, (TARGETS,), generator=numbers).to(device)
     values = token_logprobs(hidden, weight, targets, 0.9, chunk, rule=rule)
-    upstream = torch.randn(TARGETS, generator=numbers, device=device)
+    upstream = torch.randn(TARGETS, generator=numbers).to(device)
     loss = (upstream * values[0]).sum()
     (loss + entropies * (upstream * values[1]).sum() if entropies else loss).backward()
     return [*(value.detach() for value in values), hidden.grad, weight.grad]

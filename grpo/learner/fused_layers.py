@@ -65,11 +65,9 @@ def fuse_all(model: nn.Module) -> None:
 def deviation(part: Part, device: torch.device, dtype: torch.dtype) -> str:
     """Returns why the compiled function is not used, or "". Both ways compute random numbers and their gradients."""
     try:
-        numbers = torch.Generator(device).manual_seed(0)
-        drawn = [
-            torch.randn(*shape, generator=numbers, device=device).mul_(3).to(dtype)
-            for shape in (*part.shapes, part.shapes[0])
-        ]
+        numbers = torch.Generator().manual_seed(0)
+        shapes = (*part.shapes, part.shapes[0])
+        drawn = [torch.randn(*shape, generator=numbers).mul_(3).to(device, dtype) for shape in shapes]
         plain, own = (_tried(function, drawn, part.learned) for function in (part.plain, part.compiled))
         for index, (number, other) in enumerate(zip(plain, own, strict=True)):
             size = number.float().abs()

@@ -25,7 +25,7 @@ from grpo.algorithm.loss import policy_loss
 from grpo.algorithm.packing import ONE_A_ROW, Branch, LooseTree, pack
 from grpo.config import ObjectiveConfig, SamplingConfig
 from grpo.config.parts import LearnerSettings, SamplerSettings
-from grpo.learner import attention, loading
+from grpo.learner import attention, fused_layers, loading
 from grpo.learner.engine import init_distributed
 from grpo.learner.group_logprobs import to_device
 from grpo.learner.learner import DeepSpeedLearner
@@ -178,6 +178,8 @@ def proofs(model):
         test_kernels.test_float32_has_a_fused_kernel_too()
         for dtype in test_kernels.BOUNDS:
             test_kernels.test_a_norm_and_its_gradients_are_those_of_float64(dtype)
+            for part in fused_layers.PARTS:
+                test_kernels.test_compiled_functions_compute_parts_of_layers_as_single_steps_do(dtype, part)
         for dtype in computation.BOUNDS:
             error = computation.attention_error(gpu, dtype, computation.WINDOW)
             facts[str(dtype)] = [error, computation.gradient_error(gpu, dtype, *example_row())]

@@ -73,6 +73,14 @@ def test_no_micro_batch_waits(quick):
     assert quick["steps/1/bfloat16"]["norms"][0] == pytest.approx(2.8540, rel=1e-2)
 
 
+def test_parts_of_layers_are_one_kernel_each(quick):
+    """There are two layers, and queries and keys are rotated each."""
+    operations = quick["steps/1/bfloat16"]["operations in one row"]
+    assert [operations[f"grpo::{name}"] for name in ("gated_product", "gated_product_slopes")] == [2, 2]
+    assert [operations[f"grpo::{name}"] for name in ("rotation", "rotation_slopes")] == [4, 4]
+    assert "silu" not in operations
+
+
 def test_norms_of_a_micro_batch_are_one_kernel_each(quick):
     """Two layers have two norms each, and one comes last."""
     operations = quick["steps/1/bfloat16"]["operations in one row"]
