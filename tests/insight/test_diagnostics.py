@@ -260,6 +260,16 @@ def test_short_swings_are_found_where_the_rounds_before_did_not_swing():
     assert "underdamped" not in {finding.name for finding in diagnose(steady(0.5 + 3 * luck))}
 
 
+def test_rounds_of_one_prompt_do_not_swing_only_because_nothing_was_solved_before():
+    rate, said = 0.05 + 0.6 / (1 + np.exp(-12 * (np.linspace(0, 1, 200) - 0.6))), 0
+    for seed in range(7777, 7877):
+        generator = np.random.default_rng(seed)
+        # Most prompts are always solved or never.
+        solved = generator.binomial(8, generator.beta(0.3 * rate, 0.3 * (1 - rate))) / 8
+        said += swings.swinging(steady(solved), RULE) is not None
+    assert said == 0
+
+
 def test_a_smaller_batch_makes_rounds_scatter_more_without_a_swing():
     """The last third of the run has one prompt of eight completions instead of sixteen."""
     generator, found = np.random.default_rng(2), 0

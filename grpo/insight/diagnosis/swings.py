@@ -109,8 +109,11 @@ def _largest(values: Array, scale: Array, length: int, number: float, least_nois
     sizes[steps.min(axis=0) < LEAST_STEP * sizes] = 0
     first = int(sizes.argmax())
     noise, freedom = _noise(*((values[:first], scale[:first]) if first >= FEWEST_BEFORE else (values, scale)))
-    during = float(np.mean(scale[first : first + 4 * length] ** 2))
-    error = max(noise, least_noise) * (during / length) ** 0.5
+    during = slice(first, first + 4 * length)
+    # Few rounds before may show no noise at all, as where nothing was solved yet. Swings hardly add to the differences
+    # of neighbouring rounds.
+    neighbours = float(np.mean((np.diff(values[during]) / scale[during][1:]) ** 2) / 2) ** 0.5
+    error = max(noise, neighbours, least_noise) * float(np.mean(scale[during] ** 2) / length) ** 0.5
     half = float(stats.t.isf((1 - CONFIDENCE) / 2 / number, freedom)) * error
     size = float(sizes[first])
     return Swings(Interval(size, size - half, size + half), length, first)
