@@ -629,6 +629,27 @@ def test_a_long_log_takes_two_numbers_of_memory_for_each_number_in_it(tmp_path):
     assert peak < 2.5 * 16 * 2_000 * 40
 
 
+def test_values_that_are_logged_ten_times_each_count_once(tmp_path):
+    rates = np.random.default_rng(0).binomial(64, np.linspace(0.3, 0.5, 40)) / 64
+    once = [{"step": 10 * number + 9, "loss": 0.1, "reward": rate} for number, rate in enumerate(rates)]
+    rows = [{**row, "step": row["step"] - 9 + more} for row in once for more in range(10)]
+    log = read_log(write_lines(tmp_path / "often.jsonl", rows))
+    expected = read_log(write_lines(tmp_path / "once.jsonl", once))
+    np.testing.assert_allclose(log.history.errors, expected.history.errors)
+    assert log.history.steps.tolist() == expected.history.steps.tolist()
+    assert log.notes == ["each value of reward stands there 10 times and is read once", *expected.notes]
+    assert len(log["loss"]) == 400
+    # The last value has been logged four times so far, and the first one was logged six times less.
+    part = read_log(write_lines(tmp_path / "part.jsonl", rows[6:-6]))
+    assert part["pass_rate"].values.tolist() == list(rates)
+    assert part["pass_rate"].steps.tolist() == [*range(9, 399, 10), 393]
+    # A rate of few completions stays the same by luck, and a constant one has no values to tell apart.
+    seldom = [{"step": step, "reward": float(np.sin(0.7 * step * step) > 0.0)} for step in range(60)]
+    assert len(read_log(write_lines(tmp_path / "seldom.jsonl", seldom))["pass_rate"]) == 60
+    still = [{"step": step, "reward": 0.5} for step in range(60)]
+    assert len(read_log(write_lines(tmp_path / "still.jsonl", still))["pass_rate"]) == 60
+
+
 def test_a_log_whose_steps_repeat_again_and_again_keeps_the_last_row_of_each_metric(tmp_path):
     rows = [{"step": i, "reward": 0.1, "kl": 0.1} for i in range(20)]
     # A run that was resumed twice, and an evaluation that comes late.

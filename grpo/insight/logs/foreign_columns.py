@@ -37,6 +37,8 @@ POSITIVE = {m.REWARD_STD, m.LENGTH, m.ENTROPY, m.SAMPLER_ENTROPY, m.GRADIENT_NOR
 SLACK = 1e-3
 # A row that goes back by fewer logged steps than so many may be that of a slower rank.
 FAR_BACK = 3
+# Values may change at every n-th row alone by luck, with a probability of n ** (1 − changes).
+BY_LUCK = 1e-4
 # Where other columns lack at least the half of the cells that a column of norms lacks, nothing is wrong with gradients.
 OFTENER = 2
 
@@ -210,6 +212,28 @@ def series_of(steps: Array, columns: Mapping[str, Column]) -> dict[str, Series]:
 def are_averaged(times: NDArray[np.int64]) -> bool:
     """Tells whether the values of a step are averaged, by how often each step was logged."""
     return len(times) > 1 and bool(np.median(times) > 1)
+
+
+def times_logged(values: Array) -> int:
+    """Returns how many rows in a row each value was logged, or 1 if values change at any row.
+
+    >>> times_logged(np.repeat([3.0, 1.0, 4.0, 1.0, 5.0, 9.0], 10))
+    10
+    """
+    gaps = np.diff(np.flatnonzero(np.diff(values)))
+    times = int(np.gcd.reduce(gaps)) if len(gaps) else 1
+    return times if float(times) ** -len(gaps) < BY_LUCK else 1
+
+
+def once_each(one: Series) -> Series:
+    """Returns a series with one point for a value that was logged several times, as `times_logged` finds."""
+    if (times := times_logged(one.values)) == 1:
+        return one
+    # The last value may not have been logged as often yet.
+    rows = np.unique(
+        np.append(np.arange(np.flatnonzero(np.diff(one.values))[0] % times, len(one), times), len(one) - 1)
+    )
+    return Series(one.steps[rows], one.values[rows])
 
 
 def translated(columns: Mapping[str, Column], num_rows: int) -> dict[str, Column]:

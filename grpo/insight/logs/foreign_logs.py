@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,13 @@ from grpo.insight.logs.foreign_columns import (
     Column,
     are_averaged,
     impossible,
+    once_each,
     series_of,
+    times_logged,
     translated,
 )
 from grpo.insight.logs.foreign_names import IN_REWARDS, NO_SCORE, TRL, framework_of, held_out_scores, our_name
-from grpo.insight.logs.foreign_rows import OF_RUN, read_rows
+from grpo.insight.logs.foreign_rows import OF_RUN, ForeignRows, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
 
@@ -51,24 +54,20 @@ _REWARD = re.compile(r"(?i)^(?!.*(std|min|max|length)).*(reward|score|acc|pass|s
 NAMED = 12
 
 
+class Table(NamedTuple):
+    """A table holds the columns of a log: as they are, as series, as series by our names, and with notes on them."""
+
+    columns: Mapping[str, Column]
+    own_series: Mapping[str, Series]
+    series: Mapping[str, Series]
+    notes: Sequence[str]
+
+
 def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     """Reads another framework's log. See `logs.read_log` for the arguments."""
     log = read_rows(Path(path), column)
-    steps, own_columns = np.array(log.columns.steps), log.columns.named()
-    if not len(steps):
-        raise UserError(
-            f'{path} has no rows with a step: give a log whose rows have a "step" of 0 or more (or a "global_step", '
-            '"_step" or "iteration"), or rename the column that counts them'
-        )
-    own_series = series_of(steps, own_columns)
-    series = series_of(steps, translated(own_columns, len(steps)))
-    if not series:
-        alone = "write each number in a column of its own, not as text, in a list or within another column"
-        remedy = "all are NaN, as after a broken step" if own_columns else alone
-        raise UserError(f"{path} has no finite numbers beside its steps: {'; '.join([*log.texts, remedy])}")
-    _refuse_other_training(path, own_series)
-    wrong = impossible(series)
-    series = {name: one for name, one in series.items() if name not in wrong}
+    steps = np.array(log.columns.steps)
+    own_columns, own_series, series, notes = _table(path, log)
     if column:
         rate_name, note = column.rsplit(OF_RUN, 1)[-1], f"{column} is the pass rate"
         rates = _named(path, rate_name, own_series, series, scale)
@@ -103,21 +102,47 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
-        notes=[
-            *log.notes,
-            *log.texts,
-            *_left_out(steps, own_columns, TWO_COUNTS in log.notes),
-            *_untaken(wrong, own_series),
-        ]
-        + [line for line in (several, note, _ends_early(steps, of_rates, rates)) if line],
+        notes=[*notes, *filter(None, (several, note, _ends_early(steps, of_rates, rates)))],
     )
+
+
+def _table(path: Path, log: ForeignRows) -> Table:
+    """Makes series of a log's columns. Raises `UserError` where none has numbers, or for another kind of training."""
+    steps, own_columns = np.array(log.columns.steps), log.columns.named()
+    if not len(steps):
+        raise UserError(
+            f'{path} has no rows with a step: give a log whose rows have a "step" of 0 or more (or a "global_step", '
+            '"_step" or "iteration"), or rename the column that counts them'
+        )
+    own_series = series_of(steps, own_columns)
+    often = _logged_often(own_series)
+    own_series = {name: once_each(one) for name, one in own_series.items()}
+    series = {name: once_each(one) for name, one in series_of(steps, translated(own_columns, len(steps))).items()}
+    if not series:
+        alone = "write each number in a column of its own, not as text, in a list or within another column"
+        remedy = "all are NaN, as after a broken step" if own_columns else alone
+        raise UserError(f"{path} has no finite numbers beside its steps: {'; '.join([*log.texts, remedy])}")
+    _refuse_other_training(path, own_series)
+    wrong = impossible(series)
+    left_out = _left_out(steps, own_columns, TWO_COUNTS in log.notes)
+    notes = [*log.notes, *log.texts, *often, *left_out, *_untaken(wrong, own_series)]
+    return Table(own_columns, own_series, {name: one for name, one in series.items() if name not in wrong}, notes)
+
+
+def _logged_often(series: Mapping[str, Series]) -> list[str]:
+    """Names the columns that have each of their values several times."""
+    often = {name: times for name, one in series.items() if (times := times_logged(one.values)) > 1}
+    by_times = {times: [name for name in often if often[name] == times] for times in often.values()}
+    return [f"each value of {_listed(names)} stands there {times} times and is read once"
+            for times, names in by_times.items()]  # fmt: skip
 
 
 def _ends_early(steps: NDArray[np.float64], column: Column | None, rates: Series) -> str:
     """Says that the last cells of the pass rate's column hold no number, or returns ""."""
     if column is None or not len(rates):
         return ""
-    later, last = int((steps[column.rows] > rates.steps[-1]).sum()), rates.steps[-1]
+    last, no_number = rates.steps[-1], ~(np.abs(column.values) <= LARGEST)
+    later = int((no_number & (steps[column.rows] > last)).sum())
     return f"the last {later} values of the pass rate are no numbers: its curve ends at step {last:g}" if later else ""
 
 
