@@ -629,6 +629,21 @@ def test_a_long_log_takes_two_numbers_of_memory_for_each_number_in_it(tmp_path):
     assert peak < 2.5 * 16 * 2_000 * 40
 
 
+def test_a_total_that_is_named_as_a_part_is_the_reward_where_there_is_no_other(tmp_path):
+    rows = [
+        {"step": step, "rewards/format/mean": 3.0, "rewards/reward/mean": 3 + rate} for step, rate in enumerate(RISING)
+    ]
+    log = read_log(write_lines(tmp_path / "total.jsonl", rows))
+    assert log["reward/mean"].values[0] == pytest.approx(3.2) and not len(log["reward/part/reward"])
+    assert "rewards/reward/mean" in log.notes[-1]
+    both = [{**row, "reward": 9.0} for row in rows]
+    log = read_log(write_lines(tmp_path / "both.jsonl", both))
+    assert log["reward/mean"].values[0] == 9 and log["reward/part/reward"].values[0] == pytest.approx(3.2)
+    alone = [{"step": step, "rewards/reward/mean": rate} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "alone.jsonl", alone))
+    assert log.notes == ["rewards/reward/mean is taken for the pass rate: column=NAME scale=NUMBER names another"]
+
+
 def test_values_that_are_logged_ten_times_each_count_once(tmp_path):
     rates = np.random.default_rng(0).binomial(64, np.linspace(0.3, 0.5, 40)) / 64
     once = [{"step": 10 * number + 9, "loss": 0.1, "reward": rate} for number, rate in enumerate(rates)]

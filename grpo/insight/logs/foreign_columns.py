@@ -17,6 +17,7 @@ from grpo.insight.logs.foreign_names import (
     OF_CALLS,
     OF_TRAINING,
     ROLLOUT,
+    TOTAL,
     TRAIN_STEP,
     Row,
     further_step_name,
@@ -246,6 +247,8 @@ def translated(columns: Mapping[str, Column], num_rows: int) -> dict[str, Column
     for name, column in columns.items():
         our = our_name(name)
         ours[our] = _united(ours[our], column) if our in ours else column
+    if m.REWARD not in ours and TOTAL in ours:
+        ours[m.REWARD] = ours.pop(TOTAL)
     if m.GRADIENT_NORM in ours:
         others = [column for name, column in ours.items() if name != m.GRADIENT_NORM and "loss" not in name]
         skipped = _skipped(ours[m.GRADIENT_NORM], others, num_rows)

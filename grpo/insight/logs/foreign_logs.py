@@ -29,7 +29,7 @@ from grpo.insight.logs.foreign_columns import (
     times_logged,
     translated,
 )
-from grpo.insight.logs.foreign_names import IN_REWARDS, NO_SCORE, TRL, framework_of, held_out_scores, our_name
+from grpo.insight.logs.foreign_names import IN_REWARDS, NO_SCORE, TRL, framework_of, held_out_scores, our_name, own_name
 from grpo.insight.logs.foreign_rows import OF_RUN, ForeignRows, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
@@ -91,7 +91,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         rates, scores, interval = scores, NOTHING, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
     last = max(int(one.steps[-1]) for one in series.values())
-    of_rates = next((own for known_as, own in own_columns.items() if rate_name in (known_as, our_name(known_as))), None)
+    of_rates = own_columns.get(rate_name, own_columns.get(own_name(rate_name, own_columns)))
     framework = framework_of(own_series)
     # TRL logs a KL only where its coefficient is above 0. It does not log how high it is.
     has_kl = framework == TRL and m.REFERENCE_KL in series
@@ -246,7 +246,7 @@ def _note(rate_name: str, scale: float, own_series: Mapping[str, Series]) -> str
         names = _listed(sorted(possible, key=lambda name: ("reward" not in name, name)))
         left_out = "no column is a pass rate, so what needs one is left out"
         return f"{left_out}: column=NAME scale=NUMBER names one of {names}" if names else left_out
-    known_as = next((name for name in own_series if our_name(name) == rate_name), rate_name)
+    known_as = own_name(rate_name, own_series)
     formula = f"{known_as} ÷ {scale:g}" if scale != 1 else known_as
     return f"{formula} is taken for the pass rate: column=NAME scale=NUMBER names another"
 

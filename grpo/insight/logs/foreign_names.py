@@ -21,6 +21,8 @@ PATTERNS = {
     for name, metric in m.TABLE.items()
     if metric.peers
 }
+# The part of this name is the whole reward of a log that has no other column for it.
+TOTAL = f"{m.PART}reward"
 # A column whose name matches holds held-out scores, by TRL, verl, OpenRLHF, slime or prime-rl.
 HELD_OUT = re.compile(
     r"eval_(reward|accuracy)|eval_rewards/.+/mean|eval/.*(reward|accuracy|pass|score).*|eval/[\w.]+|eval/.+/avg@\d+"
@@ -89,6 +91,16 @@ def our_name(name: str) -> str:
             if match := pattern.fullmatch(candidate):
                 return our + next(filter(None, match.groups()), "")
     return name
+
+
+def own_name(our: str, names: Iterable[str]) -> str:
+    """Returns the first of a log's names that is that of one of our metrics, or `our` itself if none is.
+
+    >>> own_name("reward/mean", ["kl", "train/reward"]), own_name("reward/mean", ["rewards/reward/mean"])
+    ('train/reward', 'rewards/reward/mean')
+    """
+    known = {our_name(name): name for name in reversed([*names])}
+    return known.get(our, known.get(TOTAL, our) if our == m.REWARD else our)
 
 
 def held_out_scores(series: Mapping[str, Series], part: str, scale: float) -> dict[str, Series]:
