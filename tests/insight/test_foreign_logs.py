@@ -644,6 +644,15 @@ def test_a_total_that_is_named_as_a_part_is_the_reward_where_there_is_no_other(t
     assert log.notes == ["rewards/reward/mean is taken for the pass rate: column=NAME scale=NUMBER names another"]
 
 
+def test_a_reward_that_is_always_0_beside_right_answers_is_left_out(tmp_path):
+    rows = [{"step": step, "reward_mean": 0, "pass_rate": rate, "grad_norm": 1.0} for step, rate in enumerate(RISING)]
+    log = read_log(write_lines(tmp_path / "zeros.jsonl", rows))
+    assert log.notes == ["reward_mean is always 0, although pass_rate is not, so it is left out"]
+    assert not {"no reward", "constant reward"} & {finding.name for finding in diagnose(log)}
+    none = [{**row, "pass_rate": 0.0} for row in rows]
+    assert [finding.name for finding in diagnose(read_log(write_lines(tmp_path / "none.jsonl", none)))] == ["no reward"]
+
+
 def test_values_that_are_logged_ten_times_each_count_once(tmp_path):
     rates = np.random.default_rng(0).binomial(64, np.linspace(0.3, 0.5, 40)) / 64
     once = [{"step": 10 * number + 9, "loss": 0.1, "reward": rate} for number, rate in enumerate(rates)]

@@ -74,8 +74,14 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
     else:
         rate_name, scale = _pass_rate_column(series)
         rates, note = series.get(rate_name, NOTHING), _note(rate_name, scale, own_series)
+    # A reward that is always 0 beside right answers was never filled in. Nothing says that no answer is rewarded.
+    unfilled = m.REWARD in series and rates.values.any() and not series[m.REWARD].values.any()
+    if unfilled:
+        shown = own_name(rate_name, own_series)
+        notes = [*notes, f"{own_name(m.REWARD, own_series)} is always 0, although {shown} is not, so it is left out"]
     # The tables call verl's scores "pass_rate", even scores beyond [0, 1]. The pass rate found above replaces them.
-    other_series = {name: values for name, values in series.items() if name != m.PASS_RATE}
+    replaced = {m.PASS_RATE, m.REWARD} if unfilled else {m.PASS_RATE}
+    other_series = {name: values for name, values in series.items() if name not in replaced}
     # A round was sampled one step before it was logged. An evaluation has the step of its policy.
     interval, our_rate_name = 1, our_name(rate_name)
     part = our_rate_name.removeprefix(m.PART) if m.PART in our_rate_name else ""
