@@ -23,6 +23,7 @@ from grpo.insight.logs.foreign_names import in_words_of
 from grpo.insight.logs.foreign_rows import read_rows
 from grpo.insight.logs.logs import read_log
 from grpo.insight.pages.dynamics import advised, analysed
+from grpo.insight.pages.verdict import verdict_lines
 from tests.insight.structure import complaints
 
 RISING = [0.2 + 0.01 * step for step in range(40)]
@@ -651,6 +652,26 @@ def test_a_reward_that_is_always_0_beside_right_answers_is_left_out(tmp_path):
     assert not {"no reward", "constant reward"} & {finding.name for finding in diagnose(log)}
     none = [{**row, "pass_rate": 0.0} for row in rows]
     assert [finding.name for finding in diagnose(read_log(write_lines(tmp_path / "none.jsonl", none)))] == ["no reward"]
+
+
+def test_a_mean_score_of_parts_of_points_does_not_mean_that_problems_are_solved(tmp_path):
+    generator = np.random.default_rng(0)
+
+    def said(draw):
+        rows = []
+        for step in range(10, 510, 10):
+            # Ten steps of two prompts, whose four completions each get the same.
+            rewards = np.clip(draw((10, 2)), 0, 1).repeat(4, axis=1)
+            reward = {"reward": rewards.mean(), "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+            spread = {"rewards/f/mean": rewards.mean(), "rewards/f/std": rewards.std(axis=1, ddof=1).mean()}
+            rows.append({"step": step, **reward, **spread})
+        log = read_log(write_lines(tmp_path / "log.jsonl", rows))
+        verdict = verdict_lines(log)[0][0].startswith("the problems are solved")
+        names = {finding.name for finding in diagnose(log)} - {"on the plateau"}
+        return names, verdict, "parts of a point" in log.notes[-1]
+
+    assert said(lambda size: 0.97 + 0.03 * generator.standard_normal(size)) == ({"no signal"}, False, True)
+    assert said(lambda size: generator.binomial(1, 0.97, size)) == ({"problems solved"}, True, False)
 
 
 def test_values_that_are_logged_ten_times_each_count_once(tmp_path):

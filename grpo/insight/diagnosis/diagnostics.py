@@ -152,8 +152,8 @@ def unchecked(log: RunLog) -> dict[str, str]:
 
 
 def compatible(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns the findings that no other one excludes."""
-    findings = list(findings)
+    """Returns the findings that no other one excludes, one of each name."""
+    findings = [*{finding.name: finding for finding in findings}.values()]
     excluded = {name for finding in findings for name in EXCLUDED.get(finding.name, ())}
     return [finding for finding in findings if finding.name not in excluded]
 

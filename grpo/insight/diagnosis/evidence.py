@@ -16,8 +16,9 @@ from scipy import stats
 
 from grpo.dynamics.history import History, noise_factor
 from grpo.insight.diagnosis.windows import CONFIDENCE, Windows
-from grpo.insight.logs.run_log import Series
+from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import Interval
+from grpo.types import metrics as m
 
 Array = NDArray[np.float64]
 
@@ -39,6 +40,11 @@ def level(series: Series) -> Interval | None:
     if len(series) < FEWEST_ROUNDS:
         return None
     return Windows(series.values, window_length(len(series))).last
+
+
+def share_right(log: RunLog) -> Interval | None:
+    """Returns the share of right answers in the last window, or None if it is not known."""
+    return None if log.partial else level(log[m.PASS_RATE])
 
 
 def start(series: Series) -> Interval | None:

@@ -16,6 +16,7 @@ from grpo.insight.diagnosis.evidence import (
     late_change,
     level,
     paired,
+    share_right,
     start,
     window_error,
     window_length,
@@ -186,8 +187,8 @@ def no_progress(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     scatter = float(np.std(np.diff(series.values))) / 2**0.5
     if gain is None or now is None or scatter == 0:
         return None
-    passing = name == m.PASS_RATE
-    if gain.low > 0 or gain.high > (rule.flat if passing else scatter / 2) or (passing and now.value > rule.solved):
+    passing, right = name == m.PASS_RATE, share_right(log)
+    if gain.low > 0 or gain.high > (rule.flat if passing else scatter / 2) or (right and right.value > rule.solved):
         return None
     before = now.value - gain.value
     what, rounds = "pass rate" if passing else "mean reward", window_length(len(series))
@@ -208,7 +209,7 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     A pass rate near 0 or 1 is a finding too, however few groups are silent. Where the run also learns from groups of
     equal rewards, only the pass rate is checked.
     """
-    silent, pass_rate = level(log[m.SILENT]), level(log[m.PASS_RATE])
+    silent, pass_rate = level(log[m.SILENT]), share_right(log)
     if log.learns_from_equal:
         return extreme_rate(log, rule)
     if silent is None:
@@ -219,9 +220,13 @@ def silent_groups(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     if right is not None and wrong is not None:
         easy = right.value / max(right.value + wrong.value, 1e-9) > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent: {right.value:.0%} all right, {wrong.value:.0%} all wrong"
-    else:
-        easy = pass_rate is not None and pass_rate.value > rule.easy
+    elif pass_rate is not None:
+        easy = pass_rate.value > rule.easy
         evidence = f"{silent.value:.0%} of groups are silent"
+    else:
+        # Nothing says whether they are too hard or too easy.
+        remedy = "read samples.jsonl; problems of medium difficulty, or normalization=dapo to replace silent groups"
+        return Finding("no signal", WARNING, f"{silent.value:.0%} of groups are silent", remedy)
     return difficulty(evidence, easy, pass_rate.value if pass_rate else None, rule)
 
 
@@ -237,10 +242,10 @@ def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     what, series, _, unit = log.judged
     if len(series) < FEWEST_WITHOUT_PROGRESS or log.changing_prompts:
         return None
-    since_start, lately, now = change(series), late_change(series), level(series)
+    since_start, lately, now, right = change(series), late_change(series), level(series), share_right(log)
     if since_start is None or lately is None or now is None or since_start.low <= rule.gain_left * unit:
         return None
-    if lately.high > rule.gain_left * unit or (what == "pass rate" and now.value > rule.solved):
+    if lately.high > rule.gain_left * unit or (right and right.value > rule.solved):
         return None
     evidence = (
         f"{what} {now.value:.2f}; over the last half of the run it changed by {lately.value:+.3f} "
@@ -252,7 +257,7 @@ def stalled(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def extreme_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds a pass rate that leaves nothing to learn from: problems that are solved, or far too hard."""
-    pass_rate, silent = level(log[m.PASS_RATE]), level(log[m.SILENT])
+    pass_rate, silent = share_right(log), level(log[m.SILENT])
     if pass_rate is None:
         return None
     if not (pass_rate.low > rule.finished or pass_rate.high < rule.hopeless):

@@ -168,7 +168,9 @@ def solved_at_once(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     A model seldom learns that fast, and a short answer that a reward takes for right is found that fast.
     """
     rate, length = log[m.PASS_RATE], log[m.LENGTH]
-    if len(rate) < 2 * JUMP_ROUNDS or len(rate) != len(length) or rate.values[-JUMP_ROUNDS:].mean() <= rule.solved:
+    if len(rate) < 2 * JUMP_ROUNDS or len(rate) != len(length) or log.partial:
+        return None
+    if rate.values[-JUMP_ROUNDS:].mean() <= rule.solved:
         return None
     window = np.full(JUMP_MEAN, 1 / JUMP_MEAN)
     rates, lengths = (np.convolve(series.values, window, "valid") for series in (rate, length))

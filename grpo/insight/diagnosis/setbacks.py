@@ -286,7 +286,7 @@ def entropy_collapse(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     first, now, pass_rate = start(entropy), level(entropy), level(log[m.PASS_RATE])
     if first is None or now is None or pass_rate is None or first.value <= 0:
         return None
-    if now.high > rule.entropy_kept * first.value or pass_rate.high > rule.solved:
+    if now.high > rule.entropy_kept * first.value or (pass_rate.high > rule.solved and not log.partial):
         return None
     # Where the reward stands still, a pass rate that still rises is no reason to wait.
     rises = [rise for name in (m.PASS_RATE, m.REWARD) if (rise := late_change(log[name])) is not None]

@@ -9,7 +9,15 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from grpo.config.optimizer import ADAPTER_RATE, SLOW_ADAPTER_RATE
-from grpo.insight.diagnosis.evidence import FEWEST_ROUNDS, change, late_change, level, start, window_length
+from grpo.insight.diagnosis.evidence import (
+    FEWEST_ROUNDS,
+    change,
+    late_change,
+    level,
+    share_right,
+    start,
+    window_length,
+)
 from grpo.insight.diagnosis.findings import CRITICAL, NOTE, WARNING, DiagnosisRule, Finding
 from grpo.insight.logs.run_log import RunLog, Series
 from grpo.types import metrics as m
@@ -152,7 +160,7 @@ def truncation(log: RunLog, rule: DiagnosisRule) -> Finding | None:
 
 def vanishing_signal(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds rewards or advantages that hardly differ any more, so that nothing is learned from them."""
-    pass_rate = level(log[m.PASS_RATE])
+    pass_rate = share_right(log)
     if pass_rate is not None and pass_rate.value > rule.solved:
         return None
     for name, what in ((m.ADVANTAGE_STD, "advantages"), (m.REWARD_STD, "rewards")):

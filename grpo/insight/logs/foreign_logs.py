@@ -29,7 +29,16 @@ from grpo.insight.logs.foreign_columns import (
     times_logged,
     translated,
 )
-from grpo.insight.logs.foreign_names import IN_REWARDS, NO_SCORE, TRL, framework_of, held_out_scores, our_name, own_name
+from grpo.insight.logs.foreign_names import (
+    IN_REWARDS,
+    NO_SCORE,
+    TOTAL,
+    TRL,
+    framework_of,
+    held_out_scores,
+    our_name,
+    own_name,
+)
 from grpo.insight.logs.foreign_rows import OF_RUN, ForeignRows, read_rows
 from grpo.insight.logs.run_log import NOTHING, RunLog, Series
 from grpo.types import metrics as m
@@ -50,6 +59,12 @@ LEAST = {"critic/score/min", "critic/rewards/min", "rewards/min", "reward_min", 
 SELDOM = 0.05
 # A column whose name matches may be a reward, so it is named first.
 _REWARD = re.compile(r"(?i)^(?!.*(std|min|max|length)).*(reward|score|acc|pass|solve)")
+# Rewards that vary by less than this share of what right and wrong answers would, in at least so many rows, are parts.
+OF_ANSWERS, FEWEST_GRADED = 0.2, 20
+PARTIAL = (
+    "its rewards vary less than right and wrong answers would, so they are parts of a point, and no height of it means "
+    "that problems are solved"
+)
 # A note names at most this many columns.
 NAMED = 12
 
@@ -96,6 +111,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         note = f"the log has held-out scores only: {name} is taken for the pass rate"
         rates, scores, interval = scores, NOTHING, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
+    partial = _is_partial(rates, _spread(our_rate_name, series), scale)
     last = max(int(one.steps[-1]) for one in series.values())
     of_rates = own_columns.get(rate_name, own_columns.get(own_name(rate_name, own_columns)))
     framework = framework_of(own_series)
@@ -105,10 +121,11 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         history=history_of_values(rates.steps, rates.values, interval) if len(rates) >= FEWEST_ROWS else NO_HISTORY,
         series={**other_series, m.PASS_RATE: rates} if len(rates) else other_series,
         held_out=scores,
+        partial=partial,
         num_steps=max(log.max_steps, last),
         framework=framework,
         settings={"objective.kl.coefficient": math.inf} if has_kl else {},
-        notes=[*notes, *filter(None, (several, note, _ends_early(steps, of_rates, rates)))],
+        notes=[*notes, *filter(None, (several, note, PARTIAL if partial else "", _ends_early(steps, of_rates, rates)))],
     )
 
 
@@ -311,6 +328,29 @@ def _right_answer(series: Series, spread: Series) -> float | None:
         if abs(grade - round(grade)) <= 2 * SMOOTHED:
             right_grade = float(max(right_grade, round(grade)))
     return right_grade if series.values.max() > 0 and _is_rate(series, right_grade) else None
+
+
+def _spread(rate_name: str, series: Mapping[str, Series]) -> Series:
+    """Returns the standard deviation of all completions' rewards in a step, which TRL logs for each part."""
+    parts = [name for name in series if name.startswith(m.PART)]
+    name = parts[0] if rate_name == m.REWARD and len(parts) == 1 else rate_name
+    part = TOTAL if name == m.REWARD else name
+    own = f"rewards/{part.removeprefix(m.PART)}/std"
+    return series.get(own, series.get(f"train/{own}", NOTHING))
+
+
+def _is_partial(rates: Series, spread: Series, scale: float) -> bool:
+    """Tells whether single answers get parts of a point.
+
+    Right and wrong answers of pass rate p have the variance p(1 − p), within steps and from step to step. A row is the
+    mean of all steps since the row before.
+    """
+    if len(rates) < FEWEST_GRADED or len(spread) != len(rates):
+        return False
+    steps_per_row = float(np.median(np.diff(rates.steps)))
+    between = steps_per_row * history_of_values(rates.steps, rates.values).errors[0] ** 2
+    within = float(np.mean((spread.values / scale) ** 2))
+    return bool(within + between < OF_ANSWERS * np.mean(rates.values * (1 - rates.values)))
 
 
 def _is_rate(series: Series, scale: float) -> bool:

@@ -73,6 +73,7 @@ class RunLog:
     dialled     whether advantages follow the dials (r − r̄)·σ^(−α)·r̄^(−β)
     shared_std  whether one σ divides all groups of a step, so that α does not weigh the groups against each other
     learns_from_equal  whether groups of equal rewards give a gradient too, so that silent groups are no loss
+    partial     whether answers get parts of a point, so that no height of the pass rate means that problems are solved
     num_steps   optimizer steps that the run was to take
     last_step   the step to which forecasts go, if one was asked for; else 0
     decisions   (optimizer step, reason) of each change of plan by the scheduler
@@ -93,6 +94,7 @@ class RunLog:
     dialled: bool = True
     shared_std: bool = False
     learns_from_equal: bool = False
+    partial: bool = False
     num_steps: int = 0
     last_step: int = 0
     decisions: Sequence[tuple[int, str]] = ()

@@ -336,7 +336,7 @@ def _judged(log: RunLog, shift: Interval, now: float) -> tuple[str, str]:
 
     `shift` is the change of the pass rate, or else of the reward, and `now` its latest value.
     """
-    rule, has_pass_rate = DiagnosisRule(), len(log[m.PASS_RATE]) > 0
+    rule, has_pass_rate = DiagnosisRule(), len(log[m.PASS_RATE]) > 0 and not log.partial
     if reward_hacking(log, rule):
         return BAD, "training gets better, and held-out problems do not"
     if has_pass_rate and now > SOLVED:
