@@ -260,6 +260,17 @@ def test_short_swings_are_found_where_the_rounds_before_did_not_swing():
     assert "underdamped" not in {finding.name for finding in diagnose(steady(0.5 + 3 * luck))}
 
 
+def test_steps_without_a_group_to_learn_from_are_no_sign_of_bad_gradients():
+    silent = (np.arange(100) % 5 > 1).astype(float)
+    luck = np.random.default_rng(0).uniform(0.5, 1, 100)
+    for idle in (0.0, 1e-6):
+        norms = np.where(silent == 1, idle, luck)
+        said = changed(100, **{"groups__silent_fraction": silent, "learner__gradient_norm": norms})
+        assert not said & {"no gradient", "gradient spikes", "growing gradients"}
+    broken = changed(100, **{"groups__silent_fraction": silent, "learner__gradient_norm": np.zeros(100)})
+    assert "no gradient" in broken
+
+
 def test_rounds_of_one_prompt_do_not_swing_only_because_nothing_was_solved_before():
     rate, said = 0.05 + 0.6 / (1 + np.exp(-12 * (np.linspace(0, 1, 200) - 0.6))), 0
     for seed in range(7777, 7877):

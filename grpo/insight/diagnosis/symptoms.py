@@ -43,7 +43,7 @@ FEWEST_UNCOUNTED = 3
 def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
     """Finds bad gradients: steps skipped because of NaN or Inf, gradient norms that are all 0, spikes, or a growing
     norm."""
-    skipped, norm = log[m.SKIPPED].values, log[m.GRADIENT_NORM]
+    skipped, norm = log[m.SKIPPED].values, _taught(log)
     late = skipped[-window_length(len(skipped)) :]
     # A skipped step is a fact and no estimate, so the few rounds of a run that it has ended are enough.
     if len(late) and late.mean() > rule.skipped:
@@ -74,6 +74,17 @@ def gradients(log: RunLog, rule: DiagnosisRule) -> Finding | None:
         return None
     evidence = f"the gradient norm has grown {np.exp(growth.value):.3g}-fold"
     return Finding("growing gradients", WARNING, evidence, "half of learner.learning_rate")
+
+
+def _taught(log: RunLog) -> Series:
+    """Returns the gradient norms of steps that have a group to learn from.
+
+    Where all groups are silent, the gradient is 0, or that of the KL term alone.
+    """
+    norm, silent = log[m.GRADIENT_NORM], log[m.SILENT]
+    idle = () if log.learns_from_equal else silent.steps[silent.values >= 1]
+    taught = ~np.isin(norm.steps, idle)
+    return Series(norm.steps[taught], norm.values[taught])
 
 
 def learning_rate(log: RunLog, rule: DiagnosisRule) -> Finding | None:
