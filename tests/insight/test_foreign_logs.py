@@ -70,6 +70,22 @@ def test_event_files_are_read_as_one_run(tmp_path):
     assert len(read_log(tmp_path / "runs" / "b")["pass_rate"]) == 3
 
 
+@pytest.mark.slow
+def test_the_last_of_several_runs_in_one_folder_of_event_files_is_read(tmp_path):
+    summary = pytest.importorskip("torch.utils.tensorboard")
+    for number, (length, rate) in enumerate([(60, 0.9), (20, 0.1), (40, 0.3)]):
+        # The time in a file's name has whole seconds.
+        run = summary.SummaryWriter(str(tmp_path), filename_suffix=f".{number}")
+        for step in range(length):
+            run.add_scalar("train/reward", rate + 0.001 * step, step)
+        run.close()
+        for file in tmp_path.glob(f"*.{number}"):
+            file.rename(tmp_path / f"events.out.tfevents.{1700000000 + number}.host")
+    log = read_log(tmp_path)
+    np.testing.assert_allclose(log["pass_rate"].values, 0.3 + 0.001 * np.arange(40), atol=1e-6)
+    assert log.notes[0].startswith("the log holds 3 runs one after another")
+
+
 @pytest.mark.parametrize(
     ("names", "kind"),
     [
