@@ -84,7 +84,7 @@ NATS, TOKENS = "nats per token", "tokens"
 REWARD = _metric("reward/mean", "reward", "mean reward of the round's completions", "mean rewards",
     peers="trl:reward verl:critic/rewards/mean openrlhf:rollout/reward_mean slime:rollout/raw_reward "
     "prime_rl:train/agg/all/[^/]+/reward/mean rlprobe:reward_mean "
-    "others:Reward|rewards?[_/]mean|(?:mean|avg|average)[_/]rewards?")
+    "skyrl:reward/avg_raw_reward others:Reward|rewards?[_/]mean|(?:mean|avg|average)[_/]rewards?")
 REWARD_SQUARE = _metric("reward/square", "reward²", "mean square of the rewards")
 REWARD_STD = _metric("reward/std", "reward", "standard deviation of the rewards", "spreads of rewards",
     peers="trl:reward_std openrlhf:rollout/reward_std prime_rl:train/agg/all/[^/]+/reward/std")
@@ -113,7 +113,7 @@ FIRST_COUNTS = _metric("groups/first_counts", "groups", "the same of the first c
 LENGTH = _metric("completions/length_mean", TOKENS, "mean length of a completion, in tokens", "lengths",
     peers="trl:completions/mean_length trl:completion_length verl:response_length/mean rlprobe:completion_len_mean "
     "openrlhf:rollout/response_length_mean openrlhf:response_length slime:rollout/response_len/mean "
-    "prime_rl:train/agg/all/[^/]+/num_output_tokens/mean "
+    "prime_rl:train/agg/all/[^/]+/num_output_tokens/mean skyrl:generate/avg_num_tokens "
     "others:(?:mean|avg|average)_(?:gen|completion|response|output)_(?:length|len|tokens) "
     "others:(?:completion|response|output)_(?:length|len)_mean")
 LENGTH_P10 = _metric("completions/length_p10", TOKENS, "length that one completion in ten does not exceed")

@@ -898,6 +898,7 @@ CONSOLES = {
     "unsloth": "  3%|▎ | 5/40 [00:10<01:10]\r{{'loss': '0.1', 'reward': '{rate:.2f}', 'learning_rate': '1e-06'}}",
     "verl": "(TaskRunner pid=7) step:{step} - actor/pg_loss:-0.1 - critic/score/mean:{rate:.2f} - perf/mfu:0.2",
     "openrlhf": "\x1b[36m(Trainer pid=1)\x1b[0m INFO Global step {step}: {{'policy_loss': 0.1, 'reward': {rate:.2f}}}",
+    "skyrl": "trainer:320 - {{'reward/avg_raw_reward': {rate:.2f}, 'lr': 1e-06, 'trainer/global_step': {step}}}",
     "slime": "(RolloutManager pid=1) rollout.py:100 - rollout {step}: {{'rollout/raw_reward': {rate:.2f}}}",
 }
 

@@ -2,6 +2,7 @@
 
 TRL, Unsloth       {'loss': 0.01, 'reward': 0.5, …}; the bar of progress before it names the step, else rows are
                    numbered
+SkyRL              {'trainer/global_step': 3, 'reward/avg_raw_reward': 0.5, …}
 OpenRLHF, slime    Global step 3: {'policy_loss': 0.01, …}, rollout 3: {'rollout/raw_reward': 0.5, …}
 verl               step:3 - actor/entropy:0.31 - critic/score/mean:0.25 …
 loops of one's own Step 3/100 | loss: 0.01 | reward: 0.5 …
@@ -100,6 +101,7 @@ def _row(line: str) -> dict[str, float] | None:
         parts = (_PART.fullmatch(part) for part in found[2].split())
         return {"step": float(found[1]), **{part[1]: float(part[2]) for part in parts if part}}
     if found := _OF_TRAINER.search(line):
-        step = {"step": float(found[1])} if found[1] else {}
-        return {**step, **{name: float(value) for name, value in _ITEM.findall(found[2])}}
+        row = {name: float(value) for name, value in _ITEM.findall(found[2])}
+        counted = float(found[1]) if found[1] else row.get("trainer/global_step")
+        return row if counted is None else {"step": counted, **row}
     return None

@@ -45,7 +45,9 @@ STEPS = (*OF_TRAINING, "eval/global_step", "rollout/step", TRAIN_STEP, "eval/ste
 STEP_NAMES = frozenset(STEPS)
 # Further names of a row's step, for logs that have none of those.
 _STEP = re.compile(
-    r"(?:.*/)?(?:global|train(?:er|ing)?|num|n|optimizer)?[ _-]?(?:step|iter|iteration|update|round)s?", re.I
+    r"(?:.*/)?(?:(?:global|train(?:er|ing)?|num|n|optimizer)?[ _-]?(?:step|iter|iteration|update|round)s?"
+    r"|batch[ _-]?(?:index|idx|number))",
+    re.I,
 )
 OURS, TRL, VERL, OTHER = "grpo", "trl", "verl", ""
 ACTOR = "actor_rollout_ref.actor"
@@ -64,8 +66,8 @@ def step_name(row: Row) -> str:
 def further_step_name(names: Iterable[str]) -> str:
     """Returns the column whose name says that it holds steps, though it is spelled in a way of its own, or "".
 
-    >>> further_step_name(["loss", "Train_Steps", "step_time"])
-    'Train_Steps'
+    >>> further_step_name(["loss", "Train_Steps", "step_time"]), further_step_name(["batch_size", "batch_index"])
+    ('Train_Steps', 'batch_index')
     """
     return next((name for name in names if _STEP.fullmatch(name)), "")
 
