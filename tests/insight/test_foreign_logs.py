@@ -949,6 +949,20 @@ def test_the_console_of_a_loop_of_ones_own_is_read(form, tmp_path):
     assert any("its rows are numbered from 1" in note for note in log.notes) == (form == "anew")
 
 
+def test_a_console_that_holds_two_runs_without_steps_is_read_from_where_the_epoch_goes_back(tmp_path):
+    runs = [(40, 0.1), (60, 0.5)]
+    lines = [
+        str({"loss": 0.1, "reward": reward + 0.001 * row, "epoch": round(0.02 * row, 2)})
+        for length, reward in runs
+        for row in range(length)
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    log = read_log(tmp_path / "train.log")
+    assert log["pass_rate"].steps.tolist() == list(range(1, 61))
+    assert log["pass_rate"].values == pytest.approx(0.5 + 0.001 * np.arange(60))
+    assert any(note.startswith("the log holds 2 runs one after another") for note in log.notes)
+
+
 def test_the_bar_of_progress_names_the_steps_of_a_console(tmp_path):
     lines = ["Loading shards: 100%|██████████| 2/2 [00:01<00:00,  1.89it/s]"]
     for step, rate in zip(range(5, 205, 5), RISING, strict=True):

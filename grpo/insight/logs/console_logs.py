@@ -12,7 +12,7 @@ Each may stand behind whatever Ray or a logger puts before it.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
@@ -47,7 +47,7 @@ def console_rows(file: Path) -> tuple[list[dict[str, float]], tuple[str, ...]]:
     if not bars:
         return _numbered([row for line in _lines(file) if (row := _own_row(line))])
     known = _steps(bars) if not with_step else []
-    steps = iter(known or range(1, len(without) + 1))
+    steps = iter(known or _counted(filter(_is_of_training, without)))
     step = 0
     for row in without:
         # A row of an evaluation stands behind that of its step, and the last one tells how long all took.
@@ -70,6 +70,23 @@ def _own_row(line: str) -> dict[str, float] | None:
         return None
     step = _COUNT.search(line)
     return {**row, **({"step": float(step[1] or step[2])} if step else {})}
+
+
+def _counted(rows: Iterable[Mapping[str, float]]) -> list[int]:
+    """Numbers rows of training. Where their epoch goes back, a run was resumed, or another one begins.
+
+    >>> _counted([{"epoch": epoch} for epoch in (0.1, 0.2, 0.3, 0.4, 0.3, 0.4, 0.1)])
+    [1, 2, 3, 4, 3, 4, 1]
+    """
+    steps: list[int] = []
+    epochs: list[float] = []
+    for row in rows:
+        epoch = row.get("epoch", epochs[-1] if epochs else 0.0)
+        if epochs and epoch < epochs[-1]:
+            epochs = [earlier for earlier in epochs if earlier < epoch]
+        epochs.append(epoch)
+        steps.append(len(epochs))
+    return steps
 
 
 def _steps(bars: Sequence[Mapping[str, int]]) -> list[int]:
