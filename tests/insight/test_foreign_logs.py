@@ -949,6 +949,17 @@ def test_the_console_of_a_loop_of_ones_own_is_read(form, tmp_path):
     assert any("its rows are numbered from 1" in note for note in log.notes) == (form == "anew")
 
 
+@pytest.mark.parametrize("width", [30, 77])
+def test_rows_that_a_terminal_has_wrapped_are_whole(width, tmp_path):
+    rows = [str({"loss": 0.1, "grad_norm": 0.123456, "kl": 1e-05, "reward": rate, "epoch": 0.5}) for rate in RISING]
+    unfinished = "print({'a':\nTraceback"
+    lines = [row[start : start + width] for row in rows for start in range(0, len(row), width)]
+    (tmp_path / "train.log").write_text("\n".join([unfinished, *lines, unfinished]))
+    log = read_log(tmp_path / "train.log")
+    assert log["pass_rate"].values == pytest.approx(RISING)
+    assert log["learner/gradient_norm"].values.tolist() == [0.123456] * 40
+
+
 def test_a_console_that_holds_two_runs_without_steps_is_read_from_where_the_epoch_goes_back(tmp_path):
     runs = [(40, 0.1), (60, 0.5)]
     lines = [

@@ -26,6 +26,8 @@ _PAIR = re.compile(rf"(?<![\w/@])([A-Za-z][\w/@]*(?: [A-Za-z][\w/@]*){{0,4}}) *[
 _COUNT = re.compile(r"(?i)\b(?:step|iteration|iter|update|round)\W{0,3}(\d+)|\b(\d+)/\d+(?!.{0,99}\d/\d)")
 # A bar of progress: 5%|▌         | 5/100 [26:14<8:17:55, 314.48s/it]
 _BAR = re.compile(r"\| *(\d+)/(\d+) \[")
+# A mapping goes over at most this many lines.
+MOST_LINES = 100
 NUMBERED = "the log names no steps, so its rows are numbered from 1, as with logging_steps=1"
 
 
@@ -107,10 +109,20 @@ def _is_of_training(row: dict[str, float]) -> bool:
 
 
 def _lines(file: Path) -> Iterator[str]:
+    """Yields the lines of a console. A mapping over several lines, as a terminal wraps it, is one line."""
+    begun: list[str] = []
     with file.open(encoding="utf-8", errors="replace") as opened:
-        for line in opened:
-            # A bar of progress is drawn over and over in one line.
-            yield from line.split("\r")
+        # A bar of progress is drawn over and over in one line.
+        for line in (part.rstrip("\n") for whole in opened for part in whole.split("\r")):
+            if begun and (len(begun) == MOST_LINES or "{'" in line or _OF_VERL.search(line)):
+                yield from begun
+                begun = []
+            begun.append(line)
+            text = "".join(begun)
+            if "{'" not in text or "}" in text[text.rfind("{'") :]:
+                yield text
+                begun = []
+    yield from begun
 
 
 def _row(line: str) -> dict[str, float] | None:
