@@ -153,8 +153,9 @@ def _table(path: Path, log: ForeignRows) -> Table:
 
 
 def _logged_often(series: Mapping[str, Series]) -> list[str]:
-    """Names the columns that have each of their values several times."""
-    often = {name: times for name, one in series.items() if (times := times_logged(one.values)) > 1}
+    """Names the columns of rewards that have each of their values several times. Epochs and rates do anyway."""
+    rewards = [name for name in series if _REWARD.search(name) or our_name(name).startswith(m.PART)]
+    often = {name: times for name in rewards if (times := times_logged(series[name].values)) > 1}
     by_times = {times: [name for name in often if often[name] == times] for times in often.values()}
     return [f"each value of {_listed(names)} stands there {times} times and is read once"
             for times, names in by_times.items()]  # fmt: skip
