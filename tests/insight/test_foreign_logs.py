@@ -690,6 +690,14 @@ def test_a_mean_score_of_parts_of_points_does_not_mean_that_problems_are_solved(
     assert said(lambda size: generator.binomial(1, 0.97, size)) == ({"problems solved"}, True, False)
 
 
+@pytest.mark.parametrize(("least", "partial"), [(0.1, True), (0.0, False), (1.0, False)])
+def test_rewards_for_the_form_alone_are_known_by_the_least_reward(tmp_path, least, partial):
+    data = [{"critic/score/mean": 0.98, "critic/score/min": least, "critic/score/max": 1.0} for _ in RISING]
+    log = read_log(write_lines(tmp_path / "log.jsonl", [{"step": i, "data": row} for i, row in enumerate(data)]))
+    assert log.partial == partial == any("parts of a point" in note for note in log.notes)
+    assert ("problems solved" in {finding.name for finding in diagnose(log)}) != partial
+
+
 def test_values_that_are_logged_ten_times_each_count_once(tmp_path):
     rates = np.random.default_rng(0).binomial(64, np.linspace(0.3, 0.5, 40)) / 64
     once = [{"step": 10 * number + 9, "epoch": number // 2, "reward": rate} for number, rate in enumerate(rates)]

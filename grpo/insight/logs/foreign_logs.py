@@ -62,8 +62,8 @@ _REWARD = re.compile(r"(?i)^(?!.*(std|min|max|length)).*(reward|score|acc|pass|s
 # Rewards that vary by less than this share of what right and wrong answers would, in at least so many rows, are parts.
 OF_ANSWERS, FEWEST_GRADED = 0.2, 20
 PARTIAL = (
-    "its rewards vary less than right and wrong answers would, so they are parts of a point, and no height of it means "
-    "that problems are solved"
+    "its rewards are no mere 0 and 1, by their spread or the least of them, so they are parts of a point, and none of "
+    "its values means that problems are solved"
 )
 # A note names at most this many columns.
 NAMED = 12
@@ -111,7 +111,7 @@ def read_foreign(path: Path, column: str | None, scale: float) -> RunLog:
         note = f"the log has held-out scores only: {name} is taken for the pass rate"
         rates, scores, interval = scores, NOTHING, 0
     rates = Series(rates.steps, np.clip(rates.values / scale, 0, 1))
-    partial = _is_partial(rates, _spread(our_rate_name, series), scale)
+    partial = _is_partial(rates, _spread(our_rate_name, series), scale) or _pays_for_wrong(series, scale)
     last = max(int(one.steps[-1]) for one in series.values())
     of_rates = own_columns.get(rate_name, own_columns.get(own_name(rate_name, own_columns)))
     framework = framework_of(own_series)
@@ -338,6 +338,13 @@ def _spread(rate_name: str, series: Mapping[str, Series]) -> Series:
     part = TOTAL if name == m.REWARD else name
     own = f"rewards/{part.removeprefix(m.PART)}/std"
     return series.get(own, series.get(f"train/{own}", NOTHING))
+
+
+def _pays_for_wrong(series: Mapping[str, Series], scale: float) -> bool:
+    """Tells whether even the least reward of most steps is a part of a point, as what a wrong answer in the right form
+    gets."""
+    least = (float(np.median(series[name].values)) / scale for name in LEAST & series.keys())
+    return any(SMOOTHED < one < 1 - SMOOTHED for one in least)
 
 
 def _is_partial(rates: Series, spread: Series, scale: float) -> bool:
