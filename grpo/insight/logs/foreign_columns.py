@@ -218,7 +218,7 @@ def are_averaged(times: NDArray[np.int64]) -> bool:
 def times_logged(values: Array) -> int:
     """Returns how many rows in a row each value was logged, or 1 if values change at any row.
 
-    >>> times_logged(np.repeat([3.0, 1.0, 4.0, 1.0, 5.0, 9.0], 10))
+    >>> times_logged(np.repeat([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], 10))
     10
     """
     gaps = np.diff(np.flatnonzero(np.diff(values)))
