@@ -157,8 +157,8 @@ def _logged_often(series: Mapping[str, Series]) -> list[str]:
     rewards = [name for name in series if _REWARD.search(name) or our_name(name).startswith(m.PART)]
     often = {name: times for name in rewards if (times := times_logged(series[name].values)) > 1}
     by_times = {times: [name for name in often if often[name] == times] for times in often.values()}
-    return [f"each value of {_listed(names)} stands there {times} times and is read once"
-            for times, names in by_times.items()]  # fmt: skip
+    said = "each value of {} stands there {} times and is read once"
+    return [said.format(_listed(names), times) for times, names in by_times.items()]
 
 
 def _ends_early(steps: NDArray[np.float64], column: Column | None, rates: Series) -> str:
