@@ -41,8 +41,9 @@ from typing import Any
 from grpo.config import LimitsConfig
 from grpo.config.credentials import TRACKERS
 from grpo.config.errors import UserError, first_line, place_of
-from grpo.episodes.forms import EpisodeOver, Form, form_of, played
+from grpo.episodes.forms import FUNCTION, EpisodeOver, Form, form_of, played
 from grpo.episodes.messages import POLICY, Message
+from grpo.episodes.tool_schemas import schema_of
 from grpo.sandbox.walls import adopt_orphans, end_first, end_with_parent, go_on_with_parents_end, limit
 from grpo.types import Problem
 from grpo.types.imported import given
@@ -70,7 +71,11 @@ def main(arguments: Sequence[str]) -> int:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         form = form_of(path, limits)
-        ready = {"kind": form.kind, "tools": form.schemas, "source": _source_of(form)}
+        source = _source_of(form)
+        ready = {"kind": form.kind, "tools": form.schemas, "source": hashlib.sha256(source).hexdigest()}
+        if form.kind == FUNCTION and b"tools=" in source:
+            # Each episode describes the functions that it shows the model, and would import this anew.
+            from transformers.utils import chat_template_utils  # noqa: F401
         taken = _taken_gib()
         if limits.memory_gib < taken:
             ready = {
@@ -90,15 +95,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _source_of(form: Form) -> str:
-    """Returns a digest of the files that hold the user's functions or class."""
+def _source_of(form: Form) -> bytes:
+    """Returns the files that hold the user's functions or class."""
     files: set[str] = set()
     for function in form.functions:
         with suppress(TypeError):  # a callable object has no file
             files.add(inspect.getfile(function))
-    return hashlib.sha256(
-        b"".join(Path(file).read_bytes() for file in sorted(files) if Path(file).is_file())
-    ).hexdigest()
+    return b"".join(Path(file).read_bytes() for file in sorted(files) if Path(file).is_file())
 
 
 def _serve(control: socket.socket, form: Form, memory: int) -> None:
@@ -217,7 +220,7 @@ class _Trainer:
         """Returns the assistant's next message. Raises EpisodeOver once the episode has reached a limit."""
         if further:
             raise TypeError(f"chat takes messages and tools alone: {min(further)} is for rollout.sampling to say")
-        schemas = [_described(tool) for tool in tools or ()]
+        schemas = [schema_of(tool) if callable(tool) else tool for tool in tools or ()]
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("chat belongs to the event loop that the episode runs in: await it there")
         answer: asyncio.Future[Message] = self._loop.create_future()
@@ -250,14 +253,6 @@ def _described_error(error: BaseException) -> str:
     if isinstance(error, TypeError) and "'coroutine' object" in text:
         text += ": write await before chat(…)"
     return text + place_of(error)
-
-
-def _described(tool: Any) -> Any:
-    if not callable(tool):
-        return tool
-    from transformers.utils import get_json_schema
-
-    return get_json_schema(tool)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from unittest.mock import patch
 
 from grpo.config.errors import UserError, first_line
 
@@ -62,11 +63,13 @@ def schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """Returns the JSON schema of a tool. Raises UserError for one that a model cannot call or has no docstring."""
     _require_callable_by_name(function)
     try:
-        from transformers.utils import get_json_schema
+        from transformers.utils import chat_template_utils, get_json_schema
     except ModuleNotFoundError as error:
         raise UserError(f"task.python={sys.executable} lacks transformers, which describes tools: add it") from error
     try:
-        schema = get_json_schema(inspect.unwrap(function))
+        # Otherwise it would import torch, for tools that return sounds.
+        with patch.object(chat_template_utils, "is_torch_available", lambda: False):
+            schema = get_json_schema(inspect.unwrap(function))
     except Exception as error:  # transformers raises errors of its own for what a docstring or a signature lacks
         if foreign := _foreign(_hints(function).get("return")):
             raise UserError(

@@ -63,6 +63,33 @@ def test_an_agent_that_waits_no_more_for_a_turn_says_so_before_it_asks_again():
     assert (len(second.messages), second.gone()) == (2, False)
 
 
+AGENT = """
+import sys
+
+def add(a: int, b: int) -> int:
+    \"\"\"Adds two numbers.
+
+    Args:
+        a: The first one.
+        b: The second one.
+    \"\"\"
+    return a + b
+
+async def solve(chat, problem):
+    ahead = "transformers.utils.chat_template_utils" in sys.modules
+    await chat(list(problem.messages), tools=[add])
+    return {"reward": 1.0, "ahead": float(ahead), "torch": float("torch" in sys.modules)}
+"""
+
+
+def test_episodes_describe_tools_by_what_is_imported_once_for_all_and_without_torch(tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    processes = Processes(f"{tmp_path}/agent.py:solve", LimitsConfig())
+    facts = asyncio.run(played(processes))
+    processes.close()
+    assert facts.rewards == {"reward": 1.0, "ahead": 1.0, "torch": 0.0}, facts
+
+
 def test_reset_gets_the_columns_of_the_question_and_the_answer():
     processes = Processes("tests.episodes.acts:WantsTheRow", LimitsConfig())
 
