@@ -40,10 +40,10 @@ def messages_of(value: Any) -> list[Message]:
     if not _is_list(value) or not value:
         raise Unreadable("messages must be a list with at least one message")
     messages = [_message(place, message) for place, message in enumerate(value)]
-    names: dict[str | None, str] = {}
+    names: dict[str, str] = {}
     for message in messages:
         # A client may number the calls of every message anew.
-        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls", ())}
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if call.get("id")}
         # OpenAI's interface names a tool by its call alone, and some templates write its name.
         if message["role"] == "tool" and message.get("tool_call_id") in names:
             message.setdefault("name", names[message["tool_call_id"]])

@@ -31,6 +31,12 @@ def test_an_answer_has_the_name_of_the_nearest_call_before_it():
     assert [said["name"] for said in messages_of(turns)[1::2]] == ["add", "search", "add"]
 
 
+def test_an_answer_to_a_call_without_an_id_keeps_the_name_that_it_has():
+    without_id = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    answers = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "1", "name": "add"}]
+    assert messages_of([{"role": "assistant", "tool_calls": [without_id]}, *answers])[1:] == answers
+
+
 def test_a_mark_for_the_cache_of_a_server_is_no_part_of_a_message():
     marked = {"role": "user", "content": "Hi", "name": "Bo", "cache_control": {"type": "ephemeral"}}
     assert messages_of([marked]) == [{"role": "user", "content": "Hi", "name": "Bo"}]
