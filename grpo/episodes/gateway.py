@@ -127,7 +127,7 @@ class Gateway:
         if link is None:
             return _ended()
         try:
-            body = json_of(await _read(request))
+            body = await _read(request)
             _check(body)
             messages, tools = messages_of(body.get("messages")), tools_of(body.get("tools"))
         except (ValueError, RecursionError, Unreadable) as error:
@@ -159,16 +159,16 @@ class Gateway:
             )
 
 
-async def _read(request: web.Request) -> bytes:
+async def _read(request: web.Request) -> Any:
     coding = request.headers.get("Content-Encoding", "identity")
     if coding != "identity":
         raise Unreadable(f"the request has Content-Encoding {coding!r:.40}: send plain JSON")
     try:
-        return await request.read()
+        return json_of(await request.read())
     except web.HTTPRequestEntityTooLarge:
         raise Unreadable(f"the request has more than {LARGEST_REQUEST >> 20} MiB") from None
-    except Exception as error:  # of a body that breaks off
-        raise Unreadable(f"the request cannot be read ({first_line(error)})") from error
+    except Exception as error:  # of a body that breaks off, or is no JSON
+        raise Unreadable(f"the request cannot be read ({first_line(error)}): send JSON") from error
 
 
 def _answered(reply: asyncio.Future[Answer | None], answer: Answer | None) -> None:

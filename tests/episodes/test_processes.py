@@ -17,7 +17,7 @@ from aiohttp import ClientConnectionResetError
 from aiohttp.test_utils import make_mocked_request
 
 from grpo.config import LimitsConfig, UserError
-from grpo.episodes.gateway import Gateway, _check, _completion, _streamed
+from grpo.episodes.gateway import Gateway, _check, _completion, _read, _streamed
 from grpo.episodes.messages import Unreadable
 from grpo.episodes.processes import Answer, Processes
 from grpo.run.scripted_episodes import Script
@@ -219,6 +219,13 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 def test_a_request_may_name_whatever_changes_no_token(body, refused):
     with pytest.raises(Unreadable, match=refused) if refused else nullcontext():
         _check(body)
+
+
+@pytest.mark.parametrize("body", [b"{'messages': []}", b"", b"[" * 10**5])
+def test_a_request_that_is_no_json_is_answered_so(body):
+    request = AsyncMock(headers={}, **{"read.return_value": body})
+    with pytest.raises(Unreadable, match=r"the request cannot be read \(.*\): send JSON$"):
+        asyncio.run(_read(request))
 
 
 def test_a_request_that_comes_as_its_episode_ends_is_answered_that_it_is_over():
