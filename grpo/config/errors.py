@@ -6,6 +6,7 @@ from traceback import extract_tb
 
 # Code here is grpo's, Python's or an installed package's.
 _FOREIGN = [f"{place}/" for place in (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))]
+LONGEST_LINE = 1000
 # A process that ends by a UserError has this exit code.
 WRONG_USE = 2
 
@@ -49,13 +50,16 @@ NOBODY_LEFT = (
 )
 
 
-def first_line(error: Exception) -> str:
-    r"""Returns the first line of an error's text, or the name of its type where it has no text.
+def first_line(error: BaseException) -> str:
+    r"""Returns the first line of an error's text, or the name of its type where it has no text. A longer line than
+    `LONGEST_LINE` characters, such as one that quotes a whole answer of a server, is cut.
 
     >>> first_line(ValueError("no such name\nat line 3")), first_line(TimeoutError())
     ('no such name', 'TimeoutError')
+    >>> len(first_line(ValueError("x" * 10**6)))
+    1000
     """
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:LONGEST_LINE]
 
 
 def place_of(error: BaseException) -> str:
