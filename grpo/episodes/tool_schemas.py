@@ -33,7 +33,7 @@ def _require_callable_by_name(function: Callable[..., Any]) -> None:
                 f"task.episode: the tool {name} takes {parameter} of type {foreign}, and a model gives values of JSON: "
                 "write str, int, float, bool, list, dict or Literal"
             )
-    if not (function.__doc__ or "").strip():
+    if not (inspect.getdoc(function) or "").strip():
         no_tool = (
             ", or begin its name with _ if it is no tool" if "self" in inspect.signature(function).parameters else ""
         )
@@ -78,7 +78,7 @@ def schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
             ) from error
         raise UserError(
             f"task.episode: the tool {function.__name__} cannot be described ({first_line(error)}): give each "
-            "parameter a type, and describe it in the docstring under Args:"
+            "parameter a type, and write a line NAME: WORDS for it in the docstring, under Args:"
         ) from error
     # A method that is described before there is an object of its class.
     parameters = schema["function"]["parameters"]

@@ -162,6 +162,33 @@ def test_methods_of_every_kind_are_tools():
     assert [messages[-1]["content"] for messages in shown[1:]] == ["cached", "of class", "late"]
 
 
+class OnDict(dict):
+    """This environment is a mapping, so its class has no signature."""
+
+    def reset(self) -> None:
+        self["at"] = 0
+
+    def move(self, to: int) -> int:
+        """Moves.
+
+        Args:
+            to: Where to.
+        """
+        self["at"] = to
+        return to
+
+
+class Doubling(OnDict):
+    def move(self, to: int) -> int:
+        return 2 * super().move(to)
+
+
+def test_a_method_has_the_docstring_of_the_one_that_it_replaces():
+    [schema] = form_of(f"{__name__}:Doubling").schemas
+    assert schema["function"]["description"] == "Moves."
+    assert play(f"{__name__}:Doubling", call("move", to=3))[1][1][-1]["content"] == "6"
+
+
 def test_parts_of_messages_stay_and_other_values_are_json():
     _, shown = play(f"{__name__}:InParts", call("look"), call("list_all"))
     assert messages_of(shown[0])[-1]["content"] == "How many? Look."
