@@ -345,7 +345,7 @@ def _text(value: Any) -> Any:
         return _plain(value)
     is_unreadable = isinstance(value, bytes | bytearray | set | frozenset | Iterator | AsyncIterator)
     # An object without a text of its own shows its address, which differs from one episode to the next.
-    if is_unreadable or re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):
+    if is_unreadable or re.search(r"<.+ at 0x[0-9a-fA-F]+", text := str(value)):
         raise TypeError(f"it returned {type(value).__name__}, which no model reads: return text, or what JSON can hold")
     return text
 

@@ -68,6 +68,11 @@ def returns_an_object() -> list:
     return [object()]
 
 
+def returns_a_method() -> list:
+    """Reads."""
+    return threading.Event().wait
+
+
 def returns_a_set() -> dict:
     """Reads."""
     return {1, 2}

@@ -108,7 +108,9 @@ def test_an_environment_is_reset_with_its_row_and_its_methods_are_tools():
     assert outcome.rewards == {"reward": 9.0}
 
 
-@pytest.mark.parametrize("tool", ["returns_bytes", "returns_iterator", "returns_an_object", "returns_a_set"])
+@pytest.mark.parametrize(
+    "tool", ["returns_bytes", "returns_iterator", "returns_an_object", "returns_a_method", "returns_a_set"]
+)
 def test_a_result_that_no_model_reads_is_a_failed_call(tool):
     outcome, shown = play(tool, call(tool))
     assert "which no model reads: return text, or what JSON can hold" in shown[1][-1]["content"]
