@@ -117,12 +117,12 @@ class ChatTemplate:
         answer, compared = earlier.answer, masked(messages)
         asked, new = [*system_of(compared), ASKED], compared[count:]
         try:
-            ids, tail = self._cut(system_of(messages), answer, messages[count:], tools)
+            ids, tail, same = self._cut(system_of(messages), answer, messages[count:], tools)
             if compared is not messages:
-                tail = self._cut(asked[:-1], answer, new, tools)[1]
+                _, tail, _ = self._cut(asked[:-1], answer, new, tools)
         except UserError:
             return None
-        bridge = _behind(ids, earlier.last_token, self.ends)
+        bridge = _behind(ids, earlier.last_token, same)
         try:
             whole, alone = (self.text([*before, *new], tools) for before in (compared[:count], [*asked, answer]))
             if compared is not messages and unmasked(whole) != self.text(messages, tools):
@@ -152,12 +152,14 @@ class ChatTemplate:
         mark stands at the turn's end. So nothing depends on what the template does to earlier turns. An end of turn
         that the model has not written is part of the bridge.
         """
-        return _behind(self._cut(system, answer, new, tools)[0], last_token, self.ends)
+        ids, _, same = self._cut(system, answer, new, tools)
+        return _behind(ids, last_token, same)
 
     def _cut(
         self, system: Sequence[Message], answer: Message, new: Sequence[Message], tools: Tools | None
-    ) -> tuple[tuple[int, ...], str]:
-        """Returns the ids from the end of a turn on, and as text what follows the end."""
+    ) -> tuple[tuple[int, ...], str, Set[int]]:
+        """Returns the ids from the end of a turn on, as text what follows the end, and which tokens stand for that end:
+        all ends, or the same token alone where the end is the beginning of the next message, which would lack it."""
         texts = json.dumps([*system, *new], default=str)
         mark = next(mark for number in count_up() if (mark := f"{MARK}{number or ''}") not in texts)
         calls = [dict(call) for call in answer.get("tool_calls") or ()]
@@ -179,13 +181,15 @@ class ChatTemplate:
             f"eos_token_id in the model's generation_config.json, or {self.way_out}",
         )
         alone = self.text([*system, ASKED, turn_ending(calls[-1:], mark)], tools, False).partition(mark)[2]
+        ends_itself = bool(self.ends & {*self.ids(alone)})
         if not alone.strip().startswith(text[behind : begins[cut]].strip()):
             wrong = "writes other messages into an assistant's turn: "
-            if not self.ends & {*self.ids(alone)}:
+            if not ends_itself:
                 wrong = f"ends an assistant's turn with {alone.strip()!r:.40}, which ends no completion: correct "
                 wrong += "eos_token_id in the model's generation_config.json, or "
             raise UserError(f"the chat template {wrong}{self.way_out}")
-        return ids[cut:], text[begins[cut + 1] :] if cut + 1 < len(ids) else ""
+        tail = text[begins[cut + 1] :] if cut + 1 < len(ids) else ""
+        return ids[cut:], tail, self.ends if ends_itself else {ids[cut]}
 
     def read(self, token_ids: Sequence[int], tools: Tools | None = None) -> tuple[dict[str, Any], bool]:
         """Returns the message that the model wrote, and whether it can be read. A message with calls that cannot be
@@ -262,6 +266,6 @@ class ChatTemplate:
         return tuple(encoded["input_ids"]), [begin for begin, _ in encoded["offset_mapping"]]
 
 
-def _behind(ids: tuple[int, ...], last_token: int | None, ends: Set[int]) -> tuple[int, ...]:
-    """Returns the ids of a bridge, without the end of the turn where the model has written one."""
-    return ids[1:] if last_token in ends else ids
+def _behind(ids: tuple[int, ...], last_token: int | None, same: Set[int]) -> tuple[int, ...]:
+    """Returns the ids of a bridge, without the end of the turn where the model has written one that is the `same`."""
+    return ids[1:] if last_token in same else ids

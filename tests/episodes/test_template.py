@@ -429,6 +429,18 @@ def test_a_turn_may_be_ended_by_the_beginning_of_the_next_message():
     )
 
 
+def test_the_next_message_keeps_its_beginning_where_the_model_ended_its_turn_otherwise():
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = NEXT_ENDS
+    ends = [tokenizer.convert_tokens_to_ids("<|user|>"), tokenizer.eos_token_id]
+    chat = ChatTemplate(tokenizer, PromptEncoder(tokenizer, PromptConfig()).render, ends)
+    recorder, said = Recorder(chat), [{"role": "user", "content": "What?"}]
+    turn = tuple(tokenizer.encode("5<|eos|>"))
+    said.append(recorder.record(recorder.place(said, None), said, None, Completion(turn, (0.0,) * 2, "5", False)))
+    place = recorder.place([*said, {"role": "user", "content": "And?"}], None)
+    assert tokenizer.decode(place.context) == "<|user|>What?<|assistant|>5<|eos|><|user|>And?<|assistant|>"
+
+
 def test_a_tokenizer_that_does_not_know_where_tokens_stand_is_refused():
     class Slow:
         is_fast = False
