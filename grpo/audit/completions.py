@@ -128,7 +128,7 @@ def _prompt_differences(step: int, place: str, rows: Sequence[Row], asked: Row |
         yield from (
             f"step {step}: {prompt_id} has {name}={now[name]} by its completions, and {PROMPTS_FILE} says {value}"
             for name, value in then.items()
-            if value != now[name]
+            if value != now.get(name, value)
         )
 
 
@@ -136,8 +136,9 @@ def _as_asked(own: Sequence[Row]) -> dict[str, Any]:
     """Returns the values that prompts.jsonl should hold for a group with these completions."""
     group = group_of(own, Prompt(Problem("", own[0]["question"], own[0]["answer"]), ()))
     versions = [version for row in own for version, _ in row["versions"]]
-    ends = [min(versions), max(versions)] if versions else []
-    return {"correct": [*group.outcome], "lengths": group.group.mean_length, "versions": ends}
+    # A group in which every episode failed before its first turn has no token that names a version.
+    ends = {"versions": [min(versions), max(versions)]} if versions else {}
+    return {"correct": [*group.outcome], "lengths": group.group.mean_length, **ends}
 
 
 def _malformed(step: int, rows: Sequence[Row]) -> Iterator[str]:

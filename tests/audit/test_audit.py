@@ -68,7 +68,9 @@ EPISODE = """import random
 
 
 class Quiz:
-    def reset(self, **row):
+    def reset(self, problem):
+        # Groups of some problems have no turn at all.
+        assert not problem.startswith("1")
         return f"Hint {random.randint(0, 9)}."
 
     def get_reward(self):
