@@ -215,4 +215,5 @@ def whole_completions(folder: Path) -> Iterator[dict[str, Any]]:
     for row in read_completions(folder):
         for name in OF_SAMPLE:
             require(name in row, f"a completion of step {row['step']} in {folder} has no {name}: delete its row")
-        yield row
+        # A table has all columns of episodes, also for a single turn beside them.
+        yield {name: value for name, value in row.items() if value is not None}

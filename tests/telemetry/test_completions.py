@@ -9,7 +9,7 @@ import pytest
 
 from grpo.commands import samples
 from grpo.config import UserError
-from grpo.telemetry.completions import CompletionFiles, read_completions
+from grpo.telemetry.completions import CompletionFiles, read_completions, whole_completions
 from grpo.types import Completion, EpisodeFacts, Grade, Observed, Problem, Prompt, RolloutGroup, ScoredGroup
 
 
@@ -206,3 +206,16 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path, capsys):
     shown = capsys.readouterr().out
     conversation = "user: 3 + 4 =\nassistant: → add(a=3, b=4)\nadd: 7\nassistant: Seven.\n"
     assert f"{conversation}ended: at the limit of tokens\n" in shown
+
+
+def test_single_turns_beside_episodes_are_read_as_they_are_alone(tmp_path):
+    single, of_episode = finished(4), finished(4)
+    CompletionFiles(tmp_path / "alone", 0, None).after_round(single)
+    alone = list(whole_completions(tmp_path / "alone"))
+    [scored] = of_episode.collected.sampled
+    played = [replace(completion, episode=EpisodeFacts(turns=1)) for completion in scored.group.completions]
+    scored = replace(scored, group=replace(scored.group, completions=tuple(played)))
+    both = SimpleNamespace(sampled=[*single.collected.sampled, scored], steps=[single.collected.sampled])
+    CompletionFiles(tmp_path, 0, None).after_round(SimpleNamespace(progress=single.progress, collected=both))
+    assert list(whole_completions(tmp_path))[: len(alone)] == alone
+    assert samples.run([str(tmp_path)]) == 0
