@@ -217,7 +217,7 @@ def _check_episode(config: TrainConfig) -> None:
         "task.episode is a conversation, and task.prompt.chat=false writes none: set task.prompt.chat=true",
     )
     require(
-        task.gateway not in ("", "0.0.0.0", "::"),
+        task.gateway not in ("", "*", "0.0.0.0", "::"),
         f"task.gateway={task.gateway} stands for all addresses of this machine, and programs need one: name the one "
         "that they reach",
     )

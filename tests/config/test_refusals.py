@@ -74,6 +74,7 @@ output_dir= → output_dir is empty: name a folder
 rollout=vllm_server  rollout.servers.urls=[notaurl] → urls: 'notaurl' is no address of a server, such
 task.episode=a.py:b  task.gateway=0.0.0.0 → task.gateway=0.0.0.0 stands for all addresses of this machine, and programs
 task.episode=a.py:b  task.gateway=:: → task.gateway=:: stands for all addresses of this machine
+task.episode=a.py:b  task.gateway='*' → task.gateway=* stands for all addresses of this machine
 task.prompt.template=Solve. → lacks {question}, where the problem is put
 task=null → task=null: a group takes the name of one of its choices, such as task=file
 learner=1e-5 → learner=1e-5: a group takes the name of one of its choices, such as task=file
