@@ -150,6 +150,8 @@ def _program(path: str) -> Form:
         words = shlex.split(path.removeprefix(PROGRAM_WORD))
     except ValueError as error:
         raise UserError(f"task.episode={path!r} is no command ({error})") from error
+    if shell := {"|", "&&", "||", ";", "<", ">", ">>", "2>"}.intersection(words):
+        raise UserError(f"task.episode={path!r}: no shell reads {min(shell)}: write program: bash -c 'COMMAND'")
     if words and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
         raise UserError(
             f"task.episode={path!r}: {words[0]} may not be executed: chmod +x {words[0]}, or write before it "

@@ -320,6 +320,7 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:an_object", "is a Odd, and no function or class"),
         (f"[{ACTS}:add]", "is a list: write the names as one text"),
         ("nothing", "must be written as file.py:name"),
+        ("program: cat | sort", r"no shell reads \|: write program: bash -c 'COMMAND'"),
         ("node agent.js", 'and a program is written "program: COMMAND"'),
         ("nothing,tools.py:search", "python and calculator come with grpo, and may stand alone or before them"),
         (f"{ACTS}:nobody", "cannot be imported"),
