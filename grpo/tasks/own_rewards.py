@@ -82,7 +82,7 @@ class EndedEnvironment(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"the environment had no public attribute {name} at its end that JSON can hold; it had "
-            f"{', '.join(vars(self))}"
+            f"{', '.join(vars(self)) or 'none, as where task.episode names no class'}"
         )
 
 

@@ -178,9 +178,10 @@ def test_a_function_of_trl_sees_environments_and_whole_conversations(rewards):
     assert scored(rewards("without"), (written("2"),)) == [[{"without": 1.0}]]
 
 
-def test_an_attribute_that_did_not_outlive_its_environment_is_named(rewards):
-    facts = EpisodeFacts(opening=1, state={"reward": 0.5})
-    with pytest.raises(UserError, match="no public attribute score at its end that JSON can hold; it had reward"):
+@pytest.mark.parametrize(("state", "had"), [({"reward": 0.5}, "reward"), ({}, "none, as where task.episode names no")])
+def test_an_attribute_that_did_not_outlive_its_environment_is_named(rewards, state, had):
+    facts = EpisodeFacts(opening=1, state=state)
+    with pytest.raises(UserError, match=f"no public attribute score at its end that JSON can hold; it had {had}"):
         scored(rewards("of_nothing"), (replace(written("2"), episode=facts),))
 
 
