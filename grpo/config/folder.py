@@ -41,6 +41,8 @@ RUN_ID_FILE = "run-id"
 # what machines and servers print.
 LOCK_FILE, LAUNCHER_FILE, LOG_FOLDER = "run.lock", "launcher.pid", "logs"
 CHECKPOINTS = "checkpoints"
+# A sweep has its runs in this folder.
+CELLS = "cells"
 
 # A run writes into these folders of its own. The last two get their names from trackers.
 FOLDERS = (
@@ -161,11 +163,11 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def refuse_several(folder: Path, instead: str = "") -> None:
-    """Raises `UserError` for a folder that is no run and holds runs.
+    """Raises `UserError` for a folder that is no run and holds runs, as that of a sweep does.
 
     The message names the newest ones, and ends with what may be done `instead` of naming one.
     """
-    runs = [] if is_run(folder) else runs_within(folder)
+    runs = [] if is_run(folder) else runs_within(folder) or runs_within(folder / CELLS)
     if not runs:
         return
     newest = [str(run) for run in reversed(runs[-SHOWN:])]

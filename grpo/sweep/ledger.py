@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grpo.config import UserError
 from grpo.config.errors import first_line, require
-from grpo.config.folder import is_run
+from grpo.config.folder import CELLS, is_run
 from grpo.config.plain_json import parse_json
 from grpo.host.disk import open_own, write_whole
 from grpo.host.terminal import say
@@ -49,7 +49,7 @@ class Ledger:
 
     def path(self, cell: Cell) -> Path:
         """Returns the folder of the cell's run."""
-        return self.folder / "cells" / cell.name
+        return self.folder / CELLS / cell.name
 
     def state(self, cell: Cell) -> State:
         """Reads the cell's state. A cell recorded as running counts as interrupted when its process is gone."""

@@ -142,6 +142,9 @@ def test_a_folder_of_runs_names_the_newest_ones(tmp_path):
         refuse_several(tmp_path)
     for folder in (runs[0], tmp_path / "none", runs[0] / "checkpoints"):
         refuse_several(folder)
+    of_sweep = run_in(tmp_path / "sweep" / "cells" / "grpo-seed0", 5)
+    with pytest.raises(UserError, match=f"is no run, but holds 1: give one of them, the newest first {of_sweep}"):
+        refuse_several(tmp_path / "sweep")
 
 
 def test_a_folder_of_a_model_or_another_framework_is_no_run(tmp_path):
