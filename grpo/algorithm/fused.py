@@ -118,7 +118,9 @@ def operator(name: str, function: Callable[..., Any], empty: Callable[..., Any])
     schema = torch.library.infer_schema(function, mutates_args=())
 
     def run(*arguments: Any) -> Any:
-        return compiled(function)(*arguments)
+        # A function would be compiled apart for tensors that have a gradient.
+        tensors = [each.detach() if isinstance(each, Tensor) else each for each in arguments]
+        return compiled(function)(*tensors)
 
     made = torch.library.custom_op(f"grpo::{name}", run, mutates_args=(), schema=schema)
     made.register_fake(empty)

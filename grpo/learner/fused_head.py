@@ -7,8 +7,8 @@ from torch import Tensor
 
 from grpo.algorithm.logprobs import LogitRule, token_logprobs
 from grpo.config.errors import first_line
-from grpo.host import ranks
 from grpo.host.terminal import say
+from grpo.interfaces import Collective
 from grpo.learner.policy import LogprobHead
 
 # The trial reads this many targets, which need two chunks of this length, from states of this width.
@@ -18,15 +18,18 @@ VALUES = 1e-4
 GRADIENTS = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 
 
-def choose_head(heads: tuple[LogprobHead, ...], device: torch.device, fused: str, vocabulary: int) -> None:
+def choose_head(
+    heads: tuple[LogprobHead, ...], device: torch.device, fused: str, vocabulary: int, collective: Collective
+) -> None:
     """Has compiled functions read the logits of all heads on a GPU, unless `learner.fused` is "never" or they compute
-    something else. Says which way is taken."""
+    something else on some rank. Says which way is taken. Collective."""
     if device.type != "cuda" or fused == "never":
         return
     why = deviation(heads[0].rule, device, heads[0].weight.dtype, vocabulary)
+    why = why or "another rank cannot" * collective.maximum(bool(why))
     for head in heads if not why else ():
         head.rule = replace(head.rule, compiled=True)
-    if not ranks.rank():
+    if not collective.rank:
         say(f"grpo: logits are read {f'step by step ({why})' if why else 'by compiled functions'}")
 
 

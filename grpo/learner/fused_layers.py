@@ -3,10 +3,11 @@
 The parts are the inside of gated feed-forward layers, down(silu(gate(x)) · up(x)), and rotary positions,
 x · cos + (−x₂, x₁) · sin for x = (x₁, x₂). Llama, Qwen and most other models have them in these forms (transformers
 5.19). Torch's single steps read and write every tensor several times, and keep silu(gate) for the backward pass. The
-compiled functions read and write each once, and keep nothing but inputs. They round where single steps and vLLM round.
+compiled functions read and write each once, and keep nothing but inputs. They round where single steps round.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from inspect import signature
 from types import FunctionType, MethodType
@@ -18,13 +19,14 @@ from torch.nn.functional import silu
 
 from grpo.algorithm.fused import operator
 from grpo.config.errors import first_line
-from grpo.host import ranks
 from grpo.host.terminal import say
+from grpo.interfaces import Collective
 
 GATED = ("gate_proj", "up_proj", "down_proj", "act_fn")
 ROTATION, ROTATED = "apply_rotary_pos_emb", ["q", "k", "cos", "sin", "unsqueeze_dim"]
-# The trial computes matrices of this many rows of this width.
-ROWS, WIDTH = 48, 80
+# The trial computes rows of these lengths and this width.
+LENGTHS, WIDTH = (48, 64), 80
+LARGE = torch.tensor([1.0, 1000.0], dtype=torch.bfloat16)
 # A number may differ by this share of itself and of a tenth of the largest number: by one rounding in bfloat16.
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
 
@@ -33,25 +35,40 @@ class Part(NamedTuple):
     """A part of a model's layers, and the function that computes it."""
 
     name: str
-    layers: Callable[[nn.Module], list[nn.Module]]  # those of a model that have the part in this form
+    has_the_form: Callable[[nn.Module], bool]  # says whether a layer has the part in the form above; may raise
     fuse: Callable[[nn.Module], None]  # replaces the forward pass of such a layer
     plain: Callable[..., Tensor]  # computes the part in single steps
     compiled: Callable[..., Tensor]
-    shapes: Sequence[tuple[int, ...]]  # of the tensors that the trial gives to both
-    learned: int  # so many of these tensors have gradients
+    drawn: Callable[[torch.Generator, int], list[list[Tensor]]]  # arguments for the trial, for a row of so many tokens
+    learned: int  # so many of the arguments have gradients
+
+    def layers(self, model: nn.Module) -> list[nn.Module]:
+        """Returns the layers of a model that have the part in this form."""
+        return [module for module in model.modules() if self._is_in(module)]
+
+    @torch.no_grad()
+    def _is_in(self, module: nn.Module) -> bool:
+        try:
+            return self.has_the_form(module)
+        except Exception:  # whatever a layer of another kind says of these arguments
+            return False
 
 
-def choose_layers(models: Sequence[nn.Module], device: torch.device, dtype: torch.dtype, fused: str) -> None:
+def choose_layers(models: Sequence[nn.Module], device: torch.device, fused: str, collective: Collective) -> None:
     """Has compiled functions compute both parts on a GPU, unless `learner.fused` is "never" or a function computes
-    something else than single steps. Says which way is taken."""
+    something else than single steps on some rank. Says which way is taken. Collective."""
     if device.type != "cuda" or fused == "never":
         return
+    dtypes = dict.fromkeys(next(model.parameters()).dtype for model in models)
     for part in PARTS:
         layers = [layer for model in models for layer in part.layers(model)]
-        why = deviation(part, device, dtype) if layers else ""
+        if not layers:
+            continue
+        why = next(filter(None, (deviation(part, device, dtype) for dtype in dtypes)), "")
+        why = why or "another rank cannot" * collective.maximum(bool(why))
         for layer in layers if not why else ():
             part.fuse(layer)
-        if layers and not ranks.rank():
+        if not collective.rank:
             say(f"grpo: {part.name} are computed {f'step by step ({why})' if why else 'by a compiled function'}")
 
 
@@ -63,17 +80,22 @@ def fuse_all(model: nn.Module) -> None:
 
 
 def deviation(part: Part, device: torch.device, dtype: torch.dtype) -> str:
-    """Returns why the compiled function is not used, or "". Both ways compute random numbers and their gradients."""
+    """Returns why the compiled function is not used, or "". Both ways compute random numbers and their gradients, laid
+    out as in training. The second length has the function compiled for any."""
     try:
-        numbers = torch.Generator().manual_seed(0)
-        shapes = (*part.shapes, part.shapes[0])
-        drawn = [torch.randn(*shape, generator=numbers).mul_(3).to(device, dtype) for shape in shapes]
-        plain, own = (_tried(function, drawn, part.learned) for function in (part.plain, part.compiled))
-        for index, (number, other) in enumerate(zip(plain, own, strict=True)):
-            size = number.float().abs()
-            off = ((number - other).float().abs() / (size + size.max() / 10)).max().item()
-            if not off <= LIMITS[dtype]:
-                return f"the compiled function computes other {'gradients' if index else 'values'}, by {off:.1g}"
+        for tokens in LENGTHS:
+            numbers = torch.Generator().manual_seed(tokens)
+            for given in part.drawn(numbers, tokens):
+                upstream = torch.randn(given[0].shape, generator=numbers)
+                drawn = [tensor.to(device, dtype) for tensor in (*given, upstream)]
+                plain, own = (_tried(function, drawn, part.learned) for function in (part.plain, part.compiled))
+                for index, (number, other) in enumerate(zip(plain, own, strict=True)):
+                    size = number.float().abs()
+                    off = ((number - other).float().abs() / (size + size.max() / 10)).max().item()
+                    if not off <= LIMITS[dtype]:
+                        return (
+                            f"the compiled function computes other {'gradients' if index else 'values'}, by {off:.1g}"
+                        )
     except Exception as error:
         # A compiler fails in many ways.
         return f"{type(error).__name__}: {first_line(error)[:200]}"
@@ -87,49 +109,43 @@ def _tried(function: Callable[..., Tensor], drawn: Sequence[Tensor], learned: in
     return [made.detach(), *torch.autograd.grad(made, inputs, upstream)]
 
 
-def _gated_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the feed-forward layers of the form above, by what they make of small matrices."""
-    hidden, *matrices = _small_numbers(4)
-    gate, up, down = matrices
-    expected = _product(hidden @ gate, hidden @ up) @ down
-
-    def has_the_form(module: nn.Module) -> bool:
-        if {*module._modules} != {*GATED}:
-            return False
-        small = copy(module)
+def _is_gated(module: nn.Module) -> bool:
+    """Says whether a layer makes of small matrices what the form above makes of them."""
+    if {*module._modules} != {*GATED}:
+        return False
+    small = copy(module)
+    for hidden, *matrices in _small_numbers():
         parts = [*(matrix.__rmatmul__ for matrix in matrices), module.act_fn]
         small.__dict__["_modules"] = dict(zip(GATED, parts, strict=True))
-        return _makes(lambda: type(module).forward(small, hidden), expected)
-
-    return [module for module in model.modules() if has_the_form(module)]
-
-
-def _rotating_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the attention layers with rotary positions of the form above, by what their function makes of small
-    matrices. transformers has such a function in each model's file."""
-    query, key, cos, sin = _small_numbers(4)[:, None]
-    expected = _rotation(torch.stack([query[None], key[None]]), cos, sin)
-
-    def has_the_form(module: nn.Module) -> bool:
-        forward = type(module).forward
-        rotate = forward.__globals__.get(ROTATION)
-        if ROTATION not in forward.__code__.co_names or [*signature(rotate).parameters] != ROTATED:
+        gate, up, down = matrices
+        if not torch.equal(type(module).forward(small, hidden), _product(hidden @ gate, hidden @ up) @ down):
             return False
-        return _makes(lambda: torch.stack(rotate(query[None], key[None], cos, sin)), expected)
-
-    return [module for module in model.modules() if has_the_form(module)]
+    return True
 
 
-def _small_numbers(count: int) -> Tensor:
-    return torch.arange(count * 64, device="cpu").sin().bfloat16().unflatten(0, (count, 8, 8))
-
-
-@torch.no_grad()
-def _makes(computed: Callable[[], Tensor], expected: Tensor) -> bool:
-    try:
-        return torch.equal(computed(), expected)
-    except Exception:  # whatever a layer of another kind says of these arguments
+def _is_rotating(module: nn.Module) -> bool:
+    """Says whether an attention layer rotates small matrices as above. transformers has a function for it in each
+    model's file."""
+    forward = type(module).forward
+    rotate = forward.__globals__[ROTATION]
+    if ROTATION not in forward.__code__.co_names or [*signature(rotate).parameters] != ROTATED:
         return False
+    for query, key, cos, sin in _small_numbers()[:, :, None]:
+        made = torch.stack(rotate(query[None], key[None], cos, sin))
+        if not torch.equal(made, _rotation(torch.stack([query[None], key[None]]), cos, sin)):
+            return False
+    # Another function rounds to the queries' precision where cosines have a finer one, or rotates a part of each head.
+    if rotate(query[None], key[None], cos.float(), sin.float())[0].dtype != torch.float32:
+        return False
+    with suppress(RuntimeError):
+        rotate(query[None], key[None], cos[..., :4], sin[..., :4])
+        return False
+    return True
+
+
+def _small_numbers() -> Tensor:
+    """Returns four matrices of small numbers, and four of large ones, which a layer may clamp."""
+    return torch.arange(4 * 64, device="cpu").sin().bfloat16().unflatten(0, (4, 8, 8)) * LARGE[:, None, None, None]
 
 
 def _fuse_gated(layer: nn.Module) -> None:
@@ -146,8 +162,7 @@ def _fuse_rotating(layer: nn.Module) -> None:
     plain = forward.__globals__[ROTATION]
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-        if not q.shape[-1] == k.shape[-1] == cos.shape[-1] or not q.dtype == k.dtype == cos.dtype:
-            # Some models rotate a part of each head, or have cos and sin in float32.
+        if not q.dtype == k.dtype == cos.dtype:
             return plain(q, k, cos, sin, unsqueeze_dim)
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
         return _compiled_rotation(q, cos, sin), _compiled_rotation(k, cos, sin)
@@ -195,11 +210,18 @@ _compiled_rotation.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:]),
 )
 
-MATRIX = (ROWS, WIDTH)
+
+def _drawn_gated(numbers: torch.Generator, tokens: int) -> list[list[Tensor]]:
+    return [[3 * torch.randn(1, tokens, WIDTH, generator=numbers) for _ in range(2)]]
+
+
+def _drawn_rotating(numbers: torch.Generator, tokens: int) -> list[list[Tensor]]:
+    """Returns queries of three heads and keys of two, as views, each with cosines and sines."""
+    heads = (torch.randn(1, tokens, count, WIDTH, generator=numbers).transpose(1, 2) for count in (3, 2))
+    return [[hidden, *torch.randn(2, 1, 1, tokens, WIDTH, generator=numbers)] for hidden in heads]
+
+
 PARTS = (
-    Part("feed-forward layers", _gated_layers, _fuse_gated, _product, _compiled_product, (MATRIX, MATRIX), 2),
-    Part(
-        *("rotary positions", _rotating_layers, _fuse_rotating, _rotation, _compiled_rotation),
-        *(((3, *MATRIX), MATRIX, MATRIX), 1),
-    ),
+    Part("feed-forward layers", _is_gated, _fuse_gated, _product, _compiled_product, _drawn_gated, 2),
+    Part("rotary positions", _is_rotating, _fuse_rotating, _rotation, _compiled_rotation, _drawn_rotating, 1),
 )

@@ -76,9 +76,9 @@ class DeepSpeedLearner:
         self.policy = self.engine.module
         self.reference = self._reference(files)
         heads = tuple(policy.head for policy in (policy, *self._frozen_policies))
-        choose_head(heads, device, learner.fused, files.config.get_text_config().vocab_size)
+        choose_head(heads, device, learner.fused, files.config.get_text_config().vocab_size, self.collective)
         models = [policy.language_model for policy in (policy, *self._frozen_policies)]
-        choose_layers(models, device, policy.head.weight.dtype, learner.fused)
+        choose_layers(models, device, learner.fused, self.collective)
         row_tokens = learner.micro_batch_tokens
         self._logprobs = Scoring(self.layout, row_tokens, self.collective, device, self.cost)
         self.num_steps = 0

@@ -3,8 +3,8 @@
 Most models of transformers (5.19, `LlamaRMSNorm` and its copies) compute weight · round(x · rsqrt(mean(x²) + ε)) step
 by step in float32. On a GPU each step reads and writes all hidden states: 8 kernels forward and 17 backward. torch has
 one kernel for all steps but the product with the weight, forward and backward. It is called without the weight here:
-so numbers are rounded where the model and vLLM round them. With the weight, torch would round once, after the product,
-and learner and sampler would differ by more. On a CPU torch takes the same steps as the model does.
+so numbers are rounded where the model rounds them, and vLLM if it runs without a compiler. With the weight, torch would
+round once, after the product. On a CPU torch takes the same steps as the model does.
 """
 
 from copy import copy

@@ -50,15 +50,19 @@ def test_a_wrong_term_is_noticed(name, change, found, monkeypatch):
 
 
 def test_heads_on_a_gpu_are_read_as_a_trial_there_and_the_key_say(monkeypatch, capsys):
-    reasons = iter(["", "no compiler"])
+    reasons = iter(["", "no compiler", ""])
     monkeypatch.setattr(fused_head, "deviation", lambda rule, device, dtype, vocabulary: next(reasons))
 
-    def chosen(device, setting):
+    alone = SimpleNamespace(rank=0, maximum=int)
+
+    def chosen(device, setting, ranks=alone):
         heads = tuple(SimpleNamespace(rule=PLAIN, weight=torch.zeros(1)) for _ in range(2))
-        choose_head(heads, torch.device(device), setting, 300)
+        choose_head(heads, torch.device(device), setting, 300, ranks)
         return [head.rule.compiled for head in heads], capsys.readouterr().err
 
     assert chosen("cpu", "auto") == ([False, False], "")
     assert chosen("cuda", "never") == ([False, False], "")
     assert chosen("cuda", "auto") == ([True, True], "grpo: logits are read by compiled functions\n")
     assert chosen("cuda", "auto") == ([False, False], "grpo: logits are read step by step (no compiler)\n")
+    one_fails = SimpleNamespace(rank=0, maximum=lambda value: 1)
+    assert chosen("cuda", "auto", one_fails)[0] == [False, False]
