@@ -10,6 +10,7 @@ from grpo.config.errors import require
 from grpo.config.hydra import compose_config
 from grpo.config.placement import gpus_wanted
 from grpo.config.run import HardwareConfig
+from grpo.config.saved import described
 from grpo.config.sweep import SweepConfig, grid, plain
 from grpo.config.unread import unread
 from grpo.config.validate import validate
@@ -127,6 +128,7 @@ def _composed(variants: Mapping[str, Sequence[str]]) -> dict[str, TrainConfig]:
             for word in (word for word in overrides if word.lstrip("+").startswith("output_dir=")):
                 raise UserError(f"{word} has no effect, since each run has a folder of its own in that of the sweep")
             config = compose_config([*overrides])
+            config = replace(config, model=described(config.model))
             # Validated as a dry run, which may have an output_dir in use: every cell gets a folder of its own.
             validate(replace(config, dry_run=True), config.hardware.ranks)
             require(not config.dry_run, "dry_run=true trains nothing: try one run by `grpo train` with these words")

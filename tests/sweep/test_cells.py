@@ -161,3 +161,8 @@ def test_a_sweep_that_cannot_run_is_refused_before_any_run(settings, words, mess
 def test_a_run_of_several_ranks_or_on_named_machines_is_launched(word, verb):
     [cell] = cells_of(SweepConfig(variants={"run": []}, seeds=1), ["experiment=tiny", *word.split()])
     assert cell.verb == verb
+
+
+def test_a_models_folder_needs_no_word_on_its_source_as_in_a_run(tmp_path):
+    words = ["experiment=tiny", "model.source=local", f"model.path={tmp_path}", "learner.learning_rate=1e-3,2e-3"]
+    assert len(cells_of(SweepConfig(variants={"base": []}, seeds=1), words)) == 2
