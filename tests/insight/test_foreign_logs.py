@@ -1132,3 +1132,9 @@ def test_the_folder_of_trls_trainer_has_a_page(tmp_path, capsys):
     (tmp_path / "checkpoint-39" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     assert main(["report", str(tmp_path)]) == 0
     assert "Learning rate" in (tmp_path / "dynamics.html").read_text()
+
+
+def test_a_log_of_one_row_is_not_called_free_of_problems(tmp_path, capsys):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": 1, "reward": 0.5, "kl": 0.1}])
+    assert main(["dynamics", "diagnose", str(path)]) == 2
+    assert "log.jsonl has one row, which shows nothing yet: ask again after more rounds\n" in capsys.readouterr().err

@@ -94,9 +94,12 @@ def write_diagnosis(path: Path, column: str | None = None, scale: float = 1.0) -
     """Prints the diagnosis: where the run stands, each finding with evidence and remedy, and what was not checked."""
     log = read_log(path, column, scale)
     (verdict, *more), _ = verdict_lines(log)
+    findings = advised(log)
+    longest = max((len(series) for series in log.series.values()), default=0)
+    require(bool(findings) or longest > 1, f"{path} has one row, which shows nothing yet: ask again after more rounds")
     _print(
         Block(Kind.LINES, [*log.notes, f"verdict: {verdict}", *more]),
-        Block(Kind.DIAGNOSIS, advised(log), "Diagnosis", nothing=nothing_found(log)),
+        Block(Kind.DIAGNOSIS, findings, "Diagnosis", nothing=nothing_found(log)),
         Block(Kind.LINES, unchecked_lines(unchecked(log))),
     )
 
