@@ -273,7 +273,7 @@ def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
         return [dataset[index] for index in range(len(dataset))]
     require(
         isinstance(dataset, Iterable),
-        f"dataset: a {type(dataset).__name__} has no rows: give a list of them, or a data frame",
+        f"dataset={_short(dataset)} has no rows: give a list of them, or a data frame",
     )
     if not isinstance(dataset, pandas.DataFrame):
         rows = [*dataset]
@@ -362,7 +362,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         raise TypeError("a set has no order: make it a list")
     if re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):
-        raise TypeError(f"a {type(value).__name__} has no text")
+        raise TypeError(f"type {type(value).__name__} has no text")
     return text
 
 

@@ -167,15 +167,15 @@ def test_rows_that_have_no_columns_are_refused_before_anything_is_written(rows, 
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (3, r"dataset: a int has no rows"),
+        (3, r"dataset=3 has no rows: give a list of them"),
         ("openai/gsm8k", r"dataset='openai/gsm8k' is a text: give rows, or 'task.data.source=file' \(or hub\) and"),
         (
             [{"problem": "1?", "answer": 1}, {("a", "problem"): "1?"}],
             r"row 1, .* cannot be written as JSON \(keys must",
         ),
         ([{"problem": "a", "tags": {1, 2}}], r"cannot be written as JSON \(a set has no order: make it a list\)"),
-        ([{"problem": "a", "image": Capital()}], r"cannot be written as JSON \(a Capital has no text\)"),
-        ([{"problem": threading.Lock(), "answer": 1}], r"row 0, .* cannot be written as JSON \(a lock has no text\)"),
+        ([{"problem": "a", "image": Capital()}], r"cannot be written as JSON \(type Capital has no text\)"),
+        ([{"problem": threading.Lock(), "answer": 1}], r"row 0, .* written as JSON \(type lock has no text\)"),
         (pandas.DataFrame({("a", "problem"): ["1?"]}), r"row 0, .* columns need names that are texts"),
         (pandas.DataFrame([["1?", 1, 2]], columns=["problem", "answer", "answer"]), r"the column 'answer' twice"),
         ([pandas.DataFrame({"problem": ["1?", "2?"]})], r"row 0 is problem 0 1\? 1 2\?, not a mapping"),

@@ -164,8 +164,8 @@ def own_copy(path: str, config: PretrainedConfig, build: Build) -> tuple[PreTrai
             reasons.append(first_line(error))
     explanation = "; ".join(dict.fromkeys((reasons[0], reasons[-1])))
     raise UserError(
-        f"{path}: no small copy of a {config.model_type} model can be made to check how it is computed, so it is not "
-        f"trained ({explanation})"
+        f"{path}: no small copy of a model of type {config.model_type} can be made to check how it is computed, so "
+        f"it is not trained ({explanation})"
     )
 
 

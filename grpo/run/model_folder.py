@@ -93,8 +93,8 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
     )
     require(
         kind in CONFIG_MAPPING or own_code,
-        f"{name} is a {kind} model, and the installed transformers {transformers.__version__} knows no such models: "
-        f"correct model_type in its {CONFIG}, install a newer transformers, or choose another model",
+        f"{name} is a model of type {kind}, and the installed transformers {transformers.__version__} knows no "
+        f"such models: correct model_type in its {CONFIG}, install a newer transformers, or choose another model",
     )
     try:
         config = files.config
@@ -108,7 +108,7 @@ def _settings(files: ModelFiles, name: str) -> Mapping[str, Any]:
         f"{name}: its {CONFIG} says {named}, which scores texts and continues none: give a causal language model",
     )
     if not own_code:
-        _check_kind(config, f"{name} is a {kind} model")
+        _check_kind(config, f"{name} is a model of type {kind}")
         _check_scaling(config, name)
     return settings
 

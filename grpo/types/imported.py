@@ -48,7 +48,7 @@ def imported(path: str) -> Any:
         raise AttributeError(f"module {Path(module_name).stem!r} has no attribute {function_name!r}")
     function = getattr(module, function_name)
     if not callable(function):
-        raise TypeError(f"{path!r} is a {type(function).__name__}, and no function or class")
+        raise TypeError(f"{path!r} is of type {type(function).__name__}, and no function or class")
     return function
 
 

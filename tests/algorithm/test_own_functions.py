@@ -56,7 +56,7 @@ def test_a_function_that_fits_is_accepted(fitting):
             "objective.name=no_such_package:loss cannot be imported: ModuleNotFoundError",
         ),
         ({"name": f"{OWN}:no_such_function"}, "cannot be imported: AttributeError"),
-        ({"name": f"{OWN}:NUMBER"}, "is a float, and no function or class"),
+        ({"name": f"{OWN}:NUMBER"}, "is of type float, and no function or class"),
         ({"name": f"{OWN}:scalar"}, "shape () where a float tensor with one value per token, (10,), is needed"),
         ({"name": f"{OWN}:mean_of_all"}, "depend on the other completions of its micro-batch"),
         ({"name": f"{OWN}:without_gradient"}, "have no gradient"),

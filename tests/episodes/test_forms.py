@@ -317,7 +317,7 @@ def test_a_function_leads_its_own_conversation():
         (f"{ACTS}:swapped", r"first parameter is not named chat: to lead a conversation write async def swapped\(chat"),
         (f"{ACTS}:without_chat", "is read as a tool, since its first parameter is not named chat"),
         (f"{ACTS}:unnamed", "the tool <lambda> is no function: write def NAME"),
-        (f"{ACTS}:an_object", "is a Odd, and no function or class"),
+        (f"{ACTS}:an_object", "is of type Odd, and no function or class"),
         (f"[{ACTS}:add]", "is a list: write the names as one text"),
         ("nothing", "must be written as file.py:name"),
         ("program: cat | sort", r"no shell reads \|: write program: bash -c 'COMMAND'"),

@@ -136,10 +136,10 @@ def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
         ("[]", " has a damaged config.json, which is no object: copy it again"),
         ("[" * 3000, " has a damaged config.json: copy it again (its brackets are nested deeper than 40)"),
         ("{}", ": its config.json has no model_type, which says what kind of model it is"),
-        ('{"model_type": "lama9"}', " is a lama9 model, and the installed transformers "),
+        ('{"model_type": "lama9"}', " is a model of type lama9, and the installed transformers "),
         ('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', "it brings its own code; if you"),
         ('{"model_type": "llama", "hidden_size": "wide"}', ": transformers cannot read its config.json: correct it ("),
-        ('{"model_type": "t5"}', " is a t5 model, of which transformers makes no language model that continues a text"),
+        ('{"model_type": "t5"}', " is a model of type t5, of which transformers makes no language model that "),
     ],
 )  # fmt: skip
 def test_a_configuration_that_makes_no_model_is_one_line(text, complaint, tmp_path):
@@ -212,7 +212,7 @@ def test_every_command_finds_its_model_here():
             {"architectures": ["LlamaForSequenceClassification"]},
             ": its config.json says LlamaForSequenceClassification, which scores texts and continues none: give a",
         ),
-        ({"is_encoder_decoder": True}, " is a llama model, whose encoder reads what its decoder then answers"),
+        ({"is_encoder_decoder": True}, " is a model of type llama, whose encoder reads what its decoder then answers"),
     ],
 )
 def test_a_model_that_cannot_be_one_is_refused_before_it_is_made(settings, complaint, tmp_path):
@@ -230,9 +230,9 @@ def test_as_many_experts_as_doge_has_are_no_mistake(tmp_path):
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (ViTConfig(), " is a vit model, of which transformers makes no language model that continues a text"),
-        (T5Config(), " is a t5 model, of which transformers makes no language model"),
-        (WhisperConfig(), " is a whisper model, whose encoder reads what its decoder then answers"),
+        (ViTConfig(), " is a model of type vit, of which transformers makes no language model that continues a text"),
+        (T5Config(), " is a model of type t5, of which transformers makes no language model"),
+        (WhisperConfig(), " is a model of type whisper, whose encoder reads what its decoder then answers"),
     ],
 )
 def test_a_model_that_does_not_continue_texts_is_refused(config, complaint, tmp_path):

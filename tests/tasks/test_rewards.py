@@ -118,7 +118,7 @@ def test_a_function_is_imported_by_its_path(custom_rewards):
             {"parts": [RewardPartConfig(name="os:no_such_function")]},
             "cannot import 'os:no_such_function': AttributeError",
         ),
-        ({"parts": [RewardPartConfig(name="os:sep")]}, "is a str, and no function or class"),
+        ({"parts": [RewardPartConfig(name="os:sep")]}, "is of type str, and no function or class"),
         ({"parts": [RewardPartConfig(name="format")]}, "needs task.reward.format_pattern"),
         (
             {"parts": [RewardPartConfig(name="format")], "format_pattern": "(<think>.*</think>)?"},
