@@ -30,7 +30,7 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def read_object(file: Path, remedy: str = "") -> dict[str, Any]:
+def read_object(file: Path, remedy: str = ": restore it from a copy") -> dict[str, Any]:
     """Reads a file that holds one JSON object. Raises UserError, which ends with `remedy`, for any other file."""
     # A pipe or a device in its place would be read for ever.
     require(file.is_file() or not file.exists(), f"{file} is damaged: it is no plain file{remedy}")

@@ -188,7 +188,7 @@ def _check_weights(directory: Path, name: str) -> None:
     files = ["model.safetensors"]
     if index.is_file():
         try:
-            files = sorted(set(parse_json(index.read_text())["weight_map"].values()))
+            files = sorted({str(Path(file)) for file in parse_json(index.read_text())["weight_map"].values()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"model.path={name} has a damaged {index.name}: copy it again") from error
     for file in files:

@@ -59,6 +59,7 @@ def model_files(
     name = f"model.path={config.model.path}" if config.model.path else f"model.source={config.model.source}"
     changed = f" with model.config={{{', '.join(config.model.config)}: …}}" if config.model.config else ""
     quantized = _quantized(_settings(files, name + changed))
+    _ = files.configured_ends  # transformers would not name a damaged file of them
     by_vllm = samples and config.rollout.engine != "transformers"
     if quantized:
         if by_vllm and not learns:
@@ -130,6 +131,8 @@ def _check_layers(settings: Mapping[str, Any], name: str) -> None:
                 isinstance(kind, torch.dtype) and kind.is_floating_point,
                 f"{name}: its {CONFIG} says {key}={value}, and weights are floating-point numbers: correct it",
             )
+        elif value != value:  # NaN
+            raise UserError(f"{name}: its {CONFIG} says {key}=NaN, which is no number: correct it")
         elif key == "factor":
             number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
             require(number, f"{name}: its {CONFIG} says factor={value!r}, which is no number: correct it")

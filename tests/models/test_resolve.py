@@ -42,7 +42,7 @@ def test_a_directory_of_shards_is_complete_when_every_shard_is_there(checkpoint)
     assert resolve(ModelConfig(path=str(checkpoint)), no_examples) == checkpoint
     index.write_text(json.dumps({"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}))
     assert "has no b.safetensors" in refusal(path=str(checkpoint))
-    for torn in ("{", "[]", "{}", '{"weight_map": ["w"]}'):
+    for torn in ("{", "[]", "{}", '{"weight_map": ["w"]}', '{"weight_map": {"w": 5}}'):
         index.write_text(torn)
         assert "damaged model.safetensors.index.json" in refusal(path=str(checkpoint))
 

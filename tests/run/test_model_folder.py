@@ -139,6 +139,7 @@ def test_no_weights_are_needed_where_only_the_configuration_is_read(tmp_path):
         ('{"model_type": "lama9"}', " is a model of type lama9, and the installed transformers "),
         ('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', "it brings its own code; if you"),
         ('{"model_type": "llama", "hidden_size": "wide"}', ": transformers cannot read its config.json: correct it ("),
+        ('{"model_type": "llama", "rms_norm_eps": NaN}', ": its config.json says rms_norm_eps=NaN, which is no number"),
         ('{"model_type": "t5"}', " is a model of type t5, of which transformers makes no language model that "),
     ],
 )  # fmt: skip
@@ -146,6 +147,14 @@ def test_a_configuration_that_makes_no_model_is_one_line(text, complaint, tmp_pa
     tiny_llama(tmp_path)
     (tmp_path / "config.json").write_text(text)
     assert complaint in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", r"is damaged \(.*\)"), ("[3]", "is damaged: .* no JSON object")])
+def test_a_damaged_file_of_ends_is_named(text, said, tmp_path):
+    tiny_llama(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=f"generation_config.json {said}: restore it from a copy"):
+        model_files(run_with(tmp_path))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao", "compressed-tensors", "bitnet"])
