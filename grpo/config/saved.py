@@ -182,6 +182,9 @@ def described(model: ModelConfig) -> ModelConfig:
         return _of_checkpoint(model, place)
     if (place / ADAPTER_CONFIG).exists():
         return _of_adapter(model, place)
+    require(
+        place.parent.name != CHECKPOINTS, f"{place} has lost {STATE_FILE}: restore it from a copy, or give another one"
+    )
     refuse_several(place)
     for newest in checkpoints_in(place)[-1:]:
         raise UserError(f"{place} holds checkpoints: give one of them, such as the newest, {newest}")
@@ -291,9 +294,9 @@ def _read(file: Path) -> dict[str, Any]:
             return settings
         raise ValueError("r and lora_alpha are no numbers")
     except KeyError as error:
-        raise UserError(f"{file} is damaged: it has no {error.args[0]}") from error
+        raise UserError(f"{file} is damaged: it has no {error.args[0]}: restore it from a copy") from error
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({first_line(error)})") from error
+        raise UserError(f"{file} is damaged ({first_line(error)}): restore it from a copy") from error
 
 
 def require_known(config: Any, place: str = "config") -> None:

@@ -304,7 +304,10 @@ def check_start(config: TrainConfig, path: Path, collective: Collective) -> None
     than the one in the folder `path`. Collective."""
     if is_checkpoint(config.model.start):
         checkpoint = Path(config.model.start)
-        require_whole(checkpoint, collective)
+        try:
+            require_whole(checkpoint, collective)
+        except UserError as error:
+            raise UserError(f"{error}; restore it from a copy, or give another checkpoint") from error
         require_base(config, path, checkpoint, collective)
 
 

@@ -118,7 +118,7 @@ def test_an_adapter_names_its_base_unless_another_is_given(adapter):
             "names the base model /gone/base, which is not here: set model.path",
         ),
         ({"peft_type": "PREFIX_TUNING", "r": None}, "is an adapter of the kind PREFIX_TUNING; only LORA is trained"),
-        ({"r": "four"}, "adapter_config.json is damaged"),
+        ({"r": "four"}, r"adapter_config.json is damaged \(.*\): restore it from a copy"),
     ],
 )
 def test_an_adapter_that_would_be_another_one_here_is_refused(settings, said, adapter):
@@ -138,6 +138,9 @@ def test_a_checkpoint_whose_configuration_is_damaged_is_named(checkpoint):
     folder = checkpoint()
     (folder / "state.json").write_text('{"config": {"model": "x"}}')
     with pytest.raises(UserError, match="state.json is damaged: in its configuration model takes keys and values"):
+        described(ModelConfig(path=str(folder)))
+    (folder / "state.json").unlink()
+    with pytest.raises(UserError, match="has lost state.json: restore it from a copy, or give another one"):
         described(ModelConfig(path=str(folder)))
 
 

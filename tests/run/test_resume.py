@@ -14,7 +14,7 @@ from grpo.models.files import ModelFiles
 from grpo.run.checkpoints import CheckpointStore
 from grpo.run.early_checks import check
 from grpo.run.records import open_files
-from grpo.run.resume import asked_of, goes_on, keep_model, require_same_inputs, saved_run, set_aside
+from grpo.run.resume import asked_of, check_start, goes_on, keep_model, require_same_inputs, saved_run, set_aside
 from grpo.telemetry.ending import FINISHED, KILLED, Resumption
 from grpo.telemetry.trackers import Trackers
 from grpo.types import Progress, RoundPlan
@@ -41,6 +41,15 @@ def save(config, step, change=lambda state: None):
 
 def resumed(config):
     return saved_run(config, Path(), SimpleNamespace(identity="x"), SingleRank())
+
+
+def test_a_damaged_start_is_a_line_with_a_remedy(config):
+    save(config, 10)
+    checkpoint = Path(config.output_dir, "checkpoints", "step-00000010")
+    (checkpoint / "SHA256SUMS").unlink()
+    config.model.start = str(checkpoint)
+    with pytest.raises(UserError, match="nothing proves that it is whole; restore it from a copy, or give another"):
+        check_start(config, Path(), SingleRank())
 
 
 def setting(*keys, value):
