@@ -249,6 +249,7 @@ class Trainer:
         """Writes the dataset into the run's folder. Every rank writes a whole file and renames it into place."""
         # A generator gives its rows once, and `train` may be called again.
         self._dataset = _rows(self._dataset)
+        require(bool(self._dataset), "dataset= has no rows: give some")
         lines = [_line(index, row) for index, row in enumerate(self._dataset)]
         folder = Path(self.config.output_dir)
         written = folder / f".{DATA_FILE}-{os.getpid()}"
@@ -267,8 +268,9 @@ def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
         not isinstance(dataset, str),
         f"dataset={dataset!r:.60} is a text: give rows, or 'task.data.source=file' (or hub) and 'task.data.path=NAME'",
     )
-    if hasattr(dataset, "to_pylist"):
-        return dataset.to_pylist()
+    for method in ("to_pylist", "to_dicts"):  # a table of pyarrow, and a frame of polars, which iterates over columns
+        if hasattr(dataset, method):
+            return getattr(dataset, method)()
     if not isinstance(dataset, Iterable) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return [dataset[index] for index in range(len(dataset))]
     require(
@@ -276,9 +278,7 @@ def _rows(dataset: Iterable[Mapping[str, Any]]) -> list[Any]:
         f"dataset={_short(dataset)} has no rows: give a list of them, or a data frame",
     )
     if not isinstance(dataset, pandas.DataFrame):
-        rows = [*dataset]
-        require(bool(rows), "dataset= has no rows: give some")
-        return rows
+        return [*dataset]
     twice = dataset.columns[dataset.columns.duplicated()]
     require(twice.empty, f"dataset: the data frame has the column {twice[0] if len(twice) else ''!r} twice: rename one")
     return dataset.to_dict("records")
@@ -361,7 +361,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, set | frozenset):
         raise TypeError("a set has no order: make it a list")
-    if re.search(r" at 0x[0-9a-fA-F]+>$", text := str(value)):
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    if re.search(r" at 0x[0-9a-fA-F]+>$", text):
         raise TypeError(f"type {type(value).__name__} has no text")
     return text
 

@@ -230,8 +230,9 @@ def test_the_names_of_trls_classes_lead_to_ours():
 
 
 def test_a_dataset_without_rows_is_refused(tmp_path):
-    with pytest.raises(UserError, match="^dataset= has no rows: give some$"):
-        Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=[]).train()
+    for dataset in ([], pandas.DataFrame({"problem": [], "answer": []}), pyarrow.table({"problem": []})):
+        with pytest.raises(UserError, match="^dataset= has no rows: give some$"):
+            Trainer("experiment=tiny", f"output_dir={tmp_path}/run", dataset=dataset).train()
 
 
 @pytest.mark.parametrize("callback", [lambda step: None, lambda *, step: None, Result, print_later, print_in_turn])
@@ -248,8 +249,14 @@ def test_rows_of_other_kinds_are_read_and_a_generator_is_read_once(tmp_path):
         def __getitem__(self, index):
             return {"problem": f"{index} + 1 =", "answer": index + 1}
 
+    class AsOfPolars(dict):
+        def to_dicts(self):
+            return [dict(zip(self, values, strict=True)) for values in zip(*self.values(), strict=True)]
+
     plain = [dict(Rows()[index]) for index in range(2)]
-    for dataset in (Rows(), pyarrow.Table.from_pylist(plain), (row for row in plain)):
+    columns = AsOfPolars(problem=["0 + 1 =", "1 + 1 ="], answer=[1, 2])
+    in_bytes = [{**row, "problem": row["problem"].encode()} for row in plain]
+    for dataset in (Rows(), columns, pyarrow.Table.from_pylist(plain), (row for row in plain), in_bytes):
         trainer = Trainer("experiment=tiny", f"output_dir={tmp_path}", dataset=dataset)
         for _ in range(2):
             assert [json.loads(line) for line in trainer._write_data().read_text().splitlines()] == plain
