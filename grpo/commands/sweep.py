@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from grpo.config.complaints import refuse_misspelt
 from grpo.config.errors import require
 from grpo.config.flags import read_words
 from grpo.config.hydra import compose_sweep, searched
+from grpo.host.disk import require_folder
 from grpo.host.terminal import Terminal
 from grpo.sweep.cell_process import gpus_here, run_cells, side_by_side
 from grpo.sweep.cells import Cell, cells_of
@@ -57,8 +59,9 @@ def run(words: Sequence[str]) -> int:
         "variant of each value",
     )
     refuse_misspelt(of_runs, OWN_KEYS)
-    command = shlex.split(config.command) or [sys.executable, "-m", "grpo.cli"]
+    command = _started_by(config.command)
     folder, cells = Path(config.output_dir).absolute(), cells_of(config, of_runs)
+    require_folder(folder)
     _refuse_others(folder, cells)
     ledger = begin_ledger(folder, cells, command)
     pending = ledger.pending()
@@ -77,6 +80,16 @@ def run(words: Sequence[str]) -> int:
     print(f"grpo report {ledger.folder} compares the variants", flush=True)
     states = [ledger.state(cell) for cell in ledger.cells]
     return 0 if all(state.state == DONE for state in states) else 1
+
+
+def _started_by(command: str) -> list[str]:
+    """Returns the words that start a run. Raises `UserError` for a program that is not here."""
+    try:
+        words = shlex.split(command) or [sys.executable, "-m", "grpo.cli"]
+    except ValueError as error:
+        raise UserError(f"command={command}: {error}: close it, or leave it out") from error
+    require(bool(shutil.which(words[0])), f"command={command}: there is no program {words[0]} here: correct its name")
+    return words
 
 
 def _without_flags(words: Sequence[str]) -> list[str]:

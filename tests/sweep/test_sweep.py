@@ -76,6 +76,20 @@ def test_a_word_that_is_no_setting_of_a_sweep_is_answered_in_a_line(word, line, 
     assert capsys.readouterr().err.startswith(f"grpo: {line}")
 
 
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ('command=grpo "', 'command=grpo ": No closing quotation: close it, or leave it out'),
+        ("command=/no/such/grpo", "command=/no/such/grpo: there is no program /no/such/grpo here: correct its name"),
+        ("output_dir=/dev/null", "output_dir=/dev/null cannot be written to, since /dev/null is no folder: choose"),
+    ],
+)
+def test_a_sweep_that_could_start_nothing_is_refused_in_a_line(word, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "sweep=seeds", "experiment=tiny", word]) == 2
+    assert capsys.readouterr().err.startswith(f"grpo: {line}")
+
+
 def test_a_sweep_prints_each_runs_log_its_pass_rate_and_the_time_to_go(words, capfd):
     assert main(["sweep", *words]) == 0
     printed = capfd.readouterr().out.splitlines()
