@@ -4,7 +4,9 @@ The command line and the tests call `prepare` before they import anything heavy.
 has set.
 """
 
+import codecs
 import ctypes
+import locale
 import logging
 import os
 import re
@@ -69,9 +71,13 @@ def hidden_command() -> str:
 def prepare() -> None:
     """Sets the defaults above, and adds this interpreter's folder to PATH, where DeepSpeed looks for ninja.
 
-    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none, and for
-    a network card that this machine lacks.
+    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none, for a
+    network card that this machine lacks, and where Python would read files as ASCII.
     """
+    require(
+        codecs.lookup(locale.getpreferredencoding(False)).name != "ascii",
+        "Python reads files as ASCII here, and torch's own are UTF-8: unset PYTHONUTF8 and LC_ALL, or set PYTHONUTF8=1",
+    )
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     require(
         bool(re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", threads)),

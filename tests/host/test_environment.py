@@ -47,6 +47,12 @@ def test_a_number_of_threads_that_is_none_is_one_line(threads, monkeypatch, caps
     )
 
 
+def test_a_language_whose_files_are_ascii_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968")
+    assert main(["config", "clip_low"]) == 2
+    assert "as ASCII here, and torch's own are UTF-8: unset PYTHONUTF8 and LC_ALL" in capsys.readouterr().err
+
+
 def test_a_network_card_that_is_none_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nope0")
     assert main(["config", "clip_low"]) == 2
