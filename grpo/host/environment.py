@@ -71,13 +71,9 @@ def hidden_command() -> str:
 def prepare() -> None:
     """Sets the defaults above, and adds this interpreter's folder to PATH, where DeepSpeed looks for ninja.
 
-    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none, for a
-    network card that this machine lacks, and where Python would read files as ASCII.
+    Called before torch, vLLM or DeepSpeed is imported. Raises `UserError` for a number of threads that is none, and for
+    a network card that this machine lacks.
     """
-    require(
-        codecs.lookup(locale.getpreferredencoding(False)).name != "ascii",
-        "Python reads files as ASCII here, and torch's own are UTF-8: unset PYTHONUTF8 and LC_ALL, or set PYTHONUTF8=1",
-    )
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     require(
         bool(re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", threads)),
@@ -114,6 +110,23 @@ def prepare() -> None:
     folder = str(Path(sys.executable).parent)
     if folder not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = folder + os.pathsep + os.environ.get("PATH", "")
+
+
+def require_usual_python() -> None:
+    """Raises `UserError` where an option of Python keeps torch or transformers from working."""
+    require(
+        codecs.lookup(locale.getpreferredencoding(False)).name != "ascii",
+        "Python reads files as ASCII here, and torch's own are UTF-8: unset PYTHONUTF8 and LC_ALL, or set PYTHONUTF8=1",
+    )
+    require(
+        sys.flags.optimize < 2,
+        "Python drops docstrings here, which transformers reads: unset PYTHONOPTIMIZE, or leave out -OO",
+    )
+    require(
+        "error" not in sys.warnoptions,
+        "Python makes an error of every warning here, and torch warns as it is loaded: unset PYTHONWARNINGS, or leave "
+        "out -W error",
+    )
 
 
 def _keep_memory() -> None:

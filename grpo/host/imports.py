@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from grpo.config.errors import UserError
+from grpo.config.errors import UserError, first_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # `pip install` needs this name. The index knows another package as `grpo`.
@@ -47,11 +47,19 @@ def importing() -> Iterator[None]:
 
     Objects that a module creates stay for good. So all objects that exist at the end are frozen: no later collection
     examines them, neither Python's own nor those that DeepSpeed and vLLM start several times as they load.
+
+    Raises UserError for a package that refuses to be loaded, as many do for an odd value of their variables.
     """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
+    except ValueError as error:
+        reason = "; ".join(first_line(one) for one in (error, error.__cause__) if one)
+        raise UserError(
+            f"a package cannot be loaded ({reason}): unset or correct the environment variable that it means, whose "
+            "name begins with TORCH, VLLM or DS"
+        ) from error
     finally:
         gc.freeze()
         if enabled:

@@ -18,6 +18,7 @@ from grpo.config.validate import validate, validate_evaluation, validate_serving
 from grpo.host import ranks
 from grpo.host.alive import working
 from grpo.host.disk import require_folder, require_writable
+from grpo.host.environment import require_usual_python
 from grpo.host.ports import require_ports
 from grpo.models import resolve
 from grpo.rollout.known_arguments import check_engine_arguments
@@ -29,6 +30,7 @@ from grpo.types.imported import require_found
 
 def check(command: str, config: TrainConfig) -> None:
     """Raises UserError for a configuration that the command cannot use, before anything heavy is imported."""
+    require_usual_python()
     if command != "launch":  # it is no rank, and `grpo.launch.membership` reads these variables
         ranks.check_environment(config.output_dir)
     suite = compose_suite(config) if command in ("train", "launch", "eval") else []

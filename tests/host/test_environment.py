@@ -4,17 +4,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 from grpo.cli import main
+from grpo.config import UserError
 from grpo.host import environment
+from grpo.host.environment import require_usual_python
 
 # It takes 160 MiB twice, in pieces of 40 MiB, as a learner's steps do, and prints the pages that the second time costs.
 TWICE = """
 import resource
 from grpo.host import environment
+from grpo.host.environment import require_usual_python
 environment.GPU_DEVICES = ()
 environment.prepare()
 def touch():
@@ -47,10 +51,30 @@ def test_a_number_of_threads_that_is_none_is_one_line(threads, monkeypatch, caps
     )
 
 
-def test_a_language_whose_files_are_ascii_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968")
-    assert main(["config", "clip_low"]) == 2
-    assert "as ASCII here, and torch's own are UTF-8: unset PYTHONUTF8 and LC_ALL" in capsys.readouterr().err
+FLAGS = SimpleNamespace(optimize=2, warn_default_encoding=0, utf8_mode=1)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968", "reads files as ASCII here, and torch's own are"),
+        ("sys.flags", FLAGS, "drops docstrings here, which transformers reads: unset PYTHONO"),
+        ("sys.warnoptions", ["error"], "makes an error of every warning here, and torch warns as it is loaded: unset"),
+    ],
+)
+def test_options_of_python_with_which_no_model_loads_are_one_line(place, value, said, monkeypatch):
+    require_usual_python()
+    monkeypatch.setattr(place, value)
+    with pytest.raises(UserError, match=said):
+        require_usual_python()
+
+
+def test_a_package_that_refuses_a_variables_value_is_one_line(tmp_path):
+    environment = {**os.environ, "DS_ACCELERATOR": "banana"}
+    words = ["-m", "grpo.cli", "train", "experiment=tiny", "dry_run=true", f"output_dir={tmp_path}/run"]
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("grpo: a package cannot be loaded (DS_ACCELERATOR must be one of ")
 
 
 def test_a_network_card_that_is_none_is_one_line(monkeypatch, capsys):
