@@ -147,7 +147,6 @@ def _download(name: str, revision: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -175,8 +174,8 @@ def _download(name: str, revision: str, weights: bool) -> Path:
             "it is neither a directory here nor in the hub's cache, and the hub is not reachable (or HF_HUB_OFFLINE is "
             "set): go online once, or give a directory"
         )
-    except (HfHubHTTPError, OSError) as error:
-        problem = f"the download failed ({first_line(error)}): try again"
+    except Exception as error:  # of the network, the disk, and the libraries that an odd HF_ENDPOINT reaches
+        problem = f"the download failed ({first_line(error)}): try again, or correct HF_ENDPOINT if it is set"
     raise UserError(f"model.path={name}: {problem}")
 
 

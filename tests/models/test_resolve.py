@@ -72,6 +72,16 @@ def test_cut_off_weights_are_refused(checkpoint):
     assert "damaged model.safetensors: copy it again" in refusal(path=str(checkpoint))
 
 
+def test_a_hub_at_no_address_is_one_line(monkeypatch):
+    def download(*_, **__):
+        raise TypeError("Request URL is missing a protocol.")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert "the download failed (Request URL is missing a protocol.): try again, or correct HF_ENDPOINT" in refusal(
+        path="some/model"
+    )
+
+
 def test_an_empty_path_is_refused():
     assert "model.path is empty" in refusal(path="")
 
