@@ -228,7 +228,7 @@ def with_config(directory: Path, changes: Mapping[str, Any]) -> Path:
     new_folder = Path(tempfile.mkdtemp(dir=folder.parent))
     for file in directory.iterdir():
         if file.name != CONFIG:
-            (new_folder / file.name).symlink_to(file.resolve())
+            (new_folder / file.name).symlink_to(os.path.realpath(file))
     (new_folder / CONFIG).write_text(text)
     # Several people may share a cache, as its other folders allow.
     new_folder.chmod(folder.parent.stat().st_mode)

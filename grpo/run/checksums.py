@@ -111,5 +111,5 @@ def _digest(folder: Path, name: str) -> str:
     try:
         inside = path.resolve().is_relative_to(folder.resolve()) and path.is_file()
         return sha256(path) if inside else ""
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last one is Python's for a link to itself
         return ""

@@ -1,6 +1,7 @@
 # Light: imported before torch, or without it.
 """This module chooses the checkpoint to export, and checks what needs neither torch nor the weights."""
 
+import os
 from pathlib import Path
 
 from grpo.config import TrainConfig, UserError
@@ -24,12 +25,12 @@ def to_export(place: Path, directory: Path, adapter: bool, despite_gates: bool =
     for a run without adapters, and if the model that the run began with is gone.
     """
     refuse_several(place)
-    place = place.resolve()
+    place = Path(os.path.realpath(place))
     checkpoint = place if (place / STATE_FILE).exists() else best_checkpoint(place)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory} is not an empty folder: give a new one")
     # The whole model takes the place of an empty folder, but for these.
-    replaced = directory.resolve()
+    replaced = Path(os.path.realpath(directory))
     require(
         not replaced.is_mount() and replaced != Path.cwd(),
         f"{directory} is the working folder or that of a whole disk: give a new one in it, as {directory / 'model'}",

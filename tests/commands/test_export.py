@@ -79,6 +79,16 @@ def test_an_empty_folder_beside_which_nothing_can_be_written_is_refused_before_a
     assert f"since {tmp_path}/others is read-only here: choose another" in capsys.readouterr().err
 
 
+def test_links_to_themselves_are_no_folders(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "grpo.run.exporting", None)
+    Path("loop").symlink_to("loop")
+    Path("checkpoint").mkdir()
+    Path("checkpoint/state.json").write_text("{}")
+    assert main(["export", "loop", "model"]) == main(["export", "checkpoint", "loop"]) == 2
+    assert "there is no folder" in (said := capsys.readouterr().err) and "loop is no folder: choose another" in said
+
+
 def test_the_best_checkpoint_is_that_of_the_best_evaluation_which_may_have_come_later(tmp_path):
     def evaluated(step, value, temperature):
         rate = {"value": value, "low": 0.0, "high": 1.0}

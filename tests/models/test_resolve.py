@@ -145,6 +145,14 @@ def test_offline_a_hub_name_in_the_hub_cache_is_its_snapshot(tmp_path):
     assert in_a_process_offline("someone/some-model", tmp_path) == f"{snapshot}\n"
 
 
+def test_a_link_to_itself_in_a_models_folder_does_not_keep_its_settings_from_being_changed(checkpoint, monkeypatch):
+    monkeypatch.setenv("GRPO_CACHE", str(checkpoint / "cache"))
+    (checkpoint / "config.json").write_text('{"model_type": "llama"}')
+    (checkpoint / "vocab.txt").symlink_to("vocab.txt")
+    folder = resolve(ModelConfig(path=str(checkpoint), config={"rms_norm_eps": 1e-5}), no_examples)
+    assert json.loads((folder / "config.json").read_text())["rms_norm_eps"] == 1e-5
+
+
 def test_the_tiny_model_is_warmed_up_on_the_examples_and_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path))
     config = ModelConfig(source="tiny")

@@ -140,6 +140,14 @@ def test_a_file_outside_the_checkpoint_is_none_of_its_own(store, tmp_path):
         require_whole(checkpoint, SingleRank())
 
 
+def test_a_link_to_itself_is_damage(store):
+    checkpoint = store.save(5, write("x"), {})
+    (checkpoint / "state.json").unlink()
+    (checkpoint / "state.json").symlink_to("state.json")
+    with pytest.raises(UserError, match="state.json is damaged: it differs from what was saved"):
+        require_whole(checkpoint, SingleRank())
+
+
 def test_other_tools_can_check_a_checkpoint(store):
     checkpoint = store.save(5, write("x"), {})
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=checkpoint, check=True)
