@@ -23,7 +23,7 @@ from grpo.tasks.prompt_encoding import PromptEncoder
 from grpo.types import Problem, Prompt
 from tests.learner.models import files_of
 
-ACTS = "tests.episodes.acts"
+ACTS, CLIENT = "tests.episodes.acts", "tests.episodes.client_acts"
 SAMPLING = SamplingConfig(temperature=1.0, max_tokens=40)
 DEVICE = torch.device("cpu")
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def episodes(engines, request):
         tokenizer = character_tokenizer()
         encode = PromptEncoder(tokenizer, PromptConfig())
         template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
-        processes = Processes(act if act.startswith("program:") else f"{ACTS}:{act}", LimitsConfig())
+        processes = Processes(act if ":" in act else f"{ACTS}:{act}", LimitsConfig())
         gateway = Gateway("127.0.0.1")
         stage = Stage(
             processes, template, encode.messages, ("problem", "answer"), LimitsConfig(**limits), max_length, gateway
@@ -122,7 +122,7 @@ def off_by(model, groups):
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-@pytest.mark.parametrize("act", ["three_turns", "rewrites", "beside", "by_address"])
+@pytest.mark.parametrize("act", ["three_turns", "rewrites", "beside", f"{CLIENT}:by_address"])
 def test_episodes_have_the_log_probabilities_of_one_forward_pass(episodes, model, act, engine):
     groups = episodes(act, engine).generate(Draw(prompts(), 3))
     assert off_by(model, groups) < 1e-4
@@ -281,7 +281,7 @@ def test_an_episode_that_fails_may_count_as_cut_off(episodes):
 
 
 def test_a_program_that_uses_openais_client_has_its_exact_tokens_and_rewards(episodes, caplog):
-    [group] = episodes("by_address").generate(Draw(prompts(1), 8))
+    [group] = episodes(f"{CLIENT}:by_address").generate(Draw(prompts(1), 8))
     assert {completion.episode.error for completion in group.completions} == {""}
     whole = [completion for completion in group.completions if not completion.truncated]
     for completion in whole:
@@ -297,7 +297,7 @@ def test_a_program_that_uses_openais_client_has_its_exact_tokens_and_rewards(epi
 
 
 def test_requests_that_no_turn_fulfils_are_refused_as_openais_clients_expect(episodes):
-    [group] = episodes("asks_oddly", memory_gib=4.0).generate(Draw(prompts(1), 1))
+    [group] = episodes(f"{CLIENT}:asks_oddly", memory_gib=4.0).generate(Draw(prompts(1), 1))
     assert (group.completions[0].episode.error, group.completions[0].episode.rewards) == ("", {"reward": 3.0})
 
 
@@ -326,7 +326,7 @@ def test_a_program_that_fails_says_how(episodes):
 
 
 def test_a_turn_that_its_agent_cuts_off_does_not_end_the_episode(episodes):
-    [group] = episodes("asks_for_less").generate(Draw(prompts(1), 8))
+    [group] = episodes(f"{CLIENT}:asks_for_less").generate(Draw(prompts(1), 8))
     assert {(completion.episode.error, completion.episode.ended) for completion in group.completions} == {("", "")}
     assert {completion.episode.turns for completion in group.completions} == {2}
     assert max(len(completion.token_ids) for completion in group.completions) == 6
@@ -335,17 +335,17 @@ def test_a_turn_that_its_agent_cuts_off_does_not_end_the_episode(episodes):
 @pytest.mark.parametrize(
     ("act", "error"),
     [
-        ("wants_two", "n=2 is for the run to say, and for no request: leave it out"),
-        ("wants_a_form", "guided_regex='a+' is for the run to say, and for no request: leave it out"),
+        (f"{CLIENT}:wants_two", "n=2 is for the run to say, and for no request: leave it out"),
+        (f"{CLIENT}:wants_a_form", "guided_regex='a+' is for the run to say, and for no request: leave it out"),
         ("names_an_answer_oddly", "message 2 has a tool_call_id that is no text"),
-        ("asks_for_what_nobody_knows", "'depth' is no word of this address: leave it out"),
-        ("describes_a_tool_oddly", "the parameters of the tool f must be a JSON schema of an object"),
+        (f"{CLIENT}:asks_for_what_nobody_knows", "'depth' is no word of this address: leave it out"),
+        (f"{CLIENT}:describes_a_tool_oddly", "the parameters of the tool f must be a JSON schema of an object"),
         ("says_bytes", "TypeError: Object of type bytes is not JSON serializable"),
         ("says_it_deeply", "Recursion"),
         ("chats_elsewhere", "chat belongs to the event loop that the episode runs in: await it there"),
-        ("brings_tools", "shows no tools to the model"),
-        ("answers_otherwise", "the policy answers POST /episode/ID/v1/chat/completions, not POST"),
-        ("says_it_packed", "the request has Content-Encoding 'gzip': send plain JSON"),
+        (f"{CLIENT}:brings_tools", "shows no tools to the model"),
+        (f"{CLIENT}:answers_otherwise", "the policy answers POST /episode/ID/v1/chat/completions, not POST"),
+        (f"{CLIENT}:says_it_packed", "the request has Content-Encoding 'gzip': send plain JSON"),
         ("says_nonsense", "message 0 must be a mapping with a role"),
         ("shows_pictures", "message 0 has image_url in its content, and the policy reads text alone"),
     ],
@@ -418,7 +418,7 @@ def test_turns_that_are_asked_at_once_are_no_more_than_the_limit(episodes, monke
 
 
 def test_turns_that_an_agent_has_given_up_are_no_part_of_its_episode(episodes):
-    [group] = episodes("gives_up_turns", turns=2).generate(Draw(prompts(1), 2))
+    [group] = episodes(f"{CLIENT}:gives_up_turns", turns=2).generate(Draw(prompts(1), 2))
     for completion in group.completions:
         facts = completion.episode
         assert (facts.error, facts.ended, facts.rewards["reward"]) == ("", "", 1.0)

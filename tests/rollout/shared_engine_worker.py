@@ -72,7 +72,7 @@ def play(engine, tokenizer, prompts):
     """Returns groups of two episodes for each prompt, of two short turns that are asked by OpenAI's interface."""
     encode = PromptEncoder(tokenizer, PromptConfig())
     template = ChatTemplate(tokenizer, encode.render, [tokenizer.eos_token_id])
-    processes = Processes("tests.episodes.acts:asks_for_less", LimitsConfig())
+    processes = Processes("tests.episodes.client_acts:asks_for_less", LimitsConfig())
     stage = Stage(
         processes, template, encode.messages, ("problem", "answer"), LimitsConfig(), MAX_LENGTH, Gateway(LOOPBACK)
     )
