@@ -263,7 +263,9 @@ def test_the_process_that_forks_ends_with_its_trainer_though_the_file_hangs_as_i
     (tmp_path / "hanging.py").write_text(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
+    # A shell lets what it starts in the background ignore Ctrl-C.
     script = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from grpo.config import LimitsConfig; from grpo.episodes.processes import Processes; "
         f"Processes('{tmp_path}/hanging.py:solve', LimitsConfig())"
     )
