@@ -26,7 +26,7 @@ def choose_head(
     if device.type != "cuda" or fused == "never":
         return
     why = deviation(heads[0].rule, device, heads[0].weight.dtype, vocabulary)
-    why = why or "another rank cannot" * collective.maximum(bool(why))
+    why = why or "the trial failed on another rank" * collective.maximum(bool(why))
     for head in heads if not why else ():
         head.rule = replace(head.rule, compiled=True)
     if not collective.rank:

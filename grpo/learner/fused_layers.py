@@ -65,7 +65,7 @@ def choose_layers(models: Sequence[nn.Module], device: torch.device, fused: str,
         if not layers:
             continue
         why = next(filter(None, (deviation(part, device, dtype) for dtype in dtypes)), "")
-        why = why or "another rank cannot" * collective.maximum(bool(why))
+        why = why or "the trial failed on another rank" * collective.maximum(bool(why))
         for layer in layers if not why else ():
             part.fuse(layer)
         if not collective.rank:

@@ -212,7 +212,7 @@ def test_layers_on_a_gpu_are_fused_as_a_trial_there_and_the_key_say(monkeypatch,
     assert chosen("Llama", "cpu", "auto") == (0, "")
     assert chosen("Llama", "cuda", "never") == (0, "")
     assert chosen("GPT-2", "cuda", "auto") == (0, "")
-    failed_here, failed_there = "step by step (no compiler)", "step by step (another rank cannot)"
+    failed_here, failed_there = "step by step (no compiler)", "step by step (the trial failed on another rank)"
     said = "grpo: feed-forward layers are computed {}\ngrpo: rotary positions are computed {}\n".format
     assert chosen("Llama", "cuda", "auto") == (8, said("by a compiled function", failed_here))
     failed = 1
